@@ -2,19 +2,173 @@
 
 An amendment is a ``config_amended`` event. Its keys are the fields of the schema: a mapping such as ``backend.env``
 changes as a whole.
+
+Which keys of a run's configuration may change after the run was created, when a change begins, and what it redoes.
+
+``ROWS`` has a row for every key. A row for a whole group ends with a dot; the longest name that fits a key counts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
 
-from conf.amendable import LIVE, begins
 from conf.load import decode
 from conf.schema import Config
 from hlatctl.run.state import AmendmentState
+
+When = Literal["at_once", "next_attempt", "next_driver", "never"]
+
+#: When a change begins, in words.
+IN_WORDS: dict[When, str] = {
+    "at_once": "at once, without a restart",
+    "next_attempt": "with the next attempt",
+    "next_driver": "with the next `hlatctl resume`",
+    "never": "never",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table.
+
+    Args:
+        keys: a key, or a group's name and a dot.
+        when: a change begins.
+        redoes: the work that a change causes; of a key that never changes, the reason.
+    """
+
+    keys: str
+    when: When
+    redoes: str
+
+
+_NOTHING = "nothing"
+_GRAPHS = "compilation, copy of the cache, coverage"
+_NODES = f"preflight, {_GRAPHS}"
+_MODEL = "the checkpoints have weights of this shape"
+_CORPUS = "the position in the corpus would mean other documents"
+
+ROWS: tuple[Row, ...] = (
+    Row("experiment_name", "never", "the run's folder has the name"),
+    Row("runs_dir", "never", "the run is in this folder"),
+    Row("runs_mode", "never", "the run's folders exist; `chmod -R` changes them"),
+    Row("seed", "never", "it gave the initial weights and the order of documents"),
+    Row("model.", "never", _MODEL),
+    Row("tokenizer.", "never", "the weights belong to these tokens"),
+    Row("tokenizer.path", "next_attempt", "preparation of the corpus; `hlatctl data accept` if it differs"),
+    Row("data.", "never", _CORPUS),
+    Row("data.path", "next_attempt", "preparation of the corpus; `hlatctl data accept` if it differs"),
+    Row("data.mask_across_documents", "never", "the model has learned with this attention"),
+    Row("data.skip_steps", "never", "`hlatctl data skip RUN --steps N` skips batches of a run that has begun"),
+    Row("data.prefetch_batches", "next_attempt", _NOTHING),
+    Row("optimizer.", "next_attempt", "compilation with backend.name=nxd"),
+    Row("optimizer.name", "never", "the checkpoints have the moments of this optimizer"),
+    Row("optimizer.lr", "next_attempt", _NOTHING),
+    Row("optimizer.min_lr_fraction", "next_attempt", _NOTHING),
+    Row("optimizer.warmup_steps", "next_attempt", _NOTHING),
+    Row("optimizer.warmup_tokens", "next_attempt", _NOTHING),
+    Row("optimizer.schedule", "next_attempt", _NOTHING),
+    Row("optimizer.wsd_decay_fraction", "next_attempt", _NOTHING),
+    Row("precision.name", "next_attempt", _GRAPHS),
+    Row("precision.fp8_scaling", "next_attempt", _GRAPHS),
+    Row("parallel.", "next_attempt", _GRAPHS),
+    Row("train.init_from", "never", "the run has begun with these weights"),
+    Row("train.tokens", "next_attempt", "the schedule's remaining part"),
+    Row("train.max_steps", "next_attempt", "the schedule's remaining part"),
+    Row("train.global_batch_size", "never", "tokens and schedule are counted in steps of this size"),
+    Row("train.seq_len", "never", "tokens and packing are counted in sequences of this length"),
+    Row("train.micro_batch_size", "next_attempt", _GRAPHS),
+    Row("train.z_loss", "next_attempt", _NOTHING),
+    Row("train.on_nonfinite", "next_attempt", _NOTHING),
+    Row("train.max_nonfinite_steps", "next_attempt", _NOTHING),
+    Row("fork.", "never", "the run has begun from this checkpoint"),
+    Row("checkpoint.mode", "next_attempt", _NOTHING),
+    Row("checkpoint.every_steps", "at_once", _NOTHING),
+    Row("checkpoint.keep", "at_once", _NOTHING),
+    Row("checkpoint.keep_every_tokens", "at_once", _NOTHING),
+    Row("checkpoint.when_busy", "at_once", _NOTHING),
+    Row("checkpoint.survived_after_steps", "at_once", _NOTHING),
+    Row("checkpoint.fast_dir", "next_attempt", _NOTHING),
+    Row("checkpoint.mirror_url", "next_attempt", "copies of later checkpoints"),
+    Row("checkpoint.mirror_keep", "at_once", _NOTHING),
+    Row("eval.", "at_once", "evaluations that begin later"),
+    Row("recovery.", "at_once", _NOTHING),
+    Row("recovery.straggler_factor", "next_attempt", _NOTHING),
+    Row("recovery.straggler_steps", "next_attempt", _NOTHING),
+    Row("tracking.", "next_driver", _NOTHING),
+    Row("notify.", "next_driver", _NOTHING),
+    Row("backend.", "next_attempt", _NODES),
+    Row("cluster.", "next_attempt", _NODES),
+    Row("cluster.price_usd_per_node_hour", "at_once", _NOTHING),
+    Row("cluster.hardware.", "at_once", _NOTHING),
+    Row("cluster.baseline.", "at_once", _NOTHING),
+    Row("preflight.", "at_once", "the next preflight"),
+    Row("rehearsal.", "next_driver", "only a simulated run has these keys"),
+)
+
+#: Keys that the trainer reads again while it trains. All of them change at once.
+LIVE = (
+    "checkpoint.every_steps",
+    "checkpoint.keep",
+    "checkpoint.keep_every_tokens",
+    "checkpoint.when_busy",
+    "checkpoint.survived_after_steps",
+    "checkpoint.mirror_keep",
+    "eval.enabled",
+    "eval.every_tokens",
+)
+
+_BY_KEYS = {row.keys: row for row in ROWS}
+
+
+def row_of(key: str) -> Row:
+    """Return the row of a key.
+
+    Raises:
+        KeyError: it has none.
+    """
+    parts = key.split(".")
+    groups = (".".join(parts[:n]) + "." for n in range(len(parts) - 1, 0, -1))
+    row = next((_BY_KEYS[keys] for keys in (key, *groups) if keys in _BY_KEYS), None)
+    if row is None:
+        raise KeyError(key)
+    return row
+
+
+def begins(keys: Iterable[str]) -> When:
+    """Return when an amendment of these keys begins: as late as its latest key."""
+    order: tuple[When, ...] = ("at_once", "next_driver", "next_attempt", "never")
+    return max((row_of(key).when for key in keys), key=order.index, default="at_once")
+
+
+def with_resume(hint: str, run_id: str) -> str:
+    """Return the hint of a run's error with the command that continues the run with another value of a key it names.
+
+    A hint without such a key stays as it is; an empty one becomes the command that continues the run.
+
+    Args:
+        hint: of the error that ended the run.
+        run_id: of the run.
+    """
+    if "hlatctl resume " in hint:
+        return hint
+    for name in re.findall(r"\b[a-z_]+(?:\.[a-z0-9_]+)+\b", hint):
+        if name in _changeable():
+            return f"{hint}: `hlatctl resume {run_id} {name}=VALUE`"
+    return hint or f"`hlatctl resume {run_id}` continues the run"
+
+
+@cache
+def _changeable() -> frozenset[str]:
+
+    return frozenset(key for key in fields_of(Config()) if row_of(key).when != "never")
+
 
 Changes = dict[str, list[Any]]
 

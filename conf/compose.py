@@ -20,8 +20,7 @@ from conf.load import decode, flatten, parse_yaml
 from conf.schema import CodeConfig, Config, EvalConfig
 from conf.secrets import check_overrides, check_values
 from conf.validate import validate
-from hlatctl.run.errors import ConfigError
-from hlatctl.run.suggest import nearest, suggest
+from hlatctl.run.errors import ConfigError, nearest, suggest
 
 RUNS_DIR_ENV = "HLATCTL_RUNS_DIR"
 CONF_DIR = folders.OURS
@@ -33,7 +32,7 @@ _MAX_INSERTED_CHARACTERS = 1_000_000
 #: Hydra's parser takes quadratic time, 2 s for this many marks, and recurses.
 _MAX_MARKS, _MAX_DEPTH = 5_000, 100
 #: Mappings whose entries have names of their own; an override may add entries and keys, which ``decode`` checks.
-_MAPPINGS = ("eval.groups", "eval.items")
+_MAPPINGS = ("eval.groups", "eval.scores")
 
 
 def compose(overrides: Sequence[str] = (), folder: Path | None = None, *, to_start: bool = True) -> Config:

@@ -3,8 +3,8 @@
 Trainer, evaluator and flows read these facts. They compare a device's name for two questions only: whether it is the
 CPU, and whether it needs Neuron's tools and software. Few modules name CUDA or its libraries
 (``tests/trainer/test_devices.py`` lists them). Two things need no row. There is no autocast, because
-``trainer.precision`` sets number formats explicitly. Synchronizing, counting and selecting devices use PyTorch's module
-for the device (``torch.get_device_module``).
+``trainer.model.precision`` sets number formats explicitly. Synchronizing, counting and selecting devices use the
+module of PyTorch for the device (``torch.get_device_module``).
 """
 
 from __future__ import annotations

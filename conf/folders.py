@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from hlatctl.cache.trust import require_own
-from hlatctl.run.errors import ConfigError, StorageError
-from hlatctl.run.reading import read_bytes, why
-from hlatctl.run.suggest import suggest
+from hlatctl.run.errors import ConfigError, StorageError, suggest
+from hlatctl.run.files import read_bytes, why
 
 OURS = Path(__file__).parent
 ENV = "HLATCTL_CONFIG_DIR"

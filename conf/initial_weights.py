@@ -8,9 +8,9 @@ from typing import Any
 
 from conf.schema import Config, ModelConfig
 from hlatctl.run import files
+from hlatctl.run.checkpoint import why_invalid
 from hlatctl.run.errors import CheckpointError, ConfigError
-from hlatctl.run.manifest import why_invalid
-from hlatctl.run.reading import DAMAGED
+from hlatctl.run.files import DAMAGED
 
 #: File in every checkpoint with the ``model`` keys of its configuration.
 MODEL = "model.json"

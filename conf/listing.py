@@ -1,7 +1,7 @@
 """The files of a corpus in object storage, as they were listed last; standard library only.
 
 A listing is kept in ``<runs_dir>/.cache/listings``, because fingerprints are computed without the network.
-``trainer.data.listing`` makes it whenever a configuration is checked.
+``trainer.data.remote`` makes it whenever a configuration is checked.
 """
 
 from __future__ import annotations

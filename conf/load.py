@@ -21,7 +21,7 @@ from conf.constraints import field_types, plain_type
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
-from hlatctl.run.reading import read_text, why
+from hlatctl.run.files import read_text, why
 
 #: Equally safe; libyaml's is ten times as fast.
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -18,9 +18,9 @@ from conf.load import dump, load
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
+from hlatctl.run.files import read_text
 from hlatctl.run.journal import OPERATOR_WRITER, writer_events
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import read_text
 
 CONFIG_AMENDED = "config_amended"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from conf import folders
-from conf.axes import parse_override
 from conf.compose import RUNS_DIR_ENV, composed_files, with_defaults
 from conf.load import dotted_keys, flatten, parse_yaml
 from conf.schema import Config
-from hlatctl.run.reading import read_bytes
+from conf.space import parse_override
+from hlatctl.run.files import read_bytes
 
 SCHEMA = "default"
 COMMAND_LINE = "command line"

@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal
 import conf.schema
 from conf.constraints import Range, field_types
 from conf.schema import Config, SweepConfig
-from hlatctl.run.errors import ConfigError
-from hlatctl.run.suggest import nearest
+from hlatctl.run.errors import ConfigError, nearest
 
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "anything"}
 _GLOB = set("*?[")

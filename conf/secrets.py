@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from conf import notify_urls
+from conf import tracking
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.redact import is_secret_name, secret_in
 
@@ -25,7 +25,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
         variable = key.removeprefix("backend.env.")
         if variable != key and is_secret_name(variable) and value not in ("", "null") and not override.startswith("~"):
             raise _named(key)
-        notify_urls.check_override(key, value)
+        tracking.check_notify_override(key, value)
         for error in _problem(key, override):
             raise error
 
@@ -37,7 +37,7 @@ def check_values(plain: dict[str, Any]) -> None:
         ConfigError: names the key.
     """
     for key, text in _strings(plain, ""):
-        notify_urls.check_override(key, text)
+        tracking.check_notify_override(key, text)
         for error in _problem(key, text):
             raise error
     for name, value in (plain["backend"].get("env") or {}).items():

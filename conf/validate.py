@@ -2,22 +2,153 @@
 
 Read only the configuration, and never change a value. The validate stage checks what needs the disk, such as the
 corpus.
+
+Keys that have no effect with the value of another key; pure. A person who sets one is warned, not refused.
+
+Rules of ``eval.*``: limits, chosen items, chat templates, and how answers are generated.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from conf import eval_rules, kubernetes_rules, layouts, mirrors, notify_urls, pipeline_rules, slurm_rules
-from conf.amend import batch_numbers
-from conf.constraints import violations
+from conf import cluster_rules, layouts, tracking
+from conf.constraints import Range, violations
+from conf.data_changes import batch_numbers
 from conf.environment import SET_ELSEWHERE
 from conf.listing import is_url
-from conf.schema import Config
-from hlatctl.run.errors import ConfigError
-from hlatctl.run.suggest import unset
+from conf.schema import Config, EvalConfig
+from hlatctl.cache.trust import require_own
+from hlatctl.run.errors import ConfigError, nearest, unset
+
+#: Settings of generated answers that each runner understands, with type and bounds; names as in lm-evaluation-harness.
+_GENERATION: dict[str, tuple[type, Range | None]] = {
+    "do_sample": (bool, None),
+    "temperature": (float, Range(gt=0)),
+    "top_p": (float, Range(gt=0, le=1)),
+    "min_p": (float, Range(ge=0, le=1)),
+    "top_k": (int, Range(ge=0)),
+    "repetition_penalty": (float, Range(gt=0)),
+    "max_gen_toks": (int, Range(gt=0)),
+    "until": (list, None),
+}
+#: Without ``do_sample`` they have no effect.
+_OF_SAMPLING = ("temperature", "top_p", "min_p", "top_k")
+#: The harness's tasks whose answers are programs, with what tests them, and such tasks of a built-in suite.
+CODE_TASKS: dict[str, Literal["human_eval", "mbpp"]] = {"humaneval": "human_eval", "mbpp": "mbpp"}
+BUILT_IN_CODE_TASKS = {"smoke": ("smoke_humaneval",)}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", list: "a list of texts"}
+
+
+def code_tasks(wanted: EvalConfig) -> list[str]:
+    """Return the tasks of an evaluation whose answers are programs, which run only in a sandbox."""
+    of_suite = [] if wanted.groups else list(BUILT_IN_CODE_TASKS.get(wanted.suite, ()))
+    chosen = set(wanted.tasks)
+    groups = [group for name, group in wanted.groups.items() if not chosen or name in chosen]
+    named = [name for name in of_suite if not chosen or name in chosen]
+    named += [name for group in groups if group.judge != "harness" for name in group.tasks]
+    return list(dict.fromkeys([*named, *(name for name in wanted.tasks if name in CODE_TASKS)]))
+
+
+def _limit(config: Config) -> Iterator[ConfigError]:
+    limit = config.eval.limit
+    if limit is None or (isinstance(limit, int) and limit > 0) or 0 < limit < 1:
+        return
+    hint = "eval.limit=null evaluates all items"
+    if isinstance(limit, float) and limit > 1 and math.isfinite(limit):
+        hint = f"eval.limit={int(limit)} evaluates {int(limit)} items of each task"
+    yield ConfigError(
+        f"eval.limit={limit}: must be a whole number greater than 0, or a fraction above 0 and below 1", hint=hint
+    )
+
+
+def _items(config: Config) -> Iterator[ConfigError]:
+    for task, items in config.eval.items.items():
+        key = f"eval.scores.{task}"
+        if not items:
+            yield ConfigError(f"{key}=[]: must name an item", hint=f"all items: {unset(key)}")
+        twice = next((item for item in items if items.count(item) > 1), None)
+        if twice is not None:
+            yield ConfigError(f"{key}: names item {twice} more than once", hint=f"list {twice} once")
+
+
+def _chat(config: Config) -> Iterator[ConfigError]:
+    if config.eval.chat_template == "":
+        yield ConfigError(
+            "eval.chat_template='': must be true, false or the name of a template",
+            hint="eval.chat_template=true uses the tokenizer's own template",
+        )
+    if config.eval.system_prompt is not None and not config.eval.system_prompt.strip():
+        yield ConfigError("eval.system_prompt: is empty", hint="eval.system_prompt=null uses none")
+
+
+def _groups(config: Config) -> Iterator[ConfigError]:
+    groups = config.eval.groups
+    for name in (name for name, group in groups.items() if not group.tasks):
+        key, near = f"eval.groups.{name}", nearest(name, [other for other, group in groups.items() if group.tasks])
+        question = f"did you mean eval.groups.{near}? " if near else ""
+        others = f"{key}.tasks=[TASK] names its tasks; ~{key} removes a group that the suite has"
+        yield ConfigError(f"{key}.tasks=[]: must name a task", hint=question + others)
+
+
+def _include_path(config: Config) -> Iterator[ConfigError]:
+    for index, path in enumerate(config.eval.include_path):
+        key = f"eval.include_path[{index}]={path}"
+        if not path or is_url(path):
+            yield ConfigError(f"{key}: must be a folder", hint="eval.include_path=[FOLDER]")
+
+
+def require_own_tasks(place: Path, folder: Path) -> None:
+    """Refuse a folder of ``eval.include_path``, or a file that its tasks use, that another user can write to.
+
+    Raises:
+        StorageError: names the place.
+    """
+    rule = "the task's templates and Python functions run with your rights, so that no other user may write there"
+    hint = f"if you trust it: `chmod -R go-w {folder}`; or copy it to a folder of your own"
+    require_own(place, rule, hint)
+
+
+def _generation(config: Config) -> Iterator[ConfigError]:
+    for name, group in config.eval.groups.items():
+        settings, key = group.generation, f"eval.groups.{name}.generation"
+        for setting, value in settings.items():
+            yield from _setting(f"{key}.{setting}", setting, value)
+        asks_code_often = group.judge != "harness" and config.eval.code.samples_per_problem > 1
+        if settings.get("do_sample") is True and "temperature" not in settings and not asks_code_often:
+            yield ConfigError(
+                f"{key}.do_sample=true: needs a temperature; the harness's default of 0 can't be sampled",
+                hint=f"{key}.temperature=0.8",
+            )
+        idle = [setting for setting in _OF_SAMPLING if setting in settings]
+        if idle and settings.get("do_sample") is not True:
+            yield ConfigError(
+                f"{key}.{idle[0]}={settings[idle[0]]}: has no effect without {key}.do_sample=true",
+                hint=f"{key}.do_sample=true samples the answers",
+            )
+
+
+def _setting(key: str, name: str, value: Any) -> Iterator[ConfigError]:
+    if name not in _GENERATION:
+        yield ConfigError(f"{key}: unknown key", hint=f"known here: {', '.join(_GENERATION)}")
+        return
+    kind, bounds = _GENERATION[name]
+    right = type(value) is kind or (kind is float and type(value) is int)
+    if kind is list:
+        right = right and bool(value) and all(isinstance(text, str) and text for text in value)
+    if not right or (kind is float and not math.isfinite(value)):
+        yield ConfigError(f"{key}={value}: must be {_WORDS[kind]}", hint=f"the tasks' own: {unset(key)}")
+    elif bounds and value not in bounds:
+        yield ConfigError(f"{key}={value}: must be {bounds}", hint=f"the tasks' own: {unset(key)}")
+
+
+EVAL_RULES = (_limit, _items, _chat, _groups, _include_path, _generation)
+
 
 #: Suites whose items the package contains; every other suite lists its groups of tasks.
 _BUILT_IN_SUITES = ("smoke",)
@@ -48,12 +179,12 @@ def validate(config: Config, *, to_start: bool = True) -> None:
 
 def missing_to_start(config: Config) -> list[ConfigError]:
     """Return why no jobs can be started with a configuration, although it can be planned."""
-    return unsupported(config) + [error for rule in kubernetes_rules.TO_START for error in rule(config)]
+    return unsupported(config) + [error for rule in cluster_rules.TO_START for error in rule(config)]
 
 
 def unsupported(config: Config) -> list[ConfigError]:
     """Return why the backend can't train a layout that a plan can describe."""
-    return [error for rule in pipeline_rules.UNSUPPORTED for error in rule(config)]
+    return [error for rule in layouts.UNSUPPORTED for error in rule(config)]
 
 
 def _milestones(config: Config) -> Iterator[ConfigError]:
@@ -252,22 +383,113 @@ _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _names,
     _registered_model,
     *layouts.RULES,
-    *pipeline_rules.RULES,
+    *layouts.PIPELINE_RULES,
     _fork,
     _milestones,
     _checkpoints,
     _context,
     _suite,
-    *eval_rules.RULES,
+    *EVAL_RULES,
     _runner,
     _cluster,
-    *slurm_rules.RULES,
+    *cluster_rules.SLURM_RULES,
     _urls,
-    *kubernetes_rules.RULES,
+    *cluster_rules.KUBERNETES_RULES,
     _sources,
     _skipped,
     _environment,
     _compiler_flags,
-    notify_urls.entries,
-    mirrors.entries,
+    tracking.notify_entries,
+    tracking.mirror_entries,
 )
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """Keys that have an effect only under a condition.
+
+    Args:
+        keys: names, or groups that end with a dot.
+        needs: the condition, as overrides.
+        holds: whether it holds.
+    """
+
+    keys: tuple[str, ...]
+    needs: str
+    holds: Callable[[Config], bool]
+
+
+_DEPENDENCES = (
+    Dependence(
+        ("parallel.pipeline_schedule",),
+        "parallel.pipeline_parallel_size=2 or more",
+        lambda config: config.parallel.pipeline_parallel_size > 1,
+    ),
+    Dependence(
+        ("parallel.pipeline_chunks",),
+        "parallel.pipeline_schedule=interleaved_1f1b",
+        lambda config: config.parallel.pipeline_schedule == "interleaved_1f1b",
+    ),
+    Dependence(
+        ("parallel.activation_memory_budget",),
+        "parallel.activation_checkpointing=budget",
+        lambda config: config.parallel.activation_checkpointing == "budget",
+    ),
+    Dependence(("precision.fp8_scaling",), "precision=fp8", lambda config: config.precision.name == "fp8"),
+    Dependence(
+        ("optimizer.momentum", "optimizer.nesterov", "optimizer.newton_schulz_steps"),
+        "optimizer=muon",
+        lambda config: config.optimizer.name == "muon",
+    ),
+    Dependence(
+        ("optimizer.wsd_decay_fraction",), "optimizer.schedule=wsd", lambda config: config.optimizer.schedule == "wsd"
+    ),
+    Dependence(
+        (
+            "model.rope_scaling_factor",
+            "model.rope_low_freq_factor",
+            "model.rope_high_freq_factor",
+            "model.rope_original_seq_len",
+        ),
+        "model.rope_scaling=llama3",
+        lambda config: config.model.rope_scaling != "none",
+    ),
+    Dependence(("tokenizer.train_vocab_size",), "tokenizer.path=null", lambda config: config.tokenizer.path is None),
+    Dependence(
+        ("train.max_nonfinite_steps",), "train.on_nonfinite=skip", lambda config: config.train.on_nonfinite == "skip"
+    ),
+    Dependence(
+        ("checkpoint.mirror_keep",),
+        "checkpoint.mirror_url=URL",
+        lambda config: config.checkpoint.mirror_url is not None,
+    ),
+    Dependence(("cluster.slurm.",), "cluster.launcher=slurm", lambda config: _may_run_on(config, "slurm")),
+    Dependence(
+        ("cluster.kubernetes.",), "cluster.launcher=kubernetes", lambda config: _may_run_on(config, "kubernetes")
+    ),
+    Dependence(("rehearsal.",), "--dry-run", lambda config: config.cluster.launcher == "mock"),
+)
+
+
+def without_effect(config: Config, keys: Iterable[str]) -> list[str]:
+    """Return a warning for each key that has no effect in a configuration.
+
+    Args:
+        config: the whole configuration.
+        keys: that a person set, such as ``optimizer.momentum``.
+    """
+    return [
+        f"{key}: has no effect without {dependence.needs}"
+        for key in dict.fromkeys(keys)
+        for dependence in _DEPENDENCES
+        if _effects_names(dependence.keys, key) and not dependence.holds(config)
+    ]
+
+
+def _effects_names(keys: Sequence[str], key: str) -> bool:
+    return key in keys or any(name.endswith(".") and key.startswith(name) for name in keys)
+
+
+def _may_run_on(config: Config, launcher: str) -> bool:
+    """Return whether jobs run there, or a simulation may stand for it."""
+    return config.cluster.launcher in (launcher, "mock")

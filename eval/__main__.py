@@ -20,8 +20,8 @@ from conf.of_run import of_run
 from conf.schema import Config
 from hlatctl.run import orders, startup
 from hlatctl.run.errors import RunNotFoundError, run_main
+from hlatctl.run.files import private_folder
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.scratch import private_folder
 
 #: The words of an order before the arguments: orders are those of ``python``.
 _MODULE = ("-m", "eval")

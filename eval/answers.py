@@ -3,22 +3,140 @@
 It sits between the harness and its model. The batches are those that the harness would make itself, from the longest
 request to the shortest, so every answer equals an undisturbed one bit for bit. The harness's own cache is not used: it
 stores pickles, no sampled answers, and asks missing requests in other batches.
+
+The file of a task's answers: append-only JSON Lines, one batch per line, with a checksum.
+
+A line's key hashes everything that decides its answers. Damaged lines are ignored, so their batches are asked again. A
+line reaches the operating system at once, so it survives the process. It reaches the disk within seconds: waiting for
+the disk takes about 5 ms, often longer than a batch of a small model, and protects only from a crash of the machine.
+
+The batches in which the harness's models answer: the same requests together, in the same order.
+
+The order within a batch and its padding decide the last bits of a log-likelihood, and which answers are sampled.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import time
+import zlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from eval.batches import Batch, likelihood_batches, text_batches
-from eval.kept_answers import KeptAnswers
-from eval.scoring import Answer, Request
+from eval.scoring import Answer, Request, rows_of
+from hlatctl.run.files import DAMAGED, MAX_FILE_BYTES, lines, parse_json
+
+_SYNC_EVERY_S = 5.0
+#: Hexadecimal digits of a key: 128 bits.
+_KEY_DIGITS = 32
+
+
+class KeptAnswers:
+    """The answers of one task, in memory and in a file.
+
+    Args:
+        path: of the file; None: only in memory.
+        identity: of model and contract; answers with another identity are ignored.
+    """
+
+    def __init__(self, path: Path | None, identity: str) -> None:
+        self._path, self._identity = path, identity
+        self._synced_s = time.monotonic()
+        self._known: dict[str, list[Any]] = dict(_read(path)) if path and path.is_file() else {}
+
+    def keys(self, batches: Iterable[bytes]) -> list[str]:
+        """Return a key for each batch, given all that its answers depend on; equal batches are numbered."""
+        seen: Counter[bytes] = Counter()
+        keys = []
+        for batch in batches:
+            content = hashlib.sha256(self._identity.encode() + b"\n" + batch).digest()
+            seen[content] += 1
+            keys.append(hashlib.sha256(content + str(seen[content]).encode()).hexdigest()[:_KEY_DIGITS])
+        return keys
+
+    def find(self, key: str, requests: int) -> list[Any] | None:
+        """Return the answers of a batch, or None if they are not all stored."""
+        answers = self._known.get(key)
+        return answers if answers is not None and len(answers) == requests else None
+
+    def keep(self, key: str, answers: list[Any]) -> None:
+        """Add the answers of a batch, which are JSON values."""
+        if self._path is None:
+            return
+        line = json.dumps([key, answers, _crc(key, answers)])
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            # The newline comes first: a killed process may have left an incomplete line.
+            file.write("\n" + line)
+            file.flush()
+            if time.monotonic() - self._synced_s >= _SYNC_EVERY_S:
+                os.fsync(file.fileno())
+                self._synced_s = time.monotonic()
+
+
+def _read(path: Path) -> Iterator[tuple[str, list[Any]]]:
+    with path.open("rb") as file:
+        for line, length in lines(file, MAX_FILE_BYTES):
+            try:
+                key, answers, crc = parse_json(line if length <= MAX_FILE_BYTES else b"")
+                if crc == _crc(key, answers) and isinstance(answers, list):
+                    yield str(key), answers
+            except DAMAGED:
+                continue
+
+
+def _crc(key: str, answers: list[Any]) -> int:
+    return zlib.crc32(json.dumps([key, answers]).encode())
+
+
+_T = TypeVar("_T")
+
+#: Indices of requests, in their own order.
+Batch = list[int]
+
+
+def text_batches(requests: Sequence[Any], batch_size: int, tokens: Callable[[str], int]) -> list[Batch]:
+    """Return the batches of prompts: by settings, then from the longest prompt.
+
+    Args:
+        requests: prompt and settings of each.
+        batch_size: requests at most in a batch.
+        tokens: returns the number of a prompt's tokens.
+    """
+    groups: dict[str, Batch] = defaultdict(list)
+    for index, (_, settings) in enumerate(requests):
+        groups[json.dumps(settings, sort_keys=True, default=str)].append(index)
+    lengths = {prompt: tokens(prompt) for prompt in {prompt for prompt, _ in requests}}
+    ordered = [
+        sorted(group, key=lambda index: (-lengths[requests[index][0]], requests[index][0])) for group in groups.values()
+    ]
+    return [batch for group in ordered for batch in _cut(group, batch_size)]
+
+
+def likelihood_batches(requests: Sequence[Request], batch_size: int, *, by_prefix: bool = False) -> list[Batch]:
+    """Return the batches of continuations, from the longest sequence.
+
+    Args:
+        requests: their texts, and the token ids of each context and continuation.
+        batch_size: sequences at most in a batch. Requests that differ only in their last token are one sequence.
+        by_prefix: keep sequences together that begin with the same tokens. The requests of a batch are in that order,
+            which its rows keep, so that rows are the same however many batches are asked for together.
+    """
+    _, sequences = rows_of(requests, order="prefix" if by_prefix else "length")
+    batches = [[index for indices in cut for index in indices] for cut in _cut(sequences, batch_size)]
+    return batches if by_prefix else [sorted(batch) for batch in batches]
+
+
+def _cut(values: list[_T], size: int) -> list[list[_T]]:
+    return [values[start : start + size] for start in range(0, len(values), size)]
+
 
 #: Called with the number of answered requests, and of all requests of the task.
 Progress = Callable[[int, int], None]

@@ -16,11 +16,12 @@ from conf.load import load
 from conf.schema import Config
 from eval import contract, model, plan, runners
 from eval.validation import held_out
-from hlatctl.run import contract_record, files
+from hlatctl.run import contract as contract_record
+from hlatctl.run import files
 from hlatctl.run.contract import OWN, Contracts, digest
 from hlatctl.run.errors import DataError, run_main
+from hlatctl.run.files import private_folder
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.scratch import private_folder
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,7 +56,7 @@ def _numbers(run: RunPaths | None, present: Contracts, *, new: bool) -> dict[str
     """Return the numbers that a run gives to contracts; without a run, all are its first ones."""
     if not run:
         return dict.fromkeys(present.hashes, OWN)
-    accepted = contract_record.check(run, present, new=new)
+    accepted = contract_record.check_record(run, present, new=new)
     for note in accepted.notes:
         print(note, file=sys.stderr)
     return accepted.numbers
@@ -75,7 +76,7 @@ def _contract(
 
 def _recorded_devices(run: RunPaths | None) -> dict[str, str]:
     """Return the devices that evaluated a run, by kind: a login node, where this check runs, may have none of them."""
-    tasks = contract_record.read(run).tasks.values() if run else ()
+    tasks = contract_record.read_record(run).tasks.values() if run else ()
     names = [str(fields["device"]) for known in tasks for fields in known if "device" in fields]
     return {name.partition(":")[0]: name for name in reversed(names)}
 

@@ -15,7 +15,7 @@ from eval.model import missing_package
 from eval.programs import Program, run_programs
 from eval.scores import Score, Scores, mean_error
 from eval.suites import Task
-from hlatctl.run.reading import parse_json, read_bytes, reading
+from hlatctl.run.files import parse_json, read_bytes, reading
 
 #: Sampling if a problem gets several programs (Codex, arXiv 2107.03374, section 3.3).
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}

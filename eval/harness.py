@@ -20,14 +20,14 @@ from typing import Any, Literal
 
 import yaml
 
-from eval import normalised, own_code
+from eval import catalog, normalised
 from eval.model import Loaded, missing_package
 from eval.plan import Figure
 from eval.pool import Pool
 from eval.scores import Score, Scores
 from eval.suites import Task
 from hlatctl.run.errors import ConfigError, EvaluationError
-from hlatctl.run.scores import BITS_PER_BYTE
+from hlatctl.run.evaluations import BITS_PER_BYTE
 
 #: Samples for a bootstrapped standard error, as in the harness's command line; means need none.
 _BOOTSTRAP_ITERS = 100_000
@@ -85,8 +85,7 @@ def wrap(
         share_prefixes: compute tokens once with which several sequences of a batch begin.
     """
     try:
-        from eval.hugging_face import HuggingFace
-        from eval.replicas import Replicas
+        from eval.hugging_face import HuggingFace, Replicas
     except ModuleNotFoundError as error:
         raise missing_package(error.name) from None
     quiet()
@@ -131,7 +130,7 @@ def run(
         loaded.set_config(key="generation_kwargs", value=_fitting(lm, loaded, generation or {}), update=True)
     _seed(seed)
     torch.manual_seed(seed)
-    with own_code.running(task, everything=False):
+    with catalog.running_own_code(task, everything=False):
         results = evaluate(
             lm=lm,
             task_dict=tasks,
@@ -156,7 +155,7 @@ def render(task: Task, scratch: Path, *, seed: int) -> Asked:
     """
     loaded = load(task, scratch, shots=task.shots, seed=seed)["tasks"][task.name]
     before = _shots_state(loaded)
-    with own_code.running(task):
+    with catalog.running_own_code(task):
         loaded.build_all_requests(limit=_RENDERED_ITEMS)
     first = [[request.request_type, *request.args] for request in loaded.instances]
     text = json.dumps(first, sort_keys=True, default=str)
@@ -197,7 +196,7 @@ def load(task: Task, scratch: Path, *, shots: int | None, seed: int) -> dict[str
     _compile_templates_once()
     _seed(seed)  # functions of definitions shuffle choices while the data is read
     try:
-        with own_code.running(task):
+        with catalog.running_own_code(task):
             tasks: dict[str, Any] = TaskManager(include_defaults=False).load([str(write_definition(task, scratch))])
     except EvaluationError:  # of one's own definition
         raise
@@ -215,7 +214,7 @@ def load(task: Task, scratch: Path, *, shots: int | None, seed: int) -> dict[str
     loaded.set_fewshot_seed(seed=seed if task.fewshot_seed is None else task.fewshot_seed)
     if task.generation:
         loaded.set_config(key="generation_kwargs", value=task.generation, update=True)
-    with own_code.running(task):
+    with catalog.running_own_code(task):
         items = len(loaded.eval_docs) if task.chosen else 0
     _check_chosen(task, items)
     return tasks
@@ -297,7 +296,7 @@ def _fitting(lm: Any, loaded: Any, generation: dict[str, Any]) -> dict[str, Any]
 def _check_chosen(task: Task, items: int) -> None:
     if task.chosen and task.chosen[-1] >= items:
         raise ConfigError(
-            f"eval.items.{task.name}: item {task.chosen[-1]} does not exist",
+            f"eval.scores.{task.name}: item {task.chosen[-1]} does not exist",
             hint=f"{task.name} has {items} items, from 0 to {items - 1}",
         )
 

@@ -1,6 +1,6 @@
 """``python -m eval.item_texts --config FILE --to FILE``: write the text of every item of a suite as JSON Lines.
 
-A line has ``task``, ``item`` (its name in the files of items, see ``eval.items``) and ``text``: the question as the
+A line has ``task``, ``item`` (its name in the files of items, see ``eval.scores``) and ``text``: the question as the
 harness renders it, without solved examples, and the right answer. The run's held-out text is no item.
 """
 
@@ -18,9 +18,8 @@ from conf.schema import Config
 from eval import harness, model, plan
 from eval.suites import Task
 from hlatctl.run import processes
-from hlatctl.run.atomic import new_file
 from hlatctl.run.errors import EvaluationError, cannot_write, run_main
-from hlatctl.run.scratch import private_folder
+from hlatctl.run.files import new_file, private_folder
 
 
 def write(config: Config, path: Path) -> int:
@@ -52,7 +51,7 @@ def _write(path: Path, records: Iterable[tuple[str, str, str]]) -> int:
 
 
 def texts(task: Task, scratch: Path, config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each item of a task, whatever ``eval.limit`` and ``eval.items`` choose.
+    """Yield the name and the text of each item of a task, whatever ``eval.limit`` and ``eval.scores`` choose.
 
     Raises:
         EvaluationError: as in :func:`write`.

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from conf.devices import DEVICES
 from eval.scoring import Row
 from hlatctl.run.errors import EvaluationError
-from hlatctl.run.host_memory import free_host_bytes
+from hlatctl.run.processes import free_host_bytes
 
 #: Shares of the free memory that a batch may take.
 _OF_HOST, _OF_DEVICE = 0.25, 0.9

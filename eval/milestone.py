@@ -16,14 +16,15 @@ from typing import Any
 
 from conf.of_run import of_run
 from conf.schema import Config
-from eval import continuations, contract, model, plan, programs, runners, suites, validation
+from eval import contract, model, plan, programs, runners, suites, tasks, validation
 from eval.results import RESULTS
 from eval.tasks import Subject, TaskRunner, can_run_code
-from hlatctl.run import contract_record, contract_use
+from hlatctl.run import contract as contract_record
+from hlatctl.run import contract as contract_use
 from hlatctl.run.contract import Contracts
+from hlatctl.run.files import private_folder
 from hlatctl.run.journal import JournalWriter, eval_writer
 from hlatctl.run.lease import Holder, hold
-from hlatctl.run.scratch import private_folder
 
 _LEASE_POLL_S = 0.5
 
@@ -141,7 +142,7 @@ class _Evaluation:
                 print(note, file=sys.stderr, flush=True)
             self._run_tasks()
             records |= {number: self._combine(number, before) for number, before in records.items()}
-        continuations.keep(runner)  # last: it must not cost a score
+        tasks.keep_continuations(runner)  # last: it must not cost a score
         for number, record in records.items():
             assert record is not None
             kept = {key: record[key] for key in ("suite", "scores", "skipped")}

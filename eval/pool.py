@@ -1,4 +1,4 @@
-"""The processes that compute for an evaluation: ``eval.replicas`` copies of a model.
+"""The processes that compute for an evaluation: ``eval.hugging_face`` copies of a model.
 
 Each copy has ``eval.tensor_parallel_size`` processes. A job is one line of JSON to all of them, and its result one line
 back (``eval.worker``). Copies take jobs as they become free; results come in the order of the jobs. If a process ends,
@@ -25,7 +25,7 @@ from typing import Any
 
 from conf.devices import DEVICES
 from eval import memory
-from hlatctl.run import child
+from hlatctl.run import processes
 from hlatctl.run.errors import EvaluationError, HlatctlError, from_record
 
 _END_TIMEOUT_S = 5.0
@@ -164,9 +164,9 @@ class _Copy:
         line = json.dumps(job).encode() + b"\n"
         for process in self._processes:
             with suppress(BrokenPipeError):  # it has ended, which its output says, too
-                child.pipe_in(process).write(line)
-                child.pipe_in(process).flush()
-        waiting = {child.pipe_out(process).fileno(): process for process in self._processes}
+                processes.pipe_in(process).write(line)
+                processes.pipe_in(process).flush()
+        waiting = {processes.pipe_out(process).fileno(): process for process in self._processes}
         results = {}
         while waiting:
             for descriptor in select.select(list(waiting), [], [])[0]:
@@ -184,10 +184,10 @@ class _Copy:
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            child.wait_and_close(process)
+            processes.wait_and_close(process)
 
     def _result(self, process: subprocess.Popen[bytes]) -> Any:
-        line = child.pipe_out(process).readline()
+        line = processes.pipe_out(process).readline()
         if not line.endswith(b"\n"):
             raise self._lost(process)
         answer = json.loads(line)
@@ -205,14 +205,14 @@ class _Copy:
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
         return EvaluationError(
             f"replica {self._number}: process {process.pid} has ended ({how})",
-            hint=f"the same command continues; if memory ran out, set {fewer} or fewer eval.replicas",
+            hint=f"the same command continues; if memory ran out, set {fewer} or fewer eval.hugging_face",
         )
 
 
 def _start(index: int, rank: int, size: int, settings: Settings, store: Path) -> subprocess.Popen[bytes]:
     """Start a process; ``index`` is its device's."""
     environment = {
-        **child.environment(),
+        **processes.child_environment(),
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(index),

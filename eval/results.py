@@ -1,7 +1,7 @@
 """What a milestone has measured: each task's results by its contract, and results.json, which combines them.
 
 Results lie in the milestone's folder, those of contracts other than the run's own in its subfolders (see
-``hlatctl.run.contract_record``). results.json has all tasks and groups of its number, whichever evaluation measured
+``hlatctl.run.contract``). results.json has all tasks and groups of its number, whichever evaluation measured
 them. It is computed from the tasks' files alone.
 """
 
@@ -14,9 +14,8 @@ from typing import Any
 from eval import harness, scores
 from eval.catalog import Group
 from eval.plan import Figure
-from hlatctl.run import contract_record
-from hlatctl.run.contract import Fields, digest
-from hlatctl.run.contract_record import Record
+from hlatctl.run import contract as contract_record
+from hlatctl.run.contract import Fields, Record, digest
 
 RESULTS = "results.json"
 

@@ -26,7 +26,7 @@ from typing import IO, Any
 from conf.schema import CodeConfig
 from eval.cell import FOLDER
 from hlatctl.run.errors import EvaluationError
-from hlatctl.run.scratch import private_folder
+from hlatctl.run.files import private_folder
 
 _START_TIMEOUT_S = 60.0
 #: On top of a program's time limit: to create and end its cell on a busy machine.

@@ -3,6 +3,8 @@
 Code of others is hashed, not the version that it claims: a package by its Python files, a task's definition with
 everything that it includes and calls. Our own code has the versions of :data:`SCORING`, raised by hand when scores may
 change. So a comment or a new feature leaves all contracts as they are.
+
+Task definitions of ``eval.include_path``: whose code may run, and the remark on their scores.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ from typing import Any
 
 import yaml
 
+from conf.validate import require_own_tasks
+from eval.catalog import Definition
 from eval.model import package_folder
 from hlatctl.run import files
 from hlatctl.run.contract import digest
+from hlatctl.run.errors import ConfigError
 
 #: Kinds of tasks: by the log-likelihoods of answers, by written answers, by running programs, by the log-likelihood of
 #: whole texts, and the run's held-out text.
@@ -158,3 +163,29 @@ def _hash(folder: Path) -> str:
 def _python_files(folder: Path) -> Iterator[Path]:
     for place, _, names in os.walk(folder):
         yield from (Path(place, name) for name in names if name.endswith(".py"))
+
+
+_NAME = re.compile(r"\w[\w.+-]{0,127}")
+
+
+def own_tasks_note(definition: Definition) -> str:
+    """Return the remark on the scores of one's own definition, after a check of the files whose code would run.
+
+    Raises:
+        StorageError: another user may write to the folder or to one of the task's files.
+    """
+    assert definition.own is not None
+    if not _NAME.fullmatch(definition.name):
+        raise ConfigError(
+            f"{definition.path}: task={definition.name!r:.80}: files are named after the task, so it must have only "
+            "letters, digits and . _ + -, and begin with a letter, digit or _",
+            hint="rename it",
+        )
+    files = files_of(definition.path)
+    harness = package_folder("lm_eval", "lm-eval")
+    for place in (definition.own, *files):
+        if not place.is_relative_to(harness):
+            require_own_tasks(place, definition.own)
+    if not any(file.suffix == ".py" for file in files):
+        return f"{definition.name}: own definition ({definition.path})"
+    return f"{definition.name}: own definition ({definition.path}), which runs Python code of {definition.own}"

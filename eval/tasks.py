@@ -1,6 +1,10 @@
 """Run one task of an evaluation: report its progress, and store its answers, items and scores.
 
 ``eval.milestone`` decides which tasks run and in which order, and combines their scores.
+
+Keep how a milestone continues the prompts of ``eval.prompts``, to show how its texts change over training.
+
+They are no scores: they belong to no contract, and an evaluation never fails because of them.
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ from typing import Any
 
 from conf.sampling import Sampling
 from conf.schema import Config, EvalConfig
-from eval import answers, chat, code, generation, harness, items, model, runners, sandbox, scores, suites, validation
+from eval import answers, chat, code, generation, harness, model, runners, sandbox, scores, suites, validation
 from eval.pool import Pool, Settings
 from eval.results import Results
-from hlatctl.run.contract_record import Record
+from hlatctl.run import continuations
+from hlatctl.run.contract import Record
+from hlatctl.run.errors import EvaluationError
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 
@@ -190,7 +196,7 @@ class TaskRunner:
             return None
         task_scores, metrics, samples = outcome
         if task:
-            items.write(self.folder(name) / f"items-{name}.parquet", name, samples)
+            scores.write_items(self.folder(name) / f"items-{name}.parquet", name, samples)
         scores.check_finite(task_scores)
         of_contract = {"contract": self.contracts[name][0]}
         record = scores.write_results(
@@ -246,3 +252,41 @@ class TaskRunner:
 def can_run_code(wanted: EvalConfig) -> bool:
     """Return whether generated programs can run here; only tasks that need them are ever skipped."""
     return wanted.code.allow_unsandboxed or sandbox.why_unavailable() is None
+
+
+def keep_continuations(runner: TaskRunner) -> None:
+    """Write the greedy continuations of a milestone, unless they exist or can't be made here.
+
+    Uses the model in memory. A runner other than ``hf`` loads none, unless the held-out text is scored.
+    """
+    wanted, subject = runner.config.eval, runner.subject
+    if not wanted.prompts or subject.from_elsewhere or not (wanted.runner == "hf" or runner.held_out):
+        return
+    identity = {
+        "step": subject.step,
+        "weights": subject.weights,
+        "prompts": wanted.prompts,
+        "prompt_tokens": wanted.prompt_tokens,
+    }
+    tokens, started = subject.milestone_tokens, time.monotonic()
+    try:
+        if continuations.is_written(subject.run, tokens, identity):
+            return
+        texts = _continue(runner, wanted.prompts, Sampling(temperature=0, max_new_tokens=wanted.prompt_tokens))
+        continuations.write(subject.run, tokens, identity, texts)
+        print(f"eval.prompts: {len(texts)} texts ({time.monotonic() - started:.1f} s)", file=sys.stderr, flush=True)
+    except Exception as error:  # whatever it is, the milestone's scores are complete
+        print(f"eval.prompts: no texts ({type(error).__name__}: {error})", file=sys.stderr, flush=True)
+
+
+def _continue(runner: TaskRunner, prompts: list[str], sampling: Sampling) -> list[dict[str, Any]]:
+    texts = []
+    for prompt in prompts:
+        try:
+            ids = generation.encode(runner.loaded, prompt, after_document=True)
+        except EvaluationError as error:
+            print(f"eval.prompts: {prompt[:40]!r} has no text ({error.message})", file=sys.stderr, flush=True)
+            continue
+        text = runner.continue_prompt(ids, sampling)
+        texts.append({"prompt": prompt, "text": text.text, "stop": text.stop})
+    return texts

@@ -18,8 +18,8 @@ from eval.scores import Score, Scores
 from eval.suites import VALIDATION
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, DataError
+from hlatctl.run.files import DAMAGED, parse_json
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED, parse_json
 
 if TYPE_CHECKING:
     import torch

@@ -15,10 +15,10 @@ from typing import Any
 
 from conf.load import load
 from conf.schema import Config, EvalConfig
-from eval import harness, model, own_code, plan
+from eval import catalog, harness, model, plan
 from eval.suites import Task
 from hlatctl.run.errors import run_main
-from hlatctl.run.scratch import private_folder
+from hlatctl.run.files import private_folder
 
 #: Items of a task whose requests are rendered, evenly over its data; a task of fewer is rendered whole.
 _SAMPLED_ITEMS = 32
@@ -53,7 +53,7 @@ def _of_task(config: Config, task: Task, scratch: Path) -> dict[str, Any]:
     loaded = harness.load(task, scratch, shots=task.shots, seed=config.seed)["tasks"][task.name]
     asked = harness.asked(task, loaded, config.eval.limit)
     items = len(asked)
-    with own_code.running(task):
+    with catalog.running_own_code(task):
         loaded.build_all_requests(samples=list(asked[:: max(1, items // _SAMPLED_ITEMS)])[:_SAMPLED_ITEMS])
     rendered = len({request.doc_id for request in loaded.instances})
     texts = [_sequence(request) for request in loaded.instances]

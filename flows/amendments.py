@@ -9,16 +9,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from conf import compose, mirrors
-from conf.amendable import When, begins, row_of
-from conf.amendments import Changes, changes_between, waiting
+from conf import compose, tracking
+from conf.amendments import Changes, When, begins, changes_between, row_of, waiting
 from conf.fork import have_same_tensors, is_of_weights
 from conf.of_run import CONFIG_AMENDED, newest_amendment, of_run, write_amended
 from conf.schema import Config
-from flows.runtime.amended import next_start
-from flows.runtime.anew import train_like
-from flows.runtime.ask import ask_about
+from flows.runtime.amended import next_start, train_like
 from flows.runtime.context import is_mock, refuse_archived
+from flows.runtime.programs import ask_about
 from flows.stages.validate import check, check_mirror, check_shape
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, EvaluationError, RunBusyError
@@ -253,7 +251,7 @@ def _check_like_new(run: RunPaths, before: Config, after: Config, changes: Chang
     if after.checkpoint.mirror_url != before.checkpoint.mirror_url:
         check_mirror(after, run.run_id)
     if any(key.startswith("tracking.") for key in changes):
-        mirrors.check(after)
+        tracking.check_mirrors(after)
     if after.eval.enabled and run.contract.is_file() and any(key.startswith("eval.") for key in changes):
         _check_contract(run, after)
 

@@ -7,10 +7,10 @@ import os
 import shutil
 from pathlib import Path
 
-from hlatctl.run.atomic import fsync
+from hlatctl.run.checkpoint import MANIFEST, read_manifest
 from hlatctl.run.errors import cannot_write
+from hlatctl.run.files import fsync
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
-from hlatctl.run.manifest import MANIFEST, read_manifest
 from hlatctl.run.paths import RunPaths
 
 #: What the system says if a file can't be linked there: another file system, or the rules for foreign files.

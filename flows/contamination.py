@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import Config
-from flows.runtime.ask import ask, ask_about
+from flows.runtime.programs import ask, ask_about
 from hlatctl.run import files
+from hlatctl.run.checkpoint import MANIFEST, checkpoint_steps
 from hlatctl.run.errors import CheckpointError, DataError, EvaluationError, cannot_write
-from hlatctl.run.manifest import MANIFEST, checkpoint_steps
-from hlatctl.run.milestones import find_milestone
+from hlatctl.run.evaluations import find_milestone
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
 from hlatctl.units import count

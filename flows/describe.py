@@ -1,10 +1,15 @@
-"""Describes what a flow would do, for ``hlatctl plan``. Changes nothing."""
+"""Describes what a flow would do, for ``hlatctl plan``. Changes nothing.
+
+How much work a suite is, by the data in ``eval.data_dir``.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from conf import environment, fingerprint
 from conf.schema import Config
@@ -12,10 +17,11 @@ from flows.launch.base import Launcher
 from flows.launch.slurm.launcher import SlurmLauncher
 from flows.launchers import launcher_for
 from flows.runtime.context import cache_root, is_mock
-from flows.stages.compile import graph_key, nothing_ahead
-from flows.stages.coverage import no_coverage
+from flows.runtime.programs import ask_about
+from flows.stages.compile import graph_key, no_coverage, nothing_ahead
 from flows.stages.train import training_job
-from hlatctl.cache.layout import MANIFEST
+from hlatctl.cache.store import MANIFEST
+from hlatctl.run.errors import HlatctlError
 from hlatctl.run.paths import RunPaths
 
 
@@ -94,3 +100,18 @@ def _launcher(config: Config) -> Launcher:
 
 def _stage(name: str, key: str, why: str, *, will_run: bool = True) -> StageDescription:
     return StageDescription(name=name, fingerprint=key, will_run=will_run, why=why)
+
+
+#: The harness reads its definitions and renders some items of each task.
+_TIMEOUT_S = 300.0
+
+
+def workload(config: Config) -> tuple[list[dict[str, Any]] | None, str]:
+    """Return the records of ``eval.workload``, or None and why there are none; no data folder is no problem."""
+    if config.eval.data_dir is None:
+        return None, ""
+    try:
+        records: list[dict[str, Any]] = json.loads(ask_about("eval.workload", config, timeout_s=_TIMEOUT_S))
+    except HlatctlError as error:
+        return None, error.message
+    return records, ""

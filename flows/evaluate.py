@@ -21,19 +21,18 @@ from flows.pretrain import Ahead, Caller, PlainCaller
 from flows.runtime.context import FlowContext
 from flows.runtime.jobs import end_staying
 from flows.runtime.observer import Observer
-from flows.stages.contracts import ask_contracts
-from flows.stages.evaluate import Asked, evaluate_milestone, title, weights_of
+from flows.stages.evaluate import Asked, ask_contracts, evaluate_milestone, title, weights_of
 from flows.stages.provenance import record_provenance
 from flows.stages.report import write_report
 from flows.tracking import follower, prefect_api
-from hlatctl.run import contract_record, files, runs
+from hlatctl.run import contract, files, runs
+from hlatctl.run.checkpoint import MANIFEST
 from hlatctl.run.errors import CheckpointError, EvaluationError, HlatctlError, StoppedError
+from hlatctl.run.evaluations import find_milestone
+from hlatctl.run.files import DAMAGED
 from hlatctl.run.journal import EVALUATE_WRITER, FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import driver_pid, driver_token, hold_driver, hold_evaluator
-from hlatctl.run.manifest import MANIFEST
-from hlatctl.run.milestones import find_milestone
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED
 from hlatctl.run.redact import hide
 from hlatctl.run.state import RunState
 from hlatctl.units import count
@@ -204,7 +203,7 @@ def pipeline(ctx: FlowContext, caller: Caller, request: Request, folders: list[P
         elif caller.call(f"evaluate {tokens:,} tokens", partial(evaluate_milestone, ctx, tokens, asked)) != "evaluated":
             failed.append(tokens)
             continue
-        folders += [ctx.run.eval(tokens) / contract_record.folder(number) for number in asked.contracts]
+        folders += [ctx.run.eval(tokens) / contract.folder(number) for number in asked.contracts]
     _conclude(ctx, request, failed, folders)
     if _is_alone(ctx, request):
         caller.call("report", partial(write_report, ctx))
@@ -228,7 +227,7 @@ def _is_done(ctx: FlowContext, milestone_tokens: int, asked: Asked) -> bool:
 def _has(ctx: FlowContext, milestone_tokens: int, asked: Asked, number: str) -> bool:
     wanted = asked.contracts[number]
     try:
-        path = ctx.run.eval(milestone_tokens) / contract_record.folder(number) / "results.json"
+        path = ctx.run.eval(milestone_tokens) / contract.folder(number) / "results.json"
         record = files.read_sealed_json(path)
         if record.get("contract") != number or not wanted.items() <= record.get("contracts", {}).items():
             return False

@@ -14,15 +14,15 @@ from typing import Any
 from conf.schema import Config
 from flows import pretrain
 from flows.runtime.clock import Clock
-from hlatctl.report import measured
+from hlatctl.report import goodput as measured
 from hlatctl.report.forecast import Simulation
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError
+from hlatctl.run.files import private_folder
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.scratch import private_folder
 
 #: Creating and deleting a thousand small files a second on a disk would take longer than everything else.
 _IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

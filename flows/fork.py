@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from conf import compose
-from conf.amend import amended_skips
+from conf.data_changes import amended_skips
 from conf.fork import check_continues, is_of_data
 from conf.load import flatten, token_count
 from conf.of_run import of_run
 from conf.schema import Config, ForkConfig
 from flows import pretrain
 from flows.checkpoint_link import adopt_checkpoint
-from flows.runtime.anew import train_like
+from flows.runtime.amended import train_like
 from flows.runtime.context import is_mock
 from hlatctl.run import files
+from hlatctl.run.checkpoint import Manifest, checkpoint_steps, read_manifest, why_invalid
 from hlatctl.run.errors import CheckpointError, ConfigError
 from hlatctl.run.journal import no_steps, read_events
-from hlatctl.run.manifest import Manifest, checkpoint_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.runs import LATEST
 from hlatctl.units import count

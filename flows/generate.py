@@ -17,15 +17,14 @@ from typing import Any
 
 from conf.of_run import of_run
 from conf.sampling import Sampling
-from flows.runtime.ask import ask
-from flows.runtime.conversation import Conversation, conversation
+from flows.runtime.programs import Conversation, ask, conversation
 from flows.targets import FolderTarget, Target
+from hlatctl.run.checkpoint import folder_steps
 from hlatctl.run.errors import CheckpointError, ConfigError, DependencyError, EvaluationError, LaunchError
+from hlatctl.run.files import private_folder
 from hlatctl.run.fold import read_state
 from hlatctl.run.lease import driver_pid
-from hlatctl.run.manifest import folder_steps
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.scratch import private_folder
 from hlatctl.units import count, size
 
 #: Where a model computes if nothing else is asked for or present.

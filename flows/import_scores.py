@@ -12,7 +12,7 @@ import hlatctl
 from conf.schema import Config
 from hlatctl.report.exchange.source import Source
 from hlatctl.run import files, provenance, runs
-from hlatctl.run.atomic import new_file
+from hlatctl.run.files import new_file
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.redact import hide

@@ -15,7 +15,7 @@ from hlatctl.run.paths import RunPaths
 def launcher_for(config: Config) -> Launcher:
     """Return the launcher that ``cluster.launcher`` names. The simulated one only renders jobs."""
     if is_mock(config):
-        from flows.simulation.mock import MockLauncher
+        from flows.simulation.world import MockLauncher
 
         return MockLauncher(config)
     if config.cluster.launcher == "slurm":

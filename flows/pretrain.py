@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import conf.load
-from conf import fingerprint, mirrors
+from conf import fingerprint, tracking
 from conf.origins import Origins
 from conf.schema import Config
 from flows.launchers import launcher_for, open_context
@@ -28,12 +28,9 @@ from flows.runtime.clock import Clock, DriverLostError
 from flows.runtime.context import FlowContext, is_mock, refuse_archived
 from flows.runtime.observer import Observer
 from flows.simulation.world import START_UNIX_S
-from flows.stages.compile import compile_graphs, warm_cache
-from flows.stages.coverage import check_coverage
+from flows.stages.compile import check_coverage, compile_graphs, warm_cache
 from flows.stages.data import prepare_data
-from flows.stages.evaluate import due_milestones
-from flows.stages.evaluations import Evaluations
-from flows.stages.exported import remove_left_over
+from flows.stages.evaluate import Evaluations, due_milestones, remove_left_over
 from flows.stages.preflight import preflight
 from flows.stages.provenance import record_provenance
 from flows.stages.report import finish_report, write_report
@@ -172,7 +169,7 @@ def create(
         check(config, begun=forked)
         check_shape(config)
         check_mirror(config, run_id)
-        mirrors.check(config)
+        tracking.check_mirrors(config)
         check_notify(config)
     now_unix_s = (lambda: START_UNIX_S) if is_mock(config) else time.time
     place: dict[str, Any] = {"sweep": of.sweep, "trial": of.trial} if of else {}

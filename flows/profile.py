@@ -15,8 +15,7 @@ from hlatctl.run.errors import ConfigError, RunBusyError, StorageError
 from hlatctl.run.fold import apply, follow, read_state
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.lease import driver
-from hlatctl.run.paths import RunPaths
-from hlatctl.run.profiles import MOST_RANKS, MOST_STEPS, table_name
+from hlatctl.run.paths import MOST_RANKS, MOST_STEPS, RunPaths, table_name
 from hlatctl.run.state import ProfileState, RunState
 from hlatctl.units import size
 

@@ -6,13 +6,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hlatctl.report.run_index import called
+from hlatctl.report.run_list import called
 from hlatctl.run import runs
+from hlatctl.run.checkpoint import MANIFEST, read_manifest, steps_in, why_invalid
 from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, RunNotFoundError
-from hlatctl.run.manifest import MANIFEST, read_manifest, steps_in, why_invalid
+from hlatctl.run.files import why
 from hlatctl.run.model_folder import check_sizes, lacking
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import why
 
 _KINDS = "TARGET is a run, a checkpoint's folder (.../checkpoints/step-00001000), or a Hugging Face folder"
 

@@ -15,24 +15,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import conf.load
-from conf.amend import amended_skips
+from conf.data_changes import amended_skips
 from conf.of_run import of_run
 from conf.schema import Config
 from flows.checkpoint_link import adopt_checkpoint
 from flows.launchers import launcher_for
-from flows.runtime.ask import ask
 from flows.runtime.context import FlowContext, is_mock
 from flows.runtime.jobs import run_job
+from flows.runtime.programs import ask
 from flows.stages.train import training_job
 from hlatctl.run import files, runs
+from hlatctl.run.checkpoint import checkpoint_steps
 from hlatctl.run.errors import CheckpointError, ConfigError, DataError, RunBusyError
+from hlatctl.run.files import private_folder
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import Event, no_steps, read_events, train_writer, writer_events
 from hlatctl.run.lease import driver, hold_driver
-from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths, cache_dir
 from hlatctl.run.provenance import package_versions
-from hlatctl.run.scratch import private_folder
 from hlatctl.run.state import RunState
 
 #: Processors and devices round differently: the largest relative difference of a loss between two of them. Norms of

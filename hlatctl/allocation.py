@@ -31,7 +31,7 @@ from typing import Any
 
 from hlatctl import node
 from hlatctl.run import files
-from hlatctl.run.reading import DAMAGED
+from hlatctl.run.files import DAMAGED
 
 TOKEN_ENV = "HLATCTL_TOKEN"
 #: The nodes of a round, as Slurm writes lists; a script that is submitted by hand runs on all nodes of its job.

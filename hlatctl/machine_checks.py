@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from conf.eval_rules import code_tasks
 from conf.schema import Config
+from conf.validate import code_tasks
 from hlatctl.cache.mirror import check_writable
 from hlatctl.run import processes
 from hlatctl.run.checks import Check

@@ -32,12 +32,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hlatctl.cache.staged import stage
+from hlatctl.cache.environment import stage
 from hlatctl.node_log import NodeLog
-from hlatctl.run import fence, files, processes, rank_output, scratch
+from hlatctl.run import fence, files, processes, rank_output
 from hlatctl.run.errors import HlatctlError
-from hlatctl.run.host import node_name
-from hlatctl.run.reading import DAMAGED
+from hlatctl.run.files import DAMAGED
+from hlatctl.run.processes import node_name
 
 #: What a scheduler's script tells this program, which passes it on.
 NODE_RANK_ENV = "NODE_RANK"
@@ -154,7 +154,7 @@ class Node:
             _use_own_log(self._rank)
         except OSError as error:
             return _no_records(error)
-        with scratch.private_folder("job") as own:
+        with files.private_folder("job") as own:
             self._write(
                 "pid",
                 {
@@ -170,14 +170,14 @@ class Node:
         self._write("exit_code", {"code": code, "asked_to_stop": self._asked_to_stop, "oom_kills": killed})
         return code
 
-    def _run_command(self, own: scratch.Scratch) -> int:
+    def _run_command(self, own: files.Scratch) -> int:
         nodes, log = int(os.environ.get(NODES_ENV, "1")), self._log(own.path)
         env = {
             **os.environ,
             **(several_machines(nodes) if nodes > 1 else one_machine(own.path)),
             processes.JOB_ENV: self._token,
             "TMPDIR": os.fspath(own.path),
-            scratch.JOB_FOLDER_ENV: os.fspath(own.path),
+            files.JOB_FOLDER_ENV: os.fspath(own.path),
             **({rank_output.SOCKET_ENV: os.fspath(log.socket)} if log else {}),
         }
         try:

@@ -10,7 +10,7 @@ from conf.initial_weights import MODEL
 from conf.load import dump
 from conf.schema import Config, EvalConfig, ModelConfig, TrainConfig
 from hlatctl.run import files
-from hlatctl.run.manifest import write_manifest
+from hlatctl.run.checkpoint import write_manifest
 from hlatctl.run.paths import RunPaths
 
 STEP = 5
@@ -33,9 +33,8 @@ def write_run(
     """
     import torch
 
-    from trainer.model import Llama
-    from trainer.shard_file import file_name, write_shard
-    from trainer.shard_index import INDEX, compose
+    from trainer.checkpoint.shards import INDEX, compose, file_name, write_shard
+    from trainer.model.decoder import Llama
 
     run, seq_len = RunPaths(root), 256
     folder = run.checkpoint(STEP)
@@ -61,7 +60,7 @@ def write_run(
 
 
 def _part(tensor, *, dimension: int, rank: int):  # type: ignore[no-untyped-def]
-    from trainer.chunks import Chunk
+    from trainer.checkpoint.shards import Chunk
 
     half = tensor.shape[dimension] // 2
     begin, size = (0, half) if rank == 0 else (half, tensor.shape[dimension] - half)

@@ -12,11 +12,11 @@ from conf.environment import cache_variable
 from conf.load import load
 from conf.of_run import of_run
 from conf.schema import Config
-from hlatctl.run import node_copy
+from hlatctl.run import files
 from hlatctl.run.errors import run_main
 from hlatctl.run.paths import RunPaths
-from trainer import evidence
 from trainer.process import follow_launcher, show_stacks_when_asked
+from trainer.step import evidence
 
 if TYPE_CHECKING:
     from trainer.backends.base import Backend
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-checkpoint-step", type=int, help="ignore newer checkpoints")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
-    read = node_copy.read_text
+    read = files.read_shared_text
     config = load(arguments.config, read=read) if arguments.config else of_run(run, read=read)
 
     _keep_to_own_cache(config)
@@ -60,7 +60,7 @@ def _keep_to_own_cache(config: Config) -> None:
 
 
 def _train(config: Config, run: RunPaths, backend: Backend, attempt: int, max_checkpoint_step: int | None) -> int:
-    from trainer import loop
+    from trainer.step import loop
 
     evidence.keep_in(run.hang(attempt), backend.rank)
     journal = loop.train_journal(run, backend, attempt)
@@ -78,8 +78,8 @@ def _train(config: Config, run: RunPaths, backend: Backend, attempt: int, max_ch
 
 
 def _compile_only(config: Config, run: RunPaths, backend: Backend) -> int:
-    from hlatctl.cache import manifest
-    from trainer import coverage
+    from hlatctl.cache import graphs
+    from trainer.step import coverage
 
     for message in backend.warnings:
         _warn(backend, message)
@@ -92,12 +92,12 @@ def _compile_only(config: Config, run: RunPaths, backend: Backend) -> int:
     backend.gather(None)  # wait until every process has written its graphs
     folder = os.environ.get(cache_variable(config))
     if folder and backend.rank == 0:
-        manifest.write_manifest(Path(folder))
+        graphs.write_manifest(Path(folder))
     return 0
 
 
 def _check_coverage(config: Config, run: RunPaths, backend: Backend) -> int:
-    from trainer import coverage
+    from trainer.step import coverage
 
     before = coverage.cached_graphs(config)
     backend.gather(None)  # no process may compile before all have listed the cache

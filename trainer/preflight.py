@@ -1,18 +1,25 @@
 """``torchrun -m trainer.preflight --run-dir RUN``: measure every worker before training starts.
 
 Each process measures itself. Rank 0 writes all measurements to ``preflight.json`` and names the ones below a limit.
+
+Preflight between nodes: whether all see one run directory, and whether all have the same software.
+
+One process of each node takes part; the others do nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
+import platform
 import resource
 import shutil
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,15 +29,14 @@ from conf.of_run import of_run
 from conf.schema import Config, ParallelConfig
 from conf.sizes import FAST_CHECKPOINTS, fast_dir_bytes, runs_dir_bytes
 from hlatctl.node import NODES_ENV
-from hlatctl.run import files, node_copy
+from hlatctl.run import files
+from hlatctl.run.checkpoint import checkpoint_steps, steps_in
 from hlatctl.run.errors import DependencyError, PreflightError, StorageError, run_main
-from hlatctl.run.host import node_name
-from hlatctl.run.manifest import checkpoint_steps, steps_in
+from hlatctl.run.files import JOB_FOLDER_ENV, reading
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import reading
-from hlatctl.run.scratch import JOB_FOLDER_ENV
-from trainer import preflight_nodes
-from trainer.checkpoint.tiers import Tiers
+from hlatctl.run.processes import node_name
+from hlatctl.run.provenance import package_versions, versions_of
+from trainer.checkpoint.trust import Tiers
 from trainer.process import follow_launcher
 
 if TYPE_CHECKING:
@@ -38,10 +44,96 @@ if TYPE_CHECKING:
 
     from trainer.backends.base import Backend
 
+
+#: A client of NFS may show a new file of another machine only after this time (nfs(5), acdirmin).
+_VISIBLE_S = 30.0
+_POLL_S = 0.2
+#: Share of the job's time limit after which missing nodes or files are named, before the job is ended.
+PATIENCE = 0.8
+_STARTED_S = time.monotonic()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that must be the same on all nodes, by name."""
+    return {**package_versions(("hlatctl", "torch")), "python": platform.python_version()}
+
+
+def compare_nodes(run: RunPaths, backend: Backend, timeout_s: float) -> tuple[dict[str, str], list[str]]:
+    """Return this node's versions, and what is wrong with it; for all but one of its processes, nothing.
+
+    Each node writes a token into the run directory and reads the first node's; the first node reads all. A node whose
+    folder differs from the first node's fails, before the job's time-out hides why.
+
+    Args:
+        run: the run directory.
+        backend: of this process.
+        timeout_s: of the job.
+    """
+    first_of_node = os.environ.get("LOCAL_RANK", "0") == "0"
+    own, problem = _write_token(run) if first_of_node else ({}, "")
+    nodes = [node for node in backend.gather(own) if node]
+    failures = [problem] if problem else []
+    wanted = nodes[1:] if backend.rank == 0 else nodes[:1]
+    deadline = min(time.monotonic() + _VISIBLE_S, _STARTED_S + PATIENCE * timeout_s)
+    unseen = {node["host"]: _why_not_visible(run, node, deadline) for node in wanted if first_of_node}
+    if backend.rank:
+        failures += filter(None, unseen.values())
+    seen_by_first = backend.gather(unseen)[0]  # from here on, nobody reads a token
+    if not first_of_node:
+        return {}, failures
+    with contextlib.suppress(OSError):
+        Path(own["path"]).unlink()
+    if backend.rank and not failures and (text := seen_by_first.get(node_name())):
+        failures.append(text)
+    return own["versions"], [*failures, *_other_software(run, own["versions"], [node["versions"] for node in nodes])]
+
+
+def _other_software(run: RunPaths, own: dict[str, str], nodes: list[dict[str, str]]) -> list[str]:
+    """Return what is not as on most nodes; of two versions on as many nodes, the driver's is the right one."""
+    with reading(run.provenance):
+        driver = versions_of(files.read_json(run.provenance) if run.provenance.is_file() else {})
+    failures = []
+    for name, version in own.items():
+        there = [node.get(name, "none") for node in nodes]
+        usual = max(sorted(set(there)), key=lambda each: (there.count(each), each == driver.get(name)))
+        if version != usual:
+            failures.append(f"{name} {version}: {there.count(usual)} of {len(nodes)} nodes have {usual}")
+    return failures
+
+
+def _write_token(run: RunPaths) -> tuple[dict[str, Any], str]:
+    """Write this node's token; returns what the others need to know, and the problem, if any."""
+    path = run.preflight_nodes / f"{node_name()}.node-{os.environ.get('GROUP_RANK', '0')}.token"
+    token = uuid.uuid4().hex
+    own: dict[str, Any] = {"host": node_name(), "path": os.fspath(path), "token": token, "versions": versions()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(path, token)
+    except OSError as error:
+        return own, f"run directory {run.root}: can't be written ({error.strerror})"
+    return own, ""
+
+
+def _why_not_visible(run: RunPaths, node: dict[str, Any], deadline: float) -> str:
+    """Wait until the token of a node can be read here; return the problem if it can't."""
+    while True:
+        try:
+            if Path(node["path"]).read_text(encoding="utf-8") == node["token"]:
+                return ""
+            problem = "has another content"
+        except OSError as error:
+            problem = f"can't be read ({error.strerror})"
+        if time.monotonic() > deadline:
+            return (
+                f"run directory {run.root}: is not the same folder on {node_name()} and {node['host']}: what "
+                f"{node['host']} wrote there {problem}; runs_dir must be on storage that all nodes share"
+            )
+        time.sleep(_POLL_S)
+
+
 _MATMUL_SIZE = 1024
 _ALLREDUCE_MIB = 16
 _REPEATS = 3
-_POLL_S = 0.2
 #: File in a node's private folder: all nodes are checked.
 _CHECKED = "nodes-checked"
 
@@ -79,7 +171,7 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
             f"the run's checkpoints still need (checkpoint.keep={config.checkpoint.keep}, {len(config.milestones)} "
             f"milestones, {len(config.permanent_steps)} permanent)"
         )
-    own_versions, differences = preflight_nodes.compare(run, backend, preflight.timeout_s)
+    own_versions, differences = compare_nodes(run, backend, preflight.timeout_s)
     failures += differences
     if config.backend.device == "neuron":
         failures += node_failures(run, backend)
@@ -108,7 +200,7 @@ def check_node(config: Config, run: RunPaths) -> None:
 
 def _wait_for_nodes(config: Config, run: RunPaths, done: Callable[[], bool]) -> None:
     """Wait until all nodes are checked: the first one may still be testing the connection between them."""
-    deadline = time.monotonic() + preflight_nodes.PATIENCE * config.preflight.timeout_s
+    deadline = time.monotonic() + PATIENCE * config.preflight.timeout_s
     while not done():
         if time.monotonic() > deadline:
             raise PreflightError(
@@ -265,7 +357,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--config", type=Path, help="configuration to measure for; none: the run's newest")
     arguments = parser.parse_args(argv)
-    run, read = RunPaths(arguments.run_dir.absolute()), node_copy.read_text
+    run, read = RunPaths(arguments.run_dir.absolute()), files.read_shared_text
     config = _on_all_nodes(load(arguments.config, read=read) if arguments.config else of_run(run, read=read))
 
     if config.backend.device == "neuron":

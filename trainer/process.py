@@ -27,7 +27,7 @@ class StopRequest:
 def show_stacks_when_asked() -> None:
     """Print the stacks of all threads to stderr on SIGUSR1, even during a collective that hangs.
 
-    Then the handler runs that was there before (``trainer.evidence``).
+    Then the handler runs that was there before (``trainer.step.evidence``).
     """
     if hasattr(faulthandler, "register"):  # not on Windows
         faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)

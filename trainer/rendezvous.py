@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from hlatctl.run import peers
 from hlatctl.run.errors import ConfigError
-from hlatctl.run.host import node_name
-from hlatctl.run.scratch import JOB_FOLDER_ENV
+from hlatctl.run.files import JOB_FOLDER_ENV
+from hlatctl.run.processes import node_name
 
 
 def join(backend: str, *, timeout: timedelta) -> None:

@@ -1,19 +1,32 @@
-"""The run of a drill: its growing journal, its driver and its processes."""
+"""The run of a drill: its growing journal, its driver and its processes.
+
+How a drill reaches the processes of a training job: on this machine, or on the nodes of a Slurm cluster.
+
+A small disk that can be filled: a tmpfs made by bubblewrap, which every process of this user can use.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 from conf.of_run import of_run
+from conf.schema import Config
 from flows import control
-from flows.drill.reach import reach_for
+from flows.drill import on_node
 from flows.launch.base import Handle
+from flows.launch.local import LocalLauncher
+from flows.launch.slurm.launcher import SlurmLauncher
 from flows.launchers import launcher_for
-from flows.runtime import detached
+from flows.runtime import programs
 from flows.runtime.context import live_training
 from hlatctl.run import processes
 from hlatctl.run.errors import HlatctlError, LaunchError, TrainingError
@@ -23,6 +36,107 @@ from hlatctl.run.lease import driver_pid
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.processes import Identity
 from hlatctl.run.state import AttemptState, RunState
+
+#: What these launchers' jobs can be reached with; a drill of any other is refused.
+LAUNCHERS = ("local", "slurm")
+
+
+class Reach(Protocol):
+    """Sends signals to a training job. The methods raise LaunchError if there is nothing to signal."""
+
+    def rank(self, handle: Handle, number: signal.Signals) -> None:
+        """Signal the training process of the last rank."""
+
+    def program(self, handle: Handle, number: signal.Signals) -> None:
+        """Signal the program of the last node."""
+
+    def preempt(self, handle: Handle) -> None:
+        """Ask the job to stop, as a scheduler does to reclaim its nodes."""
+
+    def cancel(self, handle: Handle) -> None:
+        """Cancel the job, as an administrator does."""
+
+
+class Here:
+    """Jobs of this machine."""
+
+    def rank(self, handle: Handle, number: signal.Signals) -> None:
+        """Signal the training process of the last rank."""
+        processes.send(last_rank(handle), number)
+
+    def program(self, handle: Handle, number: signal.Signals) -> None:
+        """Signal the job's node program."""
+        processes.send(node_program(handle), number)
+
+    def preempt(self, handle: Handle) -> None:
+        """Ask the job to stop through its node program."""
+        self.program(handle, signal.SIGTERM)
+
+    def cancel(self, handle: Handle) -> None:
+        """Raise LaunchError: there is no scheduler."""
+        raise LaunchError("a job of this machine has no scheduler that could cancel it")
+
+
+class OnSlurm:
+    """Jobs of a Slurm cluster: signals are sent by a step beside training, on the job's last node.
+
+    Args:
+        config: of the run.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._launcher, self._last = SlurmLauncher(config.cluster), config.cluster.nodes - 1
+
+    def rank(self, handle: Handle, number: signal.Signals) -> None:
+        """Signal the training process of the last rank."""
+        self._on_last_node(handle, number, on_node.RANK)
+
+    def program(self, handle: Handle, number: signal.Signals) -> None:
+        """Signal the program of the last node."""
+        self._on_last_node(handle, number, on_node.PROGRAM)
+
+    def preempt(self, handle: Handle) -> None:
+        """Signal all processes of the job, as Slurm does."""
+        self._launcher.signal(handle, signal.SIGTERM)
+
+    def cancel(self, handle: Handle) -> None:
+        """Cancel the job."""
+        self._launcher.signal(handle, None)
+
+    def _on_last_node(self, handle: Handle, number: signal.Signals, what: str) -> None:
+        base = Path(handle.launch_dir) / handle.name
+        argv = ("-m", "flows.drill.on_node", os.fspath(base), str(self._last), what, number.name)
+        self._launcher.run_beside(handle, self._last, *argv)
+
+
+def reach_for(config: Config) -> Reach:
+    """Return how to reach the jobs of a run."""
+    return OnSlurm(config) if config.cluster.launcher == "slurm" else Here()
+
+
+def node_program(handle: Handle) -> processes.Identity:
+    """Return the process of a job's node program on this machine.
+
+    Raises:
+        LaunchError: it has none.
+    """
+    process = LocalLauncher().process(handle)
+    if process is None:
+        raise LaunchError("the training job has no process")
+    return process
+
+
+def last_rank(handle: Handle) -> processes.Identity:
+    """Return the training process of the last rank on this machine.
+
+    Raises:
+        LaunchError: none is left.
+    """
+    ranks = processes.ranks(node_program(handle).pid)
+    if not ranks:
+        raise LaunchError("no training process is left")
+    return ranks[max(ranks)]
+
 
 _T = TypeVar("_T")
 
@@ -76,7 +190,7 @@ class Arena:
             LaunchError: it has ended at once.
         """
         try:
-            detached.start_driver(self.run, inside=_YIELDING)
+            programs.start_driver(self.run, inside=_YIELDING)
         except HlatctlError as error:
             raise LaunchError(error.message, hint=error.hint) from None
         self._driven = True
@@ -185,3 +299,56 @@ class Arena:
                 f"run {self.run.run_id}: doesn't stop",
                 hint=f"`hlatctl stop {self.run.run_id} --runs-dir {self.run.root.parent}`",
             )
+
+
+_BLOCK = bytes(1 << 20)
+
+
+def why_no_small_disk() -> str:
+    """Return why this machine can't have one, and what helps; empty if it can."""
+    bwrap = shutil.which("bwrap")
+    if not sys.platform.startswith("linux") or bwrap is None:
+        return "needs bubblewrap (apt-get install bubblewrap)"
+    tried = subprocess.run([bwrap, "--dev-bind", "/", "/", "--", "/bin/true"], capture_output=True, check=False)
+    return "" if tried.returncode == 0 else "bubblewrap does not work here (sysctl user.max_user_namespaces)"
+
+
+@contextmanager
+def under_small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
+    """Move a folder to a disk of its own; at the end it is a plain folder again.
+
+    Bubblewrap mounts the disk for a process that keeps it mounted. Meanwhile the folder is a link to the disk, through
+    that process's root in /proc.
+    """
+    mount = folder.with_name(f".{folder.name}.disk")
+    mount.mkdir()
+    words = ["bwrap", "--dev-bind", "/", "/", "--die-with-parent", "--size", str(size_bytes), "--tmpfs", str(mount)]
+    with subprocess.Popen([*words, "--", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as keeper:
+        assert keeper.stdin
+        assert keeper.stdout
+        keeper.stdin.write(b"\n")
+        keeper.stdin.flush()
+        keeper.stdout.readline()  # its answer means that the disk is mounted
+        pid = (processes.descendants(keeper.pid) or [keeper.pid])[-1]
+        on_disk = Path(f"/proc/{pid}/root") / mount.relative_to("/") / folder.name
+        _replace(folder, on_disk)
+        try:
+            yield
+        finally:
+            folder.unlink()
+            shutil.copytree(on_disk, folder)
+            keeper.stdin.close()  # ends the process, which removes the disk
+    mount.rmdir()
+
+
+def fill_disk(ballast: Path) -> None:
+    """Append to a file until its disk is full."""
+    with ballast.open("ab", buffering=0) as file, suppress(OSError):
+        while file.write(_BLOCK):
+            pass
+
+
+def _replace(folder: Path, on_disk: Path) -> None:
+    shutil.copytree(folder, on_disk)
+    shutil.rmtree(folder)
+    folder.symlink_to(on_disk)

@@ -12,17 +12,15 @@ from pathlib import Path
 from conf.schema import Config
 from conf.validate import unsupported
 from flows import pretrain
-from flows.drill import small_disk
-from flows.drill.arena import Arena, NotRecovered, NotTried
+from flows.drill import arena as small_disk
+from flows.drill.arena import LAUNCHERS, Arena, NotRecovered, NotTried
 from flows.drill.faults import FAULTS, Seen, no_tracking
-from flows.drill.reach import LAUNCHERS
 from flows.drill.tracking import Servers
 from flows.runtime.signals import Signals
 from hlatctl.report.build import build
-from hlatctl.run.errors import ConfigError, LaunchError
+from hlatctl.run.errors import ConfigError, LaunchError, suggest
 from hlatctl.run.journal import DRILL_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.suggest import suggest
 
 #: Names of the runs in a drill's folder.
 DRILLED, UNDISTURBED, SMALL_DISK = "drilled", "undisturbed", "small-disk"
@@ -141,7 +139,7 @@ class _Drill:
         sizes = [int(event["bytes"]) for event in drilled.events if event["kind"] == "checkpoint_written"]
         size_bytes = max(sizes) * (self.config.checkpoint.keep + _SMALL_DISK_SPARE) + _SMALL_DISK_REST_BYTES
         arena = Arena(pretrain.create(self.config, argv=self.argv, run_id=SMALL_DISK), self.journal)
-        with small_disk.under(arena.run.root, size_bytes), _running(arena):
+        with small_disk.under_small_disk(arena.run.root, size_bytes), _running(arena):
             return self._try(arena, fault)
 
     def _undisturbed(self, steps: int) -> Arena:

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema import Config
-from flows.drill import small_disk
-from flows.drill.arena import Arena, NotRecovered, NotTried
-from flows.drill.reach import last_rank
+from flows.drill import arena as small_disk
+from flows.drill.arena import Arena, NotRecovered, NotTried, last_rank
 from flows.drill.tracking import Servers
 from hlatctl.run import files
+from hlatctl.run.checkpoint import MANIFEST, steps_in
 from hlatctl.run.journal import Event, heartbeat, train_writer
 from hlatctl.run.lease import driver_pid
-from hlatctl.run.manifest import MANIFEST, steps_in
 from hlatctl.run.pace import median_step_s
 from hlatctl.run.processes import Identity, send
 
@@ -208,7 +207,7 @@ def kill_driver(arena: Arena, _: Servers) -> Seen:
 def fill_disk(arena: Arena, _: Servers) -> Seen:
     """Fill the run's disk completely, for longer than a hang may last and until a checkpoint was due."""
     attempt, newest, ballast = arena.attempt.number, max(arena.state.checkpoints), arena.run.root / "ballast"
-    injected_s, mark = arena.inject("fill_disk", lambda: small_disk.fill(ballast))
+    injected_s, mark = arena.inject("fill_disk", lambda: small_disk.fill_disk(ballast))
     try:
         arena.wait_until("training on a full disk", _outlives(arena, ballast, injected_s))
         if newest not in steps_in(arena.run.checkpoints):
@@ -233,7 +232,7 @@ def _outlives(arena: Arena, ballast: Path, injected_s: float) -> Callable[[], bo
     limit_s = max(recovery.hang_floor_s, recovery.hang_factor * median_s)
 
     def lives() -> bool:
-        small_disk.fill(ballast)  # old checkpoints may have been deleted
+        small_disk.fill_disk(ballast)  # old checkpoints may have been deleted
         beats.add(heartbeat(arena.run, train_writer(0)))
         return len(beats) > 2 * arena.config.checkpoint.every_steps and time.time() - injected_s > limit_s
 
@@ -334,7 +333,7 @@ def no_tracking(config: Config) -> str:
 def _no_small_disk(config: Config) -> str:
     if config.cluster.launcher != "local":
         return "the nodes of a cluster would not see the small disk, which is in this machine's memory"
-    return small_disk.why_unavailable()
+    return small_disk.why_no_small_disk()
 
 
 def _no_scheduler(config: Config) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hlatctl import node
 from hlatctl.run import files, processes
-from hlatctl.run.reading import DAMAGED
+from hlatctl.run.files import DAMAGED
 
 #: The training process of the last rank of the node, or the node's program itself.
 RANK, PROGRAM = "rank", "program"

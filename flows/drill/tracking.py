@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from flows.runtime import spawn
+from flows.runtime import programs
 from flows.tracking import local_server, ui, ui_record
 from flows.tracking.mlflow_run import LAST_STEP_TAG
 from hlatctl.run import files, processes
@@ -51,8 +51,8 @@ class Servers:
         log = self._runs_dir / "ui.log"
         ports = ("--port=0", f"--prefect-port={self._prefect_port}", f"--mlflow-port={self._mlflow_port}")
         with log.open("ab") as output:
-            serve = spawn.command("hlatctl", "ui", *ports, "--runs-dir", os.fspath(self._runs_dir))
-            self._ui = spawn.beside(serve, output)
+            serve = programs.python_command("hlatctl", "ui", *ports, "--runs-dir", os.fspath(self._runs_dir))
+            self._ui = programs.start_alongside(serve, output)
         wait = local_server.Wait(self._say)
         while not (record := ui_record.read(self._runs_dir)) or not (record.mlflow and record.prefect):
             waited_s = wait.so_far_s("MLflow's and Prefect's servers")

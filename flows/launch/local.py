@@ -1,7 +1,12 @@
 """Jobs as processes of this machine, each in a session of its own, so that they outlive the driver.
 
 The rendered shell script sets the environment and becomes ``hlatctl.node``, which writes a start record first and an
-end record last. ``flows.launch.records`` finds the job through these two files.
+end record last. ``flows.launch.local`` finds the job through these two files.
+
+Read the start and end records of a local job: its process, its other processes, its exit code.
+
+``hlatctl.node`` writes both files as JSON. Scripts of older versions wrote process id and exit code as bare numbers. A
+bare process id counts only while that process runs the job's script.
 """
 
 from __future__ import annotations
@@ -12,12 +17,116 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from flows.launch import records
 from flows.launch.base import Allocation, Handle, Job, Plan, Status, export_lines, quote
+from hlatctl import node
 from hlatctl.run import files, processes
 from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, cannot_write
+from hlatctl.run.files import DAMAGED
+from hlatctl.run.processes import Identity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A job that was started on this machine.
+
+    Args:
+        process: ``hlatctl.node``, or the shell of an older version's job.
+        token: of the job's processes; empty for an older version's job, whose processes are descendants of its shell.
+    """
+
+    process: Identity
+    token: str
+
+    def members(self) -> list[Identity]:
+        """Return the job's processes that are alive."""
+        if self.token:
+            return [process for process in (*processes.of_job(self.token), self.process) if processes.alive(process)]
+        if not processes.alive(self.process):
+            return []
+        below = (processes.identify(pid) for pid in processes.descendants(self.process.pid))
+        return [self.process, *(process for process in below if process)]
+
+    def ask_to_stop(self) -> None:
+        """Ask the job to stop; of an older version's job the process group, because its shell only waits."""
+        asked = [self.process] if self.token else [m for m in self.members() if _group(m.pid) == self.process.pid]
+        for process in asked:
+            processes.send(process, signal.SIGTERM)
+
+    def ask_to_end(self) -> bool:
+        """Ask ``hlatctl.node`` to end the job at once; return whether it was asked."""
+        return bool(self.token) and processes.send(self.process, signal.SIGQUIT)
+
+
+def record_paths(handle: Handle) -> tuple[Path, Path]:
+    """Return the two files of a job."""
+    base = Path(handle.launch_dir) / handle.name
+    return node.record(base, "pid"), node.record(base, "exit_code")
+
+
+def recorded_start(handle: Handle) -> Record | None:
+    """Return a job that was started; None: it was not, or its process can't be identified.
+
+    If its record is missing or damaged, a running job is found by the command line of its ``hlatctl.node``.
+    """
+    record = recorded(handle)
+    if record and processes.alive(record.process):
+        return record
+    return _running(handle) or record
+
+
+def recorded(handle: Handle) -> Record | None:
+    """Return the job of the start record; None: there is no usable record."""
+    value = _read(record_paths(handle)[0])
+    if isinstance(value, int):
+        return _old(handle, value)
+    try:
+        process = Identity(pid=int(value["pid"]), started=str(value["started"]), boot_id=str(value["boot_id"]))
+        return Record(process=process, token=str(value["token"]))
+    except DAMAGED:
+        return None
+
+
+def recorded_exit_code(handle: Handle) -> int | None:
+    """Return the exit code of a job that has ended and left one."""
+    value = _read(record_paths(handle)[1])
+    try:
+        return int(value["code"]) if isinstance(value, dict) else None if value is None else int(value)
+    except DAMAGED:
+        return None
+
+
+def _running(handle: Handle) -> Record | None:
+    base = os.fspath(Path(handle.launch_dir) / handle.name)
+    for process in processes.with_words("-m", "hlatctl.node", base):
+        tokens = (processes.job_of(pid) for pid in processes.descendants(process.pid))
+        return Record(process=process, token=next(filter(None, tokens), ""))
+    return None
+
+
+def _old(handle: Handle, pid: int) -> Record | None:
+    process = processes.identify(pid)
+    if process is None or processes.command_line(pid) != ("/bin/sh", f"{handle.launch_dir}/{handle.name}.sh"):
+        return None
+    return Record(process=process, token="")
+
+
+def _read(path: Path) -> Any:
+    try:
+        return files.read_json(path)
+    except (OSError, *DAMAGED):
+        return None
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return -1
+
 
 _POLL_S = 0.05
 #: For jobs on the cores of training, which waits for its slowest process. They get a third of the weight of one of its
@@ -64,9 +173,9 @@ class LocalLauncher:
             raise cannot_write(place, error, hint=hint) from None
         pid = _spawn_session(plan.script_path, job.log)
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while records.recorded(handle) is None:
+        while recorded(handle) is None:
             if processes.identify(pid) is None or time.monotonic() > deadline:
-                if records.recorded(handle):  # written since the check above
+                if recorded(handle):  # written since the check above
                     break
                 raise LaunchError(f"job {job.name}: its script did not start", hint=f"see {job.log}")
             time.sleep(_POLL_S)
@@ -74,10 +183,10 @@ class LocalLauncher:
 
     def status(self, handle: Handle) -> Status:
         """Return the state by the exit code on disk, or else by whether the job's process is alive."""
-        code = records.exit_code(handle)
+        code = recorded_exit_code(handle)
         if code is None and self.process(handle) is None:
             # It may have ended between the two checks.
-            code = records.exit_code(handle)
+            code = recorded_exit_code(handle)
             if code is None:
                 return Status(state="lost")
         if code is None:
@@ -86,7 +195,7 @@ class LocalLauncher:
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
         """Ask ``hlatctl.node`` to stop the job, and after ``grace_s`` to end it; kill what is left of both."""
-        record = records.started(handle)
+        record = recorded_start(handle)
         if record is None:
             return
         if grace_s:
@@ -102,7 +211,7 @@ class LocalLauncher:
 
     def process(self, handle: Handle) -> processes.Identity | None:
         """Return the process of the job's ``hlatctl.node``; None: it has ended, or was never started."""
-        record = records.started(handle)
+        record = recorded_start(handle)
         if record is None:
             return None
         _reap(record)
@@ -128,7 +237,7 @@ class LocalLauncher:
 def _prepare(plan: Plan, handle: Handle) -> None:
     """Write the job's script, create its log, and remove the records of an earlier job of this name."""
     job = plan.job
-    for stale in (*records.paths(handle), job.error_file):
+    for stale in (*record_paths(handle), job.error_file):
         stale.unlink(missing_ok=True)
     files.write_text(plan.script_path, plan.script)
     job.log_dir.mkdir(parents=True, exist_ok=True)
@@ -194,13 +303,13 @@ def _spawn_session(script: Path, log: Path) -> int:
         )
 
 
-def _wait_for_end(record: records.Record, timeout_s: float) -> None:
+def _wait_for_end(record: Record, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while processes.alive(record.process) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 
 
-def _reap(record: records.Record) -> None:
+def _reap(record: Record) -> None:
     """If this process started the job, collect its exit status, or it would stay a zombie."""
     with suppress(ChildProcessError):
         os.waitpid(record.process.pid, os.WNOHANG)

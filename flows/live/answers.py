@@ -1,10 +1,14 @@
 """What the page asks of one run or of several: details, curves, comparisons, logs, documents, stop and resume.
 
 Importing this takes a second, because of numpy. So the page is served before.
+
+The documents of a step. The trainer's data loader finds them, in a process of its own that takes seconds.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,16 +19,71 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
+from conf.of_run import check_step, of_run
 from flows.live import control
-from flows.live.documents import documents
 from flows.live.json_response import as_json
-from flows.live.watcher import Watcher
+from flows.live.stream import Watcher
+from flows.runtime.programs import ask
 from flows.tracking import links
-from hlatctl.report.live import compared, curves, details, items, logs, ranks
+from hlatctl.report.live import compared, curves, details, items
+from hlatctl.report.live import index as ranks
 from hlatctl.report.live.curves import StepColumns
-from hlatctl.report.live.open_run import OpenRun
-from hlatctl.run.errors import ConfigError, RunNotFoundError
+from hlatctl.report.live.index import OpenRun
+from hlatctl.report.run_view import is_simulated
+from hlatctl.run.errors import ConfigError, DataError, RunBusyError, RunNotFoundError
 from hlatctl.run.paths import RunPaths
+
+_TIMEOUT_S = 300.0
+#: One at a time: each one imports PyTorch and may replay thousands of batches.
+_one = threading.Lock()
+
+
+def documents(run: RunPaths, step: int) -> dict[str, Any]:
+    """Return the documents that a step was trained on, with the beginning of each text.
+
+    Raises:
+        ConfigError: the run has no such step.
+        DataError: the run is simulated, or its corpus is missing.
+        RunBusyError: another question is being answered.
+        LaunchError: it takes too long.
+    """
+    if is_simulated(run):
+        raise DataError(f"run {run.run_id}: is simulated, so it has no corpus", hint="choose another run")
+    check_step(of_run(run), step, "step")  # before a process is started that imports PyTorch
+    if not _one.acquire(blocking=False):
+        raise RunBusyError("the documents of another step are being read", hint="wait a few seconds, then retry")
+    try:
+        answer = json.loads(
+            ask(
+                "trainer.data.at",
+                "--run-dir",
+                os.fspath(run.root),
+                "--step",
+                str(step),
+                timeout_s=_TIMEOUT_S,
+                yields=True,
+            )
+        )
+    finally:
+        _one.release()
+    return {
+        "step": step,
+        "batch": answer["batch"],
+        "trained": answer["trained"],
+        "documents": [
+            {
+                "sequence": index,
+                "source": document.get("source"),
+                "id": f"{document['file']}:{document['row']}",
+                "first_token": document["first_token"],
+                "tokens": document["tokens"],
+                "text": document["text"],
+            }
+            for index, sequence in enumerate(answer["sequences"])
+            for document in sequence
+        ],
+    }
+
 
 #: Memory of the columns of steps that are kept: five runs of 2 M steps.
 _COLUMNS_BYTES = 512 << 20
@@ -114,8 +173,8 @@ class Answers:
         """Answer the end of a log."""
         given, run = request.query_params, self._run(request)
         attempt, rank, lines = (_whole(given.get(name), name) for name in ("attempt", "rank", "lines"))
-        found = logs.tail(
-            run, name=given.get("file") or None, attempt=attempt, rank=rank, lines=lines or logs.DEFAULT_LINES
+        found = details.log_tail(
+            run, name=given.get("file") or None, attempt=attempt, rank=rank, lines=lines or details.DEFAULT_LINES
         )
         return as_json(found)
 

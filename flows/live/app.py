@@ -24,8 +24,7 @@ from starlette.types import ASGIApp
 
 from flows.live.json_response import as_json
 from flows.live.session import HEALTH, Session
-from flows.live.stream import changes
-from flows.live.watcher import Watcher
+from flows.live.stream import Watcher, changes
 from flows.tracking.local_server import Gate
 from hlatctl.run.errors import ConfigError, HlatctlError, RunNotFoundError
 

@@ -6,7 +6,7 @@ import getpass
 from typing import Any
 
 from flows.control import request_stop
-from flows.runtime import detached
+from flows.runtime import programs
 from hlatctl.report.run_view import view_run
 from hlatctl.run.errors import RunBusyError
 from hlatctl.run.paths import RunPaths
@@ -41,7 +41,7 @@ def resume(run: RunPaths) -> dict[str, Any]:
         raise RunBusyError(
             f"run {run.run_id}: is {view.status}", hint=f"`hlatctl status {run.run_id}` shows what can be done"
         )
-    driver = detached.start_driver(run)
+    driver = programs.start_driver(run)
     return {"run_id": run.run_id, "status": "running", "pid": driver.pid}
 
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.live.token import kept_token
+from flows.live.session import kept_token
 from flows.tracking import ui, ui_record
 from flows.tracking.local_server import HOST
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError
 
 if TYPE_CHECKING:
-    from flows.live.watcher import Watcher
+    from flows.live.stream import Watcher
 
 _LOOK_S = 0.2
 _START_TIMEOUT_S = 60.0
@@ -87,7 +87,7 @@ def _serve(
 ) -> None:
     """Serve until ``stopped``. The web framework and the runs' readers take a second to import."""
     from flows.live.app import Service, make_app
-    from flows.live.watcher import Watcher
+    from flows.live.stream import Watcher
     from hlatctl.report.live.index import LiveIndex
 
     watcher = Watcher(LiveIndex(runs_dir))

@@ -2,11 +2,18 @@
 
 Every user of a machine reaches its loopback, so each request needs the token, in a cookie or a header. ``token``
 keeps it. ``flows.tracking.local_server.Gate`` checks host and origin before this.
+
+The token of the page's link. It is in a file of this user, so that links stay valid after a restart.
 """
 
 from __future__ import annotations
 
 import hmac
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
@@ -15,6 +22,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flows.tracking.local_server import allow, own_origins
+from hlatctl.run import files
+from hlatctl.run.errors import cannot_write
 
 HEALTH = "/health"
 _POLICY = (
@@ -39,7 +48,7 @@ class Session:
 
     Args:
         app: answers the requests.
-        token: see ``flows.live.token``.
+        token: see ``flows.live.session``.
         port: of the server. Cookies of all ports of a host are shared, so the cookie's name has it.
         allow_control: whether POST requests are allowed.
     """
@@ -104,3 +113,32 @@ def _refused(error: str, hint: str) -> Response:
     from starlette.responses import JSONResponse
 
     return JSONResponse({"error": error, "hint": hint}, 403)
+
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{32,100}")
+
+
+def kept_token(folder: Path) -> str:
+    """Return the token in ``<folder>/token``; a new one is written if there is none that only this user can read.
+
+    Raises:
+        StorageError: it can't be written.
+    """
+    path = folder / "token"
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, encoding="ascii") as file:
+            status = os.fstat(descriptor)
+            ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+            token = file.read(200).strip() if ours else ""
+    except (OSError, ValueError):
+        token = ""
+    if _TOKEN.fullmatch(token):
+        return token
+    token = secrets.token_urlsafe(32)
+    try:
+        path.unlink(missing_ok=True)
+        files.write_text(path, token + "\n", private=True)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    return token

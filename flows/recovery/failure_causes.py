@@ -15,7 +15,7 @@ from typing import Literal
 
 from flows.launch.base import Status, Verdict
 from hlatctl.run.errors import DISK_FULL, NONFINITE, STORAGE_AWAY, DataError, HlatctlError
-from hlatctl.run.host import host_names
+from hlatctl.run.processes import host_names
 from hlatctl.run.state import AttemptState
 
 Cause = Literal[

@@ -2,21 +2,24 @@
 
 The file is ``<runs_dir>/nodes.jsonl``, append-only, one entry per line. ``record`` writes it and ``read`` reads it;
 the other functions are pure.
+
+Decide which hosts the end of an attempt is held against. Pure.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from flows.launch.base import Status
+from flows.recovery.failure_causes import NODE_CAUSES, Cause
 from hlatctl.run.errors import StorageError, cannot_write
-from hlatctl.run.locks import locked_file
-from hlatctl.run.reading import DAMAGED, parse_json, read_bytes
+from hlatctl.run.files import DAMAGED, locked_file, parse_json, read_bytes
 
 Kind = Literal["preflight_passed", "preflight_failed", "failure", "straggler"]
 
@@ -195,3 +198,25 @@ def _parse(line: str) -> Entry | None:
         )
     except DAMAGED:
         return None
+
+
+def blamed_hosts(cause: Cause, status: Status, used: Sequence[str], failed_host: str) -> tuple[str, ...]:
+    """Return the hosts to blame; none if the cause is no node's fault, or if nothing tells them apart.
+
+    Args:
+        cause: of the end.
+        status: of the ended job; its hosts and blamed hosts count if the launcher tells them.
+        used: the hosts of the attempt if the launcher doesn't tell them.
+        failed_host: the one that torchrun names, or empty.
+    """
+    hosts = status.hosts or tuple(used)
+    if cause not in NODE_CAUSES:
+        return ()
+    if cause == "node_failed":
+        return status.blamed_hosts
+    if len(hosts) == 1:
+        return hosts
+    # A job that hangs is ended from outside: the order in which its nodes end says nothing.
+    if status.hosts and cause != "hang":
+        return status.blamed_hosts if len(status.blamed_hosts) < len(hosts) else ()
+    return tuple(host for host in hosts if host == failed_host)[:1]

@@ -2,12 +2,17 @@
 
 Each attempt begins with one configuration, ``config.yaml`` or ``config-<n>.yaml``. Later amendments whose keys change
 at once are put into the context while the flow runs. What the trainer itself must know is written to the attempt's file
-of orders: new values of :data:`conf.amendable.LIVE`, and the step after which it ends for an amendment.
+of orders: new values of :data:`conf.amendments.LIVE`, and the step after which it ends for an amendment.
+
+The command that begins a new run like one that exists, for hints of what a run or a fork can't change.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -16,9 +21,11 @@ from conf.amendments import beginning_at, ends_after, live, live_values, new_val
 from conf.of_run import of_run, write_amended
 from conf.schema import Config
 from flows.runtime.context import FlowContext
+from hlatctl.report.run_list import overrides_of
 from hlatctl.run import files
 from hlatctl.run.errors import StorageError
-from hlatctl.run.profiles import ProfileOrder
+from hlatctl.run.fold import read_state
+from hlatctl.run.paths import ProfileOrder, RunPaths
 from hlatctl.run.state import AmendmentState, AttemptState, RunState
 
 #: Interval at which the file of orders is touched while the trainer is to end for an amendment. It doesn't end if the
@@ -147,3 +154,43 @@ def _newest(ctx: FlowContext, number: int) -> int:
 def _in_force(ctx: FlowContext) -> Config:
     config = of_run(ctx.run, number=ctx.config_number)
     return with_changes(config, new_values(live(ctx.state.amendments, ctx.config_number)))
+
+
+_WORDS = {True: "true", False: "false", None: "null"}
+
+
+def train_like(run: RunPaths, overrides: Sequence[str], *, with_weights: bool) -> str:
+    """Return a hint with the command that begins a new run like another one, with other values of some keys.
+
+    Args:
+        run: the directory of the other run.
+        overrides: what differs.
+        with_weights: begin with the weights of its newest checkpoint, if it has one.
+    """
+    state = read_state(run)
+    changes = [change for amendment in state.amendments for change in amendment.changes.items()]
+    amended = [f"{key}={_text(new)}" for key, (_, new) in changes]
+    step = next_start(state) if with_weights else 0
+    weights = [f"train.init_from={run.checkpoint(step)}"] if step else []
+    own = overrides_of(state.argv) if state.argv[1:2] == ["train"] else None
+    begins = "begins a new run" + " with the weights alone" * bool(weights)
+    words = _last_of_each([*(own or []), *amended, *overrides, *weights])
+    if own is None:  # a fork, or a trial of a sweep: its command line is not the whole configuration
+        shown = shlex.join([*overrides, *weights])
+        return f"`hlatctl train` with {shown} and the values of `hlatctl show {run.run_id}` {begins}"
+    return f"`{shlex.join(['hlatctl', 'train', *_folders(state.argv), *words])}` {begins}"
+
+
+def _text(value: object) -> str:
+    return _WORDS[value] if isinstance(value, bool | None) else str(value)
+
+
+def _last_of_each(overrides: Sequence[str]) -> list[str]:
+    """Return overrides without those that a later one replaces: an option of a group may be given only once."""
+    return list({word.partition("=")[0]: word for word in overrides}.values())
+
+
+def _folders(argv: Sequence[str]) -> list[str]:
+    """Return the options of a command line that name folders of configuration."""
+    pairs = itertools.pairwise(argv)
+    return [word for pair in pairs if pair[0] == "--config-dir" for word in pair]

@@ -14,14 +14,12 @@ from conf.schema import Config
 from flows.launch.base import Handle, Job, Launcher
 from flows.recovery import node_ledger
 from flows.runtime.clock import Clock, RealClock
-from flows.runtime.driver_log import DriverLog
-from flows.runtime.observer import Observer, SilentObserver
+from flows.runtime.observer import DriverLog, Observer, SilentObserver
 from flows.runtime.signals import Signals
-from hlatctl.run import child
+from hlatctl.run import processes
 from hlatctl.run.errors import DISK_FULL, CheckpointError, HlatctlError, StoppedError, StorageError
-from hlatctl.run.fold import apply, follow, read_state
+from hlatctl.run.fold import KEEP_BYTES, apply, follow, read_state
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
-from hlatctl.run.kept_fold import KEEP_BYTES
 from hlatctl.run.lease import check_driver
 from hlatctl.run.paths import RunPaths, cache_dir, nodes_file
 from hlatctl.run.state import RunState
@@ -316,11 +314,11 @@ def make_job(
         wrapper: see :class:`flows.launch.base.Job`.
     """
     cluster = config.cluster
-    threads = {child.THREADS: str(cluster.threads_per_process)}
+    threads = {processes.THREADS: str(cluster.threads_per_process)}
     if not distributed:
         usual = {
-            child.THREADS: str(cluster.threads_per_process * cluster.processes_per_node),
-            child.WAITS: child.GIVES_CORE_AWAY,
+            processes.THREADS: str(cluster.threads_per_process * cluster.processes_per_node),
+            processes.WAITS: processes.GIVES_CORE_AWAY,
         }
         threads = {name: os.environ.get(name, value) for name, value in usual.items()}
     return Job(

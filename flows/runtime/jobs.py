@@ -1,18 +1,88 @@
-"""Run a job to its end, and turn its failure into an error that a person can act on."""
+"""Run a job to its end, and turn its failure into an error that a person can act on.
+
+Follow a job through a scheduler's queue: journal and show its wait, its start, and a silent scheduler.
+
+Work that several runs need, such as a corpus: one run does it, the others wait for the result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flows.launch.base import Handle, Job, Launcher, Plan, Status
 from flows.recovery import failure_causes
 from flows.runtime.context import FlowContext
-from flows.runtime.job_watch import JobWatch
 from hlatctl.run import orders, rank_output
 from hlatctl.run.errors import HlatctlError, LaunchError, load_error
-from hlatctl.run.lease import successor
+from hlatctl.run.lease import Holder, hold, successor
+from hlatctl.run.processes import host_names
+from hlatctl.units import queued
+
+#: Slurm's word for a wait that it has not looked into yet.
+_NO_REASON = ("", "None")
+
+
+class JobWatch:
+    """Journals and shows the changes of a job's state that a scheduler decides.
+
+    Launchers without a queue report neither ``queued`` nor hosts: then there is nothing to journal.
+
+    Args:
+        ctx: of the flow.
+        name: of the job.
+        title: the job's name in messages.
+        started: an earlier driver has journalled that it started.
+    """
+
+    def __init__(self, ctx: FlowContext, name: str, title: str, *, started: bool = False) -> None:
+        queued = ctx.state.queued.get(name)
+        self._ctx, self._name, self._title = ctx, name, title
+        self._reason = queued.reason if queued else None
+        self._started, self._away = started, False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the job was still in the queue when the scheduler last answered."""
+        return self._reason is not None
+
+    def saw(self, status: Status) -> None:
+        """Take a new status of the job."""
+        if (status.state == "unknown") != self._away:
+            self._away = not self._away
+            self._ctx.event("scheduler_away" if self._away else "scheduler_back", job=self._name)
+            self._ctx.message(f"{self._title}: the scheduler {'does not answer' if self._away else 'answers again'}")
+        if status.state == "queued":
+            self._queued(status)
+        elif status.state == "running":
+            self._running(status)
+
+    def ended(self) -> None:
+        """The job has ended, or is given up."""
+        if self.waits:
+            self._ctx.event("job_left_queue", job=self._name)
+            self._reason = None
+
+    def _queued(self, status: Status) -> None:
+        reason = "" if status.reason in _NO_REASON else status.reason
+        if reason == self._reason or (self.waits and not reason):
+            return
+        self._reason = reason
+        start_unix_s = status.expected_start_unix_s
+        self._ctx.event("job_queued", job=self._name, reason=reason, expected_start_unix_s=start_unix_s)
+        if reason:
+            self._ctx.message(f"{self._title}: {queued(reason, start_unix_s)}")
+
+    def _running(self, status: Status) -> None:
+        if (self._started and not self.waits) or not status.hosts:  # they are known a moment after the nodes are there
+            return
+        self._started, self._reason = True, None
+        self._ctx.event("job_started", job=self._name, hosts=list(status.hosts))
+        self._ctx.message(f"{self._title}: runs on {host_names(status.hosts)}")
+
 
 #: Time for a cancelled job to end by itself.
 CANCEL_GRACE_S = 5.0
@@ -231,3 +301,34 @@ def _tail(path: Path) -> str:
     except OSError:
         return ""
     return "\n".join([line for line in tail if line.strip()][-_LOG_TAIL_LINES:])
+
+
+_SHARED_WORK_POLL_S = 0.5
+
+
+@contextmanager
+def alone(ctx: FlowContext, folder: Path, what: str) -> Iterator[None]:
+    """Wait until no other run fills a folder, and keep other runs from filling it during the block.
+
+    The block must look for the result first, because another run may have made it meanwhile.
+
+    Args:
+        ctx: of the run.
+        folder: that all runs share.
+        what: the work, for the message.
+
+    Raises:
+        StoppedError: the run was asked to stop while it waited.
+        StorageError: the lease can't be written.
+    """
+    told: list[Holder] = []
+
+    def wait(holder: Holder) -> None:
+        if holder not in told:
+            told.append(holder)
+            ctx.message(f"{what}: waiting for {holder}, which does the same for another run")
+        ctx.check_stop()
+        time.sleep(_SHARED_WORK_POLL_S)  # also in a dry run: its clock stands still while another thread works
+
+    with hold(folder.with_name(f".{folder.name}.lock"), wait):
+        yield

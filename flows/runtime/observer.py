@@ -1,11 +1,19 @@
-"""The interface through which a flow shows its progress."""
+"""The interface through which a flow shows its progress.
+
+The driver's own log, ``logs/driver.log``: what it says on the terminal, with times. Not a part of the journal.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 from conf.schema import Config
 from hlatctl.run.state import RunState
+from hlatctl.units import one_line, utc
 
 
 class Observer(Protocol):
@@ -26,3 +34,35 @@ class SilentObserver:
 
     def message(self, text: str) -> None:
         """Do nothing."""
+
+
+#: A larger log is moved to ``driver.log.1``, in the place of an earlier one.
+_MOST_BYTES = 8 << 20
+
+
+class DriverLog:
+    """Appends lines to the driver's log. A log that can't be written, as on a full disk, is no failure.
+
+    Args:
+        path: of the file.
+        now_unix_s: the clock of its times.
+    """
+
+    def __init__(self, path: Path, now_unix_s: Callable[[], float]) -> None:
+        self._path, self._now_unix_s = path, now_unix_s
+
+    def write(self, text: str) -> None:
+        """Append a line."""
+        line = f"{utc(self._now_unix_s())}  {one_line(text)}\n".encode(errors="replace")
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Not through a link, and not into a FIFO that nobody reads.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            file = os.open(self._path, flags, 0o666)
+            try:
+                os.write(file, line)
+                is_full = os.fstat(file).st_size > _MOST_BYTES
+            finally:
+                os.close(file)
+            if is_full:
+                self._path.replace(self._path.with_suffix(".log.1"))

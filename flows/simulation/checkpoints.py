@@ -10,7 +10,7 @@ from pathlib import Path
 from conf.schema import Config
 from conf.training_rules import CheckpointPolicy
 from hlatctl.run import files
-from hlatctl.run.manifest import MANIFEST, Manifest, checkpoint_steps
+from hlatctl.run.checkpoint import MANIFEST, Manifest, checkpoint_steps
 from hlatctl.run.paths import RunPaths, step_name
 
 

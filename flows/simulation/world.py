@@ -1,28 +1,119 @@
 """The simulated cluster of one run: its hosts, its jobs, their failures and repairs.
 
 It outlives a driver that dies. It learns about the run only from the run directory.
+
+The launcher of a dry run: jobs are scripts that run on a virtual clock.
+
+What a job writes in the run directory has the form of the real files. The cluster is ``flows.simulation.world``.
+
+A simulated job: a script with pauses that runs on a virtual clock.
+
+The scripts of simulated jobs other than training: how long each takes and what it writes.
+
+The script of a simulated training attempt: load, train, save, and end normally or by a fault.
+
+One event stands for many steps. Steps at checkpoints and at the ends of attempts always have an event of their own, so
+that a step counts or is lost as a whole.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
+from inspect import GEN_CREATED, getgeneratorstate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from conf.environment import cache_variable
 from conf.schema import Config
-from flows.launch.base import Job, Launcher
+from conf.sizes import checkpoint_bytes, parameters
+from conf.training_rules import BLOCKING, EXIT_CODES, REQUIRED, CheckpointPolicy, Outcome, SaveReason
+from flows.launch.base import Allocation, Handle, Job, Launcher, Plan, Status
+from flows.launch.local import LocalLauncher
 from flows.runtime.clock import VirtualClock
+from flows.simulation import draws, evidence
 from flows.simulation.checkpoints import Kept
-from flows.simulation.failures import Failure, Failures
-from flows.simulation.process import Fault, Process, Script
-from hlatctl.run.errors import HlatctlError, PreflightError, StorageError, TrainingError, dump_error
+from flows.simulation.draws import Curves, Failure, Failures
+from flows.simulation.evidence import Evidence
+from hlatctl.cache.store import MANIFEST
+from hlatctl.run import files
+from hlatctl.run.contract import SIMULATED
+from hlatctl.run.errors import HlatctlError, LaunchError, PreflightError, StorageError, TrainingError, dump_error
 from hlatctl.run.fold import read_state
-from hlatctl.run.journal import JournalWriter
+from hlatctl.run.journal import JournalWriter, eval_writer, train_writer
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
+
+#: Yields the seconds to pause; returns the exit code.
+Script: TypeAlias = Generator[float, None, int]
+
+KILLED = 137
+
+
+class Fault(Exception):
+    """A failure of a job, or a request to stop; raised inside its script, where it pauses.
+
+    Args:
+        kind: of the failure, or ``stop``.
+        host: of the failure; empty: no host.
+    """
+
+    def __init__(self, kind: str, host: str = "") -> None:
+        super().__init__(kind)
+        self.kind, self.host = kind, host
+
+
+class Process:
+    """A running script.
+
+    Args:
+        clock: the virtual clock.
+        script: what it does.
+        ended: takes its exit code.
+    """
+
+    def __init__(self, clock: VirtualClock, script: Script, ended: Callable[[int], None]) -> None:
+        self.alive = True
+        self._clock, self._script, self._ended = clock, script, ended
+        self._pauses = 0
+        self._pause(0.0)
+
+    def inject(self, fault: Fault) -> None:
+        """Raise a fault in the script now, after starting it if it hasn't started."""
+        if self.alive and getgeneratorstate(self._script) == GEN_CREATED:
+            self._advance(lambda: next(self._script))
+        if self.alive:
+            self._advance(lambda: self._script.throw(fault))
+
+    def kill(self) -> None:
+        """End it at once, as by SIGKILL."""
+        if self.alive:
+            self._script.close()
+            self._end(KILLED)
+
+    def _pause(self, seconds: float) -> None:
+        self._pauses += 1
+        current = self._pauses
+
+        def wake() -> None:
+            if self.alive and self._pauses == current:  # no fault has come meanwhile
+                self._advance(lambda: next(self._script))
+
+        self._clock.at(self._clock.now_unix_s() + seconds, wake)
+
+    def _advance(self, advance: Callable[[], float]) -> None:
+        try:
+            self._pause(advance())
+        except StopIteration as end:
+            self._end(int(end.value))
+
+    def _end(self, code: int) -> None:
+        self.alive = False
+        self._ended(code)
+
 
 #: Start of every dry run, 2026-01-01 00:00 UTC, so that equal dry runs write equal bytes.
 START_UNIX_S = 1_767_225_600.0
@@ -66,8 +157,6 @@ class World:
 
     def launcher(self) -> Launcher:
         """Return a launcher for the driver that runs now; those of dead drivers do nothing."""
-        from flows.simulation.mock import MockLauncher
-
         return MockLauncher(self.config, self)
 
     def random(self, name: str) -> random.Random:
@@ -194,3 +283,503 @@ _EVERYWHERE = ("upgrade", "nan")
 def exit_file(launch_dir: str | Path, name: str) -> Path:
     """Return the file of a job's exit code."""
     return Path(launch_dir) / f"{name}.exit_code"
+
+
+_MAX_CHECKPOINT_STEP = "--max-checkpoint-step"
+#: A hung job wakes the flow at this interval.
+_HANG_POLL_S = 30.0
+
+
+class _EndedError(Exception):
+    """The attempt ends by itself."""
+
+    def __init__(self, end: Evidence) -> None:
+        super().__init__(end.exit_code)
+        self.end = end
+
+
+class Training:
+    """One attempt of a job on a simulated cluster."""
+
+    def __init__(self, world: World, job: Job) -> None:
+        self._world, self._job, self._clock = world, job, world.clock
+        self._config, self._settings = world.config, world.settings
+        self._attempt = int(job.argv[job.argv.index("--attempt") + 1])
+        self._hosts = world.hosts_for(job)
+        self._curves = Curves(self._config, world.random(f"curves/{self._attempt}"))
+        self._step_s, self._policy = draws.step_s(self._config), CheckpointPolicy(self._config)
+        self._step, self._since_s, self._over = 0, 0.0, False
+        self._thinning = -(-self._config.total_steps // (self._settings.step_events or self._config.total_steps))
+
+    def script(self) -> Script:
+        """Return the script."""
+        self._journal = self._world.journal(train_writer(0), self._attempt)
+        try:
+            end = yield from self._attempt_end()
+        finally:
+            self._over = True
+            self._journal.close()
+        self._world.end_with(self._job, end.log, end.error)
+        return int(end.exit_code)
+
+    def _attempt_end(self) -> Any:
+        script = self._whole_attempt()
+        while True:
+            try:
+                return (yield from script)
+            except Fault as fault:  # during the end of an earlier fault, a later one replaces it
+                script = self._end_by(fault)
+            except _EndedError as ended:
+                return ended.end
+
+    def _whole_attempt(self) -> Any:
+        yield from self._begin()
+        yield from self._train()
+        return self._stopped("finished" if self._step >= self._config.total_steps else "amend")
+
+    def _begin(self) -> Any:
+        """Wait for nodes, start, load."""
+        wait_s = max(0.0, self._world.no_nodes_until_s - self._clock.now_unix_s())
+        yield from self._pause(wait_s + self._settings.start_s)
+        broken = self._world.broken_among(self._hosts)
+        if broken:
+            raise _EndedError(evidence.broken_device(broken[0]))
+        self._step = self._first = self._checkpoint()
+        if self._first:
+            yield from self._pause(draws.load_s(self._config))
+            path = os.fspath(self._world.run.checkpoint(self._first))
+            self._journal.append("checkpoint_verified", step=self._first, path=path)
+        self._journal.append(
+            "train_started",
+            resumed_from_step=self._first,
+            tokens=self._config.tokens_at(self._first),
+            world=self._config.world_size,
+            device="simulated",
+            parameters=parameters(self._config.model).total,
+            peak_flops_per_s=None,
+        )
+
+    def _checkpoint(self) -> int:
+        """Return the step of the checkpoint to load; 0: none."""
+        argv, total = self._job.argv, self._config.total_steps
+        newest = int(argv[argv.index(_MAX_CHECKPOINT_STEP) + 1]) if _MAX_CHECKPOINT_STEP in argv else total
+        return max((step for step in self._world.checkpoints.steps if step <= newest), default=0)
+
+    def _train(self) -> Any:
+        total, dies_after = self._config.total_steps, self._dies_after()
+        while self._step < total:
+            target = min(self._next_event(), dies_after or total)
+            step_s = self._step_s * self._world.slowdown(self._hosts)
+            self._since_s = self._clock.now_unix_s()
+            try:
+                yield (target - self._step) * step_s
+            except Fault as fault:
+                self._catch_up(target, step_s)
+                if not self._survives(fault):
+                    raise
+                continue
+            self._catch_up(target, step_s, whole=True)
+            pauses = self._pauses()
+            reason = self._policy.reason_to_save(self._step, stopping=pauses)
+            if reason:
+                yield from self._save(reason)
+            if pauses:
+                return
+            if self._step == dies_after:
+                raise _EndedError(Evidence(exit_code=KILLED))
+
+    def _pauses(self) -> bool:
+        """Return whether the attempt ends at this milestone, as the driver orders a real trainer."""
+        milestone_tokens = self._config.milestones.get(self._step)
+        if self._config.eval.placement != "between" or milestone_tokens is None:
+            return False
+        return not (self._world.run.eval(milestone_tokens) / "results.json").is_file()
+
+    def _dies_after(self) -> int | None:
+        """Return the step after which a dry run shows a recovery; None: it doesn't."""
+        left = self._config.total_steps - self._first
+        shows = self._settings.shows_recovery and self._attempt == 1 and left > 1
+        return (self._first + self._config.total_steps) // 2 if shows else None
+
+    def _next_event(self) -> int:
+        """Return the next step with an event of its own."""
+        step = self._step
+        if step == self._first:
+            return step + 1
+        return min((step // self._thinning + 1) * self._thinning, self._policy.next_save(step))
+
+    def _catch_up(self, target: int, step_s: float, *, whole: bool = False) -> None:
+        """Journal the steps since the last event."""
+        made = target - self._step if whole else int((self._clock.now_unix_s() - self._since_s) / step_s)
+        if not made:
+            return
+        self._step += made
+        many: dict[str, Any] = {"steps": made} if made > 1 else {}
+        self._journal.append(
+            "step",
+            step=self._step,
+            tokens=self._config.tokens_at(self._step),
+            **self._curves.step(self._step),
+            step_s=step_s,
+            data_wait_s=0.0,
+            tokens_per_s=self._config.tokens_per_step / step_s,
+            **many,
+        )
+        if self._step == self._first + 1 and self._config.backend.compile:
+            self._journal.append("compile_cache", hits=0, misses=0, wall_s=step_s)
+        if self._step == self._first + 1 or self._world.notifies_steps:
+            self._clock.notify(TRAIN)
+
+    def _save(self, reason: SaveReason) -> Any:
+        step, began_s = self._step, self._clock.now_unix_s()
+        if self._world.disk_full_until_s > began_s:
+            self._leave_out(step, reason)
+            return
+        stall_s, save_s = draws.stall_s(self._config), draws.save_s(self._config)
+        if reason in BLOCKING:
+            stall_s = save_s
+        yield from self._pause(stall_s)
+        commit = partial(self._commit, step, reason, save_s, stall_s)
+        self._clock.at(began_s + max(save_s, stall_s), commit)
+        if reason in BLOCKING:
+            yield from self._pause(0.0)
+
+    def _leave_out(self, step: int, reason: SaveReason) -> None:
+        needed_bytes = checkpoint_bytes(self._config)
+        if reason in REQUIRED:
+            raise _EndedError(evidence.disk_full(self._world.run, step, needed_bytes))
+        message = f"step {step}: the checkpoint needs {needed_bytes} bytes, 0 are free; it is left out"
+        self._journal.append("alarm", step=step, what="disk_full", message=message)
+        self._journal.append("checkpoint_skipped", step=step, reason="no room")
+
+    def _commit(self, step: int, reason: SaveReason, save_s: float, stall_s: float) -> None:
+        """Journal that a checkpoint is complete, if the attempt is still running."""
+        if self._over:
+            return
+        folder, manifest, deleted = self._world.checkpoints.add(step)
+        self._journal.append(
+            "checkpoint_written",
+            step=step,
+            tokens=manifest.tokens,
+            wall_s=save_s,
+            stall_s=stall_s,
+            reason=reason,
+            bytes=checkpoint_bytes(self._config),
+        )
+        self._journal.append("checkpoint_committed", step=step, manifest_sha256=manifest.sha256)
+        self._journal.append("checkpoint_verified", step=step, path=os.fspath(folder))
+        for deleted_step in deleted:
+            self._journal.append("checkpoint_deleted", step=deleted_step)
+        survived_s = self._config.checkpoint.survived_after_steps * self._step_s
+        self._clock.at(self._clock.now_unix_s() + survived_s, partial(self._survived, step))
+        self._clock.notify(TRAIN)
+
+    def _survived(self, step: int) -> None:
+        if not self._over and step in self._world.checkpoints.steps:
+            self._journal.append("checkpoint_survived", step=step)
+
+    def _survives(self, fault: Fault) -> bool:
+        """Apply a fault that doesn't end the attempt; return False for other faults."""
+        if fault.host and fault.host not in self._hosts:
+            return True  # on a spare host
+        if fault.kind == "nan" and not self._step:
+            return True  # nothing is computed yet
+        if fault.kind == "nan" and self._config.train.on_nonfinite == "skip":
+            self._note_nonfinite()
+            return True
+        if fault.kind != "straggler":
+            return False
+        slow_s = self._step_s * self._settings.straggler_factor * self._config.recovery.straggler_steps
+        if fault.host in self._hosts:
+            self._clock.at(self._clock.now_unix_s() + slow_s, partial(self._name_straggler, fault.host))
+        return True
+
+    def _name_straggler(self, host: str) -> None:
+        if self._over or self._world.slowdown([host]) == 1.0:
+            return
+        ratio, rank = self._settings.straggler_factor, self._hosts.index(host) * self._config.cluster.processes_per_node
+        message = f"rank {rank} on {host} takes {ratio:.2f} times as long as the median"
+        self._journal.append("straggler", step=self._step, rank=rank, host=host, ratio=ratio, message=message)
+
+    def _end_by(self, fault: Fault) -> Any:
+        """Simulate the end of the attempt by a fault, and return its evidence."""
+        if fault.kind == "hardware":
+            return evidence.broken_device(fault.host)
+        if fault.kind == "collective_timeout":
+            yield from self._pause(self._settings.collective_timeout_s)
+            return evidence.collective_timeout(fault.host)
+        if fault.kind == "nan":
+            return self._end_nonfinite()
+        if fault.kind == "hang":
+            while True:
+                yield from self._pause(_HANG_POLL_S)
+                self._clock.notify(TRAIN)
+        if self._step:  # a request to stop, or an upgrade of the cluster
+            yield from self._save("stop")
+        return self._stopped("stop")
+
+    def _end_nonfinite(self) -> Evidence:
+        self._note_nonfinite()
+        if self._config.train.on_nonfinite != "rollback":
+            return evidence.not_finite(self._step + 1)
+        self._journal.append(
+            "amended", key="data.skip_steps", value=[self._step + 1], by="trainer", why="loss=nan, grad_norm=nan"
+        )
+        return self._stopped("rollback")
+
+    def _note_nonfinite(self) -> None:
+        step = self._step + 1
+        self._journal.append(
+            "nonfinite",
+            step=step,
+            tokens=self._config.tokens_at(step),
+            loss="nan",
+            grad_norm="nan",
+            action=self._config.train.on_nonfinite,
+        )
+
+    def _stopped(self, outcome: Outcome) -> Evidence:
+        tokens = self._config.tokens_at(self._step)
+        self._journal.append("train_stopped", step=self._step, tokens=tokens, reason=outcome)
+        return Evidence(exit_code=EXIT_CODES[outcome])
+
+    def _pause(self, seconds: float) -> Any:
+        """Let time pass, independently of slow hosts."""
+        until_s = self._clock.now_unix_s() + seconds
+        left_s = seconds
+        while True:
+            try:
+                yield left_s
+                return
+            except Fault as fault:
+                if not self._survives(fault):
+                    raise
+                left_s = max(0.0, until_s - self._clock.now_unix_s())
+
+
+_ITEMS, _VALIDATION_TOKENS = 40, 65_536
+
+
+def script_of(world: World, job: Job) -> Script:
+    """Return the script of a job."""
+    return SCRIPTS[job.name.split("-")[0]](world, job)
+
+
+def argument(job: Job, name: str) -> str:
+    """Return the value of an option of a job's program."""
+    return job.argv[job.argv.index(name) + 1]
+
+
+def _preflight(world: World, job: Job) -> Script:
+    hosts = world.hosts_for(job)
+    yield max(0.0, world.no_nodes_until_s - world.clock.now_unix_s()) + world.settings.preflight_s
+    unfit = world.broken_among(hosts)
+    workers = [
+        {
+            "host": host,
+            "rank": number * world.config.cluster.processes_per_node,
+            "failures": [evidence.UNFIT] if host in unfit else [],
+        }
+        for number, host in enumerate(hosts)
+    ]
+    record = {"v": 1, "ok": not unfit, "simulated": True, "workers": workers}
+    world.run.preflight.write_text(json.dumps(record) + "\n", encoding="utf-8")  # one line: thousands of nodes
+    if not unfit:
+        return 0
+    end = evidence.unfit(unfit[0], len(unfit) - 1)
+    world.end_with(job, end.log, end.error)
+    return end.exit_code
+
+
+def _data(world: World, job: Job) -> Script:
+    config = world.config
+    yield world.settings.prepare_data_s
+    tokenizer = {"path": "", "vocab_size": config.model.vocab_size, "bos_id": 0, "eos_id": 1, "fingerprint": "mock"}
+    files.write_json(
+        Path(argument(job, "--to")) / "dataset.json",
+        {
+            "v": 1,
+            "fingerprint": "mock",
+            "simulated": True,
+            "text_column": config.data.text_column,
+            "files": [],
+            "documents": 0,
+            "text_bytes": 0,
+            "validation": {"path": "", "documents": 0, "text_bytes": 0},
+            "tokenizer": tokenizer,
+        },
+    )
+    return 0
+
+
+def _compile(world: World, job: Job) -> Script:
+    yield world.settings.compile_s
+    folder = Path(job.env[cache_variable(world.config)])
+    if job.wrapper:  # its graphs are in folders by node
+        for host in world.hosts_for(job):
+            (folder / f"node-{host}" / "neuronxcc-simulated").mkdir(parents=True)
+    files.write_json(folder / MANIFEST, {"files": []})
+    return 0
+
+
+def _check_coverage(world: World, job: Job) -> Script:
+    yield world.settings.start_s
+    files.write_json(world.run.coverage, {"v": 1, "simulated": True, "hits": 0, "misses": 0, "missing": []})
+    return 0
+
+
+def _warm_cache(world: World, job: Job) -> Script:
+    yield world.settings.warm_cache_s
+    return 0
+
+
+def _train(world: World, job: Job) -> Script:
+    return Training(world, job).script()
+
+
+def _export(world: World, job: Job) -> Script:
+    yield draws.export_s(world.config)
+    files.write_json(Path(argument(job, "--to")) / "config.json", {"simulated": True})
+    return 0
+
+
+def _evaluate(world: World, job: Job) -> Script:
+    milestone_tokens, step = int(argument(job, "--milestone-tokens")), int(argument(job, "--step"))
+    common: dict[str, Any] = {"milestone_tokens": milestone_tokens, "step": step}
+    suite = world.config.eval.suite
+    tasks = [f"{name}_simulated" for name in world.config.eval.groups or (suite,)]
+    share = milestone_tokens / world.config.total_tokens
+    score = {"metric": "acc", "value": 0.25 + 0.2 * share, "stderr": 0.07, "n": _ITEMS}
+    loss = Curves(world.config, world.random("validation")).loss(step)
+    validation = {"metric": "loss_nats_per_token", "value": loss, "stderr": 0.02, "n": _VALIDATION_TOKENS}
+    started_s = world.clock.now_unix_s()
+    with world.journal(eval_writer(milestone_tokens)) as journal:
+        started: dict[str, Any] = {"contract": SIMULATED, "suite": suite, "tasks": tasks}
+        started["try"] = int(argument(job, "--try"))
+        journal.append("eval_started", **common, **started)
+        for task in tasks:
+            of_task: dict[str, Any] = {"milestone_tokens": milestone_tokens, "contract": SIMULATED, "task": task}
+            journal.append("eval_task_started", **of_task)
+            yield world.settings.evaluation_s / len(tasks)
+            journal.append("eval_task_finished", **of_task, scores={task: score})
+        wall_s = world.clock.now_unix_s() - started_s
+        scores = {"validation_loss": validation, **dict.fromkeys(tasks, score)}
+        files.write_sealed_json(
+            world.run.eval(milestone_tokens) / "results.json",
+            {
+                "v": 1,
+                **common,
+                "suite": suite,
+                "simulated": True,
+                "versions": {},
+                "contract": SIMULATED,
+                "weights": argument(job, "--weights"),
+                "scores": scores,
+                "skipped": {},
+                "wall_s": wall_s,
+            },
+        )
+        journal.append("eval_finished", **common, scores=scores, skipped={}, wall_s=wall_s, contract=SIMULATED)
+    return 0
+
+
+SCRIPTS: dict[str, Callable[[World, Job], Script]] = {
+    "preflight": _preflight,
+    "data": _data,
+    "compile": _compile,
+    "warm": _warm_cache,
+    "coverage": _check_coverage,
+    "train": _train,
+    "export": _export,
+    "eval": _evaluate,
+}
+
+
+_POLL_S = 0.5
+
+
+class MockLauncher:
+    """Simulates jobs instead of running them.
+
+    Args:
+        config: of the run.
+        world: the simulated cluster; None: jobs can't be submitted.
+    """
+
+    name = "mock"
+    weighs_jobs = False
+    keeps_nodes = False
+
+    def __init__(self, config: Config, world: World | None = None) -> None:
+        self._config, self._world = config, world
+        self._driver = world.driver if world else 0
+        self._hosts = hosts_of(config)
+
+    def hosts(self, nodes: int) -> tuple[str, ...]:
+        """Return the hosts of the simulated cluster."""
+        return self._hosts
+
+    def render(self, job: Job) -> Plan:
+        """Return the text that the local launcher would submit."""
+        return LocalLauncher().render(job)
+
+    def handle(self, plan: Plan) -> Handle:
+        """Return the job's launch folder and name."""
+        return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
+
+    def submit(self, plan: Plan) -> Handle:
+        """Start the simulated job.
+
+        Raises:
+            LaunchError: there is no simulated cluster.
+        """
+        if self._world is None:
+            raise LaunchError(f"job {plan.job.name}: cluster.launcher=mock simulates jobs only inside a flow")
+        handle = self.handle(plan)
+        plan.script_path.parent.mkdir(parents=True, exist_ok=True)
+        plan.script_path.write_text(plan.script, encoding="utf-8")
+        for old in (exit_file(handle.launch_dir, handle.name), plan.job.error_file, plan.job.log):
+            old.unlink(missing_ok=True)
+        self._world.start(plan.job, script_of(self._world, plan.job))
+        return handle
+
+    def status(self, handle: Handle) -> Status:
+        """Return running while it runs here; then the state by its exit code, or lost without one."""
+        process = self._process(handle)
+        if process and process.alive:
+            return Status(state="running")
+        try:
+            code = int(exit_file(handle.launch_dir, handle.name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return Status(state="lost")
+        return Status(state="succeeded" if code == 0 else "failed", exit_code=code)
+
+    def cancel(self, handle: Handle, *, grace_s: float) -> None:
+        """Ask training to stop, and end any job after ``grace_s``."""
+        process, world = self._process(handle), self._world
+        if not (process and process.alive and world) or self._driver != world.driver:  # a dead driver cancels nothing
+            return
+        if grace_s and handle.name == TRAIN:
+            process.inject(Fault("stop"))
+            deadline_s = world.clock.now_unix_s() + grace_s
+            while process.alive and world.clock.now_unix_s() < deadline_s:
+                world.clock.sleep(_POLL_S)
+        process.kill()
+
+    def allocation(self, job: Job) -> Allocation | None:
+        """Return None: no nodes are kept."""
+        return None
+
+    def release(self, run_dir: Path) -> None:
+        """Do nothing."""
+
+    def dump_stacks(self, handle: Handle) -> str:
+        """Do nothing: there are no processes."""
+        return "a simulated job has no stacks"
+
+    def oom_kills(self) -> int | None:
+        """Return None: there is no kernel."""
+        return None
+
+    def _process(self, handle: Handle) -> Process | None:
+        return self._world.process(handle.launch_dir, handle.name) if self._world else None

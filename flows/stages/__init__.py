@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flows.recovery import job_policy
+from flows.recovery import policy
 from flows.runtime.context import FlowContext
 from hlatctl.run.errors import HlatctlError, LaunchError, storage_errors, to_record
 
@@ -57,7 +57,7 @@ def _do(ctx: FlowContext, name: str, fingerprint: str, work: Callable[[], dict[s
             decision = None
             if isinstance(error, LaunchError) and error.code:
                 ends.append(error)
-                decision = job_policy.decide_job(ends, ctx.config.recovery)
+                decision = policy.decide_job(ends, ctx.config.recovery)
                 error.message = f"{error.message}; {decision.why}"
             restart = decision is not None and decision.action == "restart"
             fields: dict[str, Any] = to_record(error)

@@ -1,4 +1,10 @@
-"""Compile and warm cache: compile graphs into a shared cache, then copy them to every worker's own disk."""
+"""Compile and warm cache: compile graphs into a shared cache, then copy them to every worker's own disk.
+
+Coverage gate: before training, a few steps in a scratch folder must find every graph in the cache.
+
+The steps run on all nodes of the run: PyTorch/XLA's graphs contain the process groups, so fewer nodes would need other
+graphs.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +18,15 @@ from conf.environment import NEURON_PACKAGES, cache_variable
 from conf.schema import Config
 from flows.runtime.amended import config_words
 from flows.runtime.context import FlowContext, cache_root
-from flows.runtime.jobs import run_job
-from flows.runtime.shared_work import alone
+from flows.runtime.jobs import alone, run_job
 from flows.stages import run_stage
-from hlatctl.cache.layout import MANIFEST, NEURON, modules
-from hlatctl.cache.manifest import write_manifest
-from hlatctl.cache.store import Folder
+from hlatctl.cache.graphs import write_manifest
+from hlatctl.cache.store import MANIFEST, NEURON, Folder, modules
 from hlatctl.cache.trust import make_private
 from hlatctl.run import files
 from hlatctl.run.errors import CompileError
+from hlatctl.run.files import reading
 from hlatctl.run.provenance import package_versions
-from hlatctl.run.reading import reading
 
 #: The file with a node's compile times, in its folder.
 REPORT = "report.json"
@@ -193,3 +197,45 @@ def merge_nodes(folder: Path) -> dict[str, Any]:
 def _slowest_s(report: Path) -> float:
     with reading(report):
         return float(files.read_json(report)["slowest_graph_s"])
+
+
+STAGE = "coverage"
+
+
+def check_coverage(ctx: FlowContext) -> None:
+    """Check with a short attempt that every graph is in the cache.
+
+    Raises:
+        CompileError: names a missing graph.
+    """
+    key = graph_key(ctx.config)
+
+    def work() -> dict[str, Any]:
+        ctx.run.coverage.unlink(missing_ok=True)
+        words = ("--run-dir", os.fspath(ctx.run.root), *config_words(ctx), "--attempt", "0")
+        env, wrapper = cache_env(ctx.config, local_cache(ctx.config)), warm_wrapper(ctx.config)
+        job = ctx.job(STAGE, "-m", "trainer", *words, "--check-coverage", distributed=True, env=env, wrapper=wrapper)
+        limit_s = ctx.config.recovery.start_timeout_s
+        run_job(ctx, job, timeout_s=limit_s, timeout_key="recovery.start_timeout_s")
+        with reading(ctx.run.coverage):
+            record = files.read_json(ctx.run.coverage)
+            return {name: record[name] for name in ("hits", "misses")}
+
+    def done() -> str:
+        passed = ctx.state.stages.get(STAGE)
+        if why := no_coverage(ctx.config):
+            return why
+        if not (shared_cache(ctx.config) / MANIFEST).is_file():
+            return "no graphs were compiled"
+        if ctx.training_lives():
+            return "training is running on the nodes"
+        if passed and passed.status == "finished" and passed.fingerprint == key:
+            return "every graph was found before"
+        return ""
+
+    run_stage(ctx, STAGE, key, work, done=done)
+
+
+def no_coverage(config: Config) -> str:
+    """Return why the configuration needs no coverage gate; empty: it does."""
+    return nothing_ahead(config) or ("" if config.backend.coverage_gate else "backend.coverage_gate=false")

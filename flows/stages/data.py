@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from conf import fingerprint
-from conf.amend import check_same_corpus
+from conf.data_changes import check_same_corpus
 from conf.schema import Config
 from flows.runtime.context import FlowContext, cache_root
-from flows.runtime.jobs import run_job
-from flows.runtime.shared_work import alone
+from flows.runtime.jobs import alone, run_job
 from flows.stages import run_stage
 from flows.stages.provenance import add_data_fingerprints
-from hlatctl.plan.epochs import epochs
+from hlatctl.plan.budget import epochs
 from hlatctl.run import files
+from hlatctl.run.files import reading
 from hlatctl.run.journal import no_steps, read_events
 from hlatctl.run.paths import cache_dir, partial_data
-from hlatctl.run.reading import reading
 
 
 def prepare_data(ctx: FlowContext) -> None:

@@ -1,28 +1,105 @@
 """Evaluate one milestone's checkpoint, in separate processes beside training.
 
 First its folder for the runner is written: with a link to the checkpoint's weights, or with a copy of them.
+
+The queue of a run's evaluations: which milestone comes next, how many at once, and an alarm when it grows.
+
+The exported model of a milestone: its folder, and its removal if an evaluation fails before it measured anything.
+
+Ask what an evaluation would measure, and whether the run's record of contracts allows it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 import conf.load
+from conf.schema import Config
 from flows.launch.base import Job
+from flows.runtime import amended
 from flows.runtime.context import FlowContext
-from flows.runtime.jobs import run_job
-from flows.stages.exported import Measured, model_folder, remove_unmeasured
+from flows.runtime.jobs import end_staying, run_job
+from flows.runtime.programs import ask_about
+from hlatctl.report.eval_queue import behind_text, evaluation_queue
 from hlatctl.run import files
+from hlatctl.run.checkpoint import read_manifest
+from hlatctl.run.contract import SIMULATED
 from hlatctl.run.errors import HlatctlError, StoppedError
-from hlatctl.run.lease import driver_pid
-from hlatctl.run.manifest import read_manifest
-from hlatctl.run.model_folder import fingerprint
-from hlatctl.run.model_link import Link, read_link, write_link
-from hlatctl.run.scores import in_words, skipped_in_words
+from hlatctl.run.evaluations import in_words, skipped_in_words
+from hlatctl.run.fold import BEHIND
+from hlatctl.run.lease import driver_pid, is_held
+from hlatctl.run.model_folder import Link, fingerprint, read_link, write_link
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.state import MilestoneState
+
+#: Folders of what an evaluation has measured, in a milestone's folder and in those of further contracts.
+_MEASURED = ("tasks", "answers")
+
+
+def model_folder(run: RunPaths, milestone_tokens: int, own: str) -> Path:
+    """Return the folder to which a milestone is exported.
+
+    Args:
+        run: the run directory.
+        milestone_tokens: of the milestone.
+        own: what keeps the models of two flows apart, which may evaluate the same milestone.
+    """
+    folder = run.own_model(milestone_tokens)
+    return folder.with_name(f"{folder.name}{own}")
+
+
+class Measured:
+    """Says whether an evaluation has measured something at a milestone since this object was made."""
+
+    def __init__(self, run: RunPaths, milestone_tokens: int) -> None:
+        self._folder = run.eval(milestone_tokens)
+        self._before = self._stored()
+
+    @property
+    def something(self) -> bool:
+        """Whether scores or answers were stored."""
+        return self._stored() != self._before
+
+    def _stored(self) -> set[tuple[Path, int, int]]:
+        """Return the stored files with their sizes and times of change; a run has some hundred for each milestone."""
+        found = set()
+        for path in (
+            path for name in _MEASURED for way in (name, f"*/{name}") for path in self._folder.glob(f"{way}/*")
+        ):
+            with suppress(FileNotFoundError):  # another evaluator removes the answers of a task that it has scored
+                found.add((path, (info := path.stat()).st_size, info.st_mtime_ns))
+        return found
+
+
+def remove_left_over(run: RunPaths, milestones: Iterable[MilestoneState]) -> None:
+    """Remove the models that a dead driver of the run has left of evaluated milestones: they keep checkpoints.
+
+    Those of milestones that are still to be evaluated are used again.
+    """
+    for milestone in milestones:
+        if milestone.is_done and not is_held(run.eval_lease(milestone.milestone_tokens)):
+            shutil.rmtree(run.own_model(milestone.milestone_tokens), ignore_errors=True)
+
+
+def remove_unmeasured(run: RunPaths, milestone_tokens: int, own: str, measured: Measured) -> None:
+    """Remove the exported model of a failed evaluation, which a corrected one would not use.
+
+    It stays if the evaluation measured something, because the same command continues it, and while a process evaluates
+    the milestone: a job that its scheduler has lost may still read the model.
+    """
+    if not measured.something and not is_held(run.eval_lease(milestone_tokens)):
+        shutil.rmtree(model_folder(run, milestone_tokens, own), ignore_errors=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,3 +281,126 @@ def _asked_words(ctx: FlowContext, name: str, asked: Asked) -> tuple[str, ...]:
     files.write_text(config, conf.load.dump(ctx.config))
     flags = (("--new-contract", asked.new_contract), ("--from-elsewhere", asked.model is not None))
     return ("--config", os.fspath(config), *(flag for flag, wanted in flags if wanted))
+
+
+_POLL_S = 0.2
+
+
+class Submit(Protocol):
+    """Runs a stage beside the pipeline (``flows.pretrain.Caller.submit``)."""
+
+    def __call__(self, choose: Callable[[], tuple[str, Callable[[], Any]]], *, most: int) -> Future[Any]:
+        """Queue a stage that ``choose`` names once one of ``most`` threads is free."""
+
+
+class Evaluations:
+    """Hands milestones to evaluators. Only the flow's own thread calls its methods.
+
+    Args:
+        ctx: of the run; ``eval.order`` and ``eval.concurrent`` may change meanwhile.
+        submit: starts a stage beside the pipeline.
+    """
+
+    def __init__(self, ctx: FlowContext, submit: Submit) -> None:
+        self._ctx, self._submit = ctx, submit
+        self._lock = threading.Lock()
+        self._waiting: list[int] = []
+        self._handed: set[int] = set()
+        self._held = 0
+        self._futures: list[Future[Any]] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing waits or runs."""
+        return not self._held and all(future.done() for future in self._futures)
+
+    def add(self, milestone_tokens: int) -> None:
+        """Queue a milestone, with ``eval.placement=between`` until :meth:`finish`; no milestone is queued twice."""
+        if milestone_tokens in self._handed:
+            return
+        self._handed.add(milestone_tokens)
+        with self._lock:
+            self._waiting.append(milestone_tokens)
+        self._held += 1
+        if self._ctx.config.eval.placement == "beside":
+            self._start()
+
+    def announce(self, milestone_tokens: int) -> None:
+        """Queue a milestone that training has just reached, and give an alarm if the queue has grown."""
+        self.add(milestone_tokens)
+        state, config = self._ctx.state, self._ctx.config
+        queue = evaluation_queue(state, config, self._ctx.clock.now_unix_s())
+        is_last = state.milestones[milestone_tokens].step >= config.total_steps
+        if is_last or state.evaluation_behind or len(queue.waiting) <= config.eval.concurrent:
+            return
+        more = f"`hlatctl amend {self._ctx.run.run_id} eval.concurrent={config.eval.concurrent + 1}`"
+        message = f"{behind_text(queue)}; {more} evaluates more at once"
+        self._ctx.event("alarm", step=state.step, what=BEHIND, message=message)
+        self._ctx.message(message)
+
+    def finish(self) -> list[str]:
+        """Wait until nothing is left, and return the status of each milestone.
+
+        Raises:
+            StoppedError: the run was asked to stop.
+        """
+        self._start()
+        while not self.done:
+            self._ctx.watch()
+            amended.follow(self._ctx)
+            self._ctx.clock.wait_for_event(_POLL_S)
+        end_staying(self._ctx)
+        statuses = [future.result() for future in self._futures]
+        if set(statuses) - {"evaluated", "failed"}:
+            self._ctx.check_stop()  # a stop interrupted an evaluation
+        return statuses
+
+    def interrupt(self) -> None:
+        """End running evaluations; their milestones are pending again when the run is resumed."""
+        self._ctx.cancelled.set()
+        while not all(future.done() for future in self._futures):
+            self._ctx.clock.sleep(_POLL_S)
+        end_staying(self._ctx)
+
+    def _start(self) -> None:
+        """Start the evaluations that were held until training pauses."""
+        for _ in range(self._held):
+            self._futures.append(self._submit(self._next, most=self._ctx.config.eval.concurrent))
+        self._held = 0
+
+    def _next(self) -> tuple[str, Callable[[], str]]:
+        """Take a milestone, in a worker's thread."""
+        choose = max if self._ctx.config.eval.order == "newest" else min
+        with self._lock:
+            milestone_tokens = choose(self._waiting)
+            self._waiting.remove(milestone_tokens)
+        return f"evaluate {milestone_tokens:,} tokens", partial(evaluate_milestone, self._ctx, milestone_tokens)
+
+
+def ask_contracts(
+    config: Config, *, run: RunPaths | None = None, model: Path | None = None, new_contract: bool = False
+) -> Asked:
+    """Return the contracts of an evaluation, which takes seconds: each task's data is read.
+
+    Args:
+        config: its settings.
+        run: the run directory; None if the model has none yet, so no contract is recorded.
+        model: the folder of an external model; None: the run's own.
+        new_contract: allow tasks whose contracts differ from the run's.
+
+    Raises:
+        EvaluationError: the run evaluated a task under another contract, and no new one was requested.
+        ConfigError, DataError, DependencyError: the suite can't be run.
+    """
+    if config.cluster.launcher == "mock":
+        return Asked(name=SIMULATED, contracts={SIMULATED: {}}, new_contract=new_contract, model=model)
+    words = ["--run-dir", os.fspath(run.root)] if run else []
+    words += ["--new-contract"] if new_contract else []
+    words += ["--model", os.fspath(model.absolute())] if model else []
+    answer = json.loads(ask_about("eval.check", config, *words, show_talk=True))
+    return Asked(
+        name=str(answer["contract"]),
+        contracts={number: answer["contracts"][number] for number in sorted(answer["contracts"], key=int)},
+        new_contract=new_contract,
+        model=model,
+    )

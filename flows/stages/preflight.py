@@ -16,8 +16,8 @@ from flows.runtime.jobs import run_job
 from flows.stages import run_stage
 from hlatctl.run import files
 from hlatctl.run.errors import PreflightError
+from hlatctl.run.files import reading
 from hlatctl.run.provenance import versions_of
-from hlatctl.run.reading import reading
 from hlatctl.run.state import NO_SPARE_NODE
 
 _JOB = "preflight"

@@ -13,9 +13,9 @@ from conf.schema import Config
 from flows.runtime.context import FlowContext
 from flows.stages import run_stage
 from hlatctl.run import files, provenance
-from hlatctl.run.manifest import MANIFEST, read_manifest
+from hlatctl.run.checkpoint import MANIFEST, read_manifest
+from hlatctl.run.files import reading
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import reading
 
 
 def record_provenance(ctx: FlowContext, argv: list[str]) -> None:

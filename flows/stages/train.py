@@ -13,21 +13,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from conf.amend import AMENDED, SKIP_STEPS, batch_after, skipped_batches
-from conf.amendable import with_resume
-from conf.amendments import beginning_at
+from conf.amendments import beginning_at, with_resume
+from conf.data_changes import AMENDED, SKIP_STEPS, batch_after, skipped_batches
 from conf.devices import DEVICES
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Status
-from flows.recovery import blame, case, failure_causes, node_ledger, policy
+from flows.recovery import failure_causes, node_ledger, policy
 from flows.runtime.amended import Orders, config_words, follow, note_begun, pause_step
 from flows.runtime.context import FlowContext, make_job
-from flows.runtime.job_watch import JobWatch
-from flows.runtime.jobs import ending_tail
+from flows.runtime.jobs import JobWatch, ending_tail
 from flows.stages.compile import cache_env, local_cache, warm_wrapper
 from flows.stages.preflight import is_due, preflight
 from hlatctl.run import fence
-from hlatctl.run.batches import batches_drawn, events_about
+from hlatctl.run.checkpoint import MANIFEST, batches_drawn, events_about
 from hlatctl.run.errors import (
     CancelledError,
     DamagedFileError,
@@ -37,10 +35,8 @@ from hlatctl.run.errors import (
     TrainingError,
     load_error,
 )
-from hlatctl.run.hangs import answered
 from hlatctl.run.journal import heartbeat, train_writer
-from hlatctl.run.manifest import MANIFEST
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.paths import RunPaths, answered
 from hlatctl.run.state import TRAIN_JOB, AttemptState
 
 #: Takes the tokens of a milestone to evaluate.
@@ -338,7 +334,7 @@ def _ending(ctx: FlowContext, job: Job, status: Status, error: HlatctlError | No
         evidence = "ended to evaluate its milestone; checkpoint written"
         ending = dataclasses.replace(ending, cause="evaluation", evidence=evidence)
     used = [host for host in ctx.hosts if host not in job.excluded_hosts][: ctx.config.cluster.nodes]
-    blamed = blame.blamed_hosts(ending.cause, status, used, failure_causes.failed_host(tail))
+    blamed = node_ledger.blamed_hosts(ending.cause, status, used, failure_causes.failed_host(tail))
     return dataclasses.replace(ending, hosts=blamed)
 
 
@@ -375,7 +371,7 @@ def _newly_left_out(ctx: FlowContext, job: Job, ending: failure_causes.Ending) -
 
 def _failing_batch(ctx: FlowContext, attempt: AttemptState) -> int | None:
     """Return the batch that the attempt's failing step trains on, counted from the newest checkpoint before it."""
-    step = case.failing_step(attempt)
+    step = policy.failing_step(attempt)
     newest = max((s for s in ctx.state.checkpoints if s < step), default=0)
     events = events_about(ctx.run, newest)
     try:

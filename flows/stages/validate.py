@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import conf.validate
-from conf import environment, fingerprint, mirrors, notify_urls
-from conf.eval_rules import require_own_tasks
+from conf import environment, fingerprint, tracking
 from conf.initial_weights import check_initial_weights
 from conf.schema import Config
-from flows.launch.kubernetes import limits as kubernetes_limits
+from conf.validate import require_own_tasks
+from flows.launch.kubernetes import api as kubernetes_limits
 from flows.launch.kubernetes.api import ApiAwayError
 from flows.launch.slurm import limits
 from flows.launch.slurm.commands import SchedulerAwayError
-from flows.runtime.ask import ask, ask_about
 from flows.runtime.context import FlowContext, is_mock
+from flows.runtime.programs import ask, ask_about
 from flows.stages import run_stage
 from hlatctl import machine_checks
 from hlatctl.cache.mirror import unusable
 from hlatctl.plan.memory import check_memory
+from hlatctl.run.checkpoint import checkpoint_steps
 from hlatctl.run.errors import ConfigError, DependencyError, HlatctlError, LaunchError
-from hlatctl.run.manifest import checkpoint_steps
+from hlatctl.run.files import private_folder
 from hlatctl.run.provenance import package_versions
-from hlatctl.run.scratch import private_folder
 
 _TIMEOUT_S = 120
 
@@ -86,7 +86,7 @@ def refused(config: Config) -> list[HlatctlError]:
     with private_folder("plan") as own:
         config = replace(config, runs_dir=os.fspath(own.path))  # a corpus in object storage is listed there
         checks = _checks(config)
-        checks += partial(mirrors.check, config), partial(check_notify, config)
+        checks += partial(tracking.check_mirrors, config), partial(check_notify, config)
         for each in checks:
             try:
                 each()
@@ -143,7 +143,7 @@ def check_notify(config: Config) -> None:
         ConfigError: an address can't be read.
     """
     if not is_mock(config):
-        notify_urls.check(config)
+        tracking.check_notify_urls(config)
 
 
 def check_mirror(config: Config, run_id: str) -> None:
@@ -174,7 +174,7 @@ def check_shape(config: Config) -> str:
         LaunchError: the scheduler does not answer, or is not here.
     """
     if config.cluster.launcher == "kubernetes":
-        return kubernetes_limits.check(config.cluster)
+        return kubernetes_limits.check_limits(config.cluster)
     if config.cluster.launcher != "slurm":
         return ""
     try:

@@ -1,6 +1,8 @@
 """A sweep's journal and what follows from it: the sweep's state, the next trial, and which trial falls behind.
 
 Threads that simulate trials call these methods too, so each method that changes something holds a lock.
+
+Asking a sweep to stop, from any process that shares its runs folder.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from conf import space as spaces
-from conf.variations import Variations
-from flows.sweep.objective import objective
-from flows.sweep.study import Study
-from hlatctl.run.journal import FLOW_WRITER, JournalTail, JournalWriter
+from conf.space import Variations
+from flows import control
+from flows.sweep.study import Study, objective
+from hlatctl.run import files, stopping
+from hlatctl.run.journal import FLOW_WRITER, OPERATOR_WRITER, JournalTail, JournalWriter, read_events
+from hlatctl.run.lease import driver_pid, wait_until_undriven
 from hlatctl.run.paths import SweepPaths
-from hlatctl.run.sweep import ENDED, SweepState, TrialState, apply
+from hlatctl.run.sweep import ENDED, SweepState, TrialState, apply, fold
 
 
 class Book:
@@ -138,3 +142,28 @@ class Book:
         """Return the number of trials, in total and by status, in words."""
         counts = [f"{n} {status}" for status in (*ENDED, "paused") if (n := self.state.count(status))]
         return f"{len(self.state.trials)} of {self.space.trials} trials" + (f": {', '.join(counts)}" if counts else "")
+
+
+def request_stop(sweep: SweepPaths, *, by: str, wait_s: float) -> SweepState:
+    """Ask a sweep to stop all its trials, each with a checkpoint, and wait for it.
+
+    The sweep's driver reads the request from the journal. If the driver is dead, the trials that still run are asked
+    directly; when the sweep is resumed, they continue.
+
+    Args:
+        sweep: its directory.
+        by: the name of the requester; written to the journals.
+        wait_s: seconds to wait for the driver to end.
+
+    Returns:
+        The state after that.
+    """
+    with files.created_like(sweep.root), JournalWriter(sweep, OPERATOR_WRITER) as journal:
+        stopping.request(sweep, journal, by=by)
+        if driver_pid(sweep) is None:
+            for number, trial in fold(read_events(sweep)).trials.items():
+                if trial.status == "running":
+                    journal.append("trial_paused", durable=True, trial=number)
+                    control.request_stop(sweep.trial(number), by=by, wait_s=wait_s)
+    wait_until_undriven(sweep, wait_s)
+    return fold(read_events(sweep))

@@ -2,22 +2,35 @@
 
 The study is a view of the sweep's journal. Every driver rebuilds it from there, so that the two never differ. The
 sampler is seeded again for every arm, so that an interrupted sweep draws the same arms as an uninterrupted one.
+
+The number that a sweep compares, computed from a run's state. Pure.
+
+Signs that a run diverges, from the events of the trainer's monitor. Pure.
+
+HLAT (arXiv 2404.10630, section 4.3) recognizes diverging runs by their gradient norm and loss.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.axes import Axis
-from conf.space import Space
-from hlatctl.run.errors import DependencyError
+from conf.load import token_count
+from conf.schema import Config, SweepConfig
+from conf.space import Axis, Space
+from hlatctl.run.errors import ConfigError, DependencyError
+from hlatctl.run.evaluations import is_better_low
+from hlatctl.run.journal import number
+from hlatctl.run.state import RunState
 from hlatctl.run.sweep import SweepState, TrialState
 
 if TYPE_CHECKING:
     from optuna.trial import TrialState as OptunaState
+
 
 #: Successive halving: the better half continues at each rung whose tokens are a power of two times the first's.
 _REDUCTION = 2
@@ -181,3 +194,151 @@ def _import() -> Any:
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
+
+
+#: The training loss is averaged over this many steps, because the loss of a single batch is noisy.
+WINDOW_STEPS = 20
+LOSS = "loss"
+_VALIDATION = "validation_loss"
+_NAME = re.compile(r"(loss|validation_loss|eval\.([\w./-]+))(?:@tokens=(\w[\w.]*))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """A number that trials are compared by.
+
+    Args:
+        name: as in ``sweep.objective``.
+        score: its name among an evaluation's scores; empty for the training loss.
+        at_tokens: the number of tokens at which it is final; None: at the end.
+        minimize: less is better.
+    """
+
+    name: str
+    score: str
+    at_tokens: int | None
+    minimize: bool
+
+    def rungs(self, config: Config, parts: int) -> list[int]:
+        """Return the numbers of tokens at which runs are compared; at the last one the value is final.
+
+        Args:
+            config: of the run.
+            parts: number of rungs of the training loss; scores have one rung per milestone.
+        """
+        last = self.at_tokens or config.total_tokens
+        if self.score:
+            return [tokens for tokens in sorted(config.milestones.values()) if tokens <= last]
+        return sorted({math.ceil(last * part / parts) for part in range(1, parts + 1)})
+
+    def values(self, state: RunState, rungs: list[int]) -> dict[int, float]:
+        """Return the objective by tokens, at the rungs that the run has reached; NaN if it is not finite."""
+        if not self.score:
+            return _losses(state, rungs)
+        reached = [tokens for tokens in rungs if tokens in state.milestones]
+        scores = {tokens: state.milestones[tokens].scores.get(self.score) for tokens in reached}
+        return {tokens: number(score, "value") for tokens, score in scores.items() if score is not None}
+
+
+def objective(settings: SweepConfig, config: Config) -> Objective:
+    """Return the objective that a sweep's settings name, checked against one of its runs.
+
+    Raises:
+        ConfigError: the name is unknown, or no run reports it.
+    """
+    name = settings.objective or (_VALIDATION if config.eval.enabled else LOSS)
+    match = _NAME.fullmatch(name)
+    if not match:
+        raise ConfigError(
+            f"sweep.objective={name}: not known",
+            hint="loss, validation_loss, eval.TASK, each with @tokens=N for the value there",
+        )
+    kind, task, at = match.groups()
+    at_tokens = None if at is None else token_count(at, "sweep.objective@tokens")
+    aim = Objective(
+        name=name,
+        score="" if kind == LOSS else task or _VALIDATION,
+        at_tokens=at_tokens,
+        minimize=(settings.direction or ("max" if task and not is_better_low(task) else "min")) == "min",
+    )
+    check(aim, config)
+    return aim
+
+
+def check(aim: Objective, config: Config) -> None:
+    """Check that a run of this configuration reports an objective.
+
+    Raises:
+        ConfigError: the run is not evaluated, or not at these tokens.
+    """
+    if aim.score and not config.eval.enabled:
+        raise ConfigError(
+            f"sweep.objective={aim.name}: no trial reports it, because eval.enabled=false",
+            hint="sweep.objective=loss, or eval.enabled=true",
+        )
+    at = aim.at_tokens
+    if at is None:
+        return
+    if not aim.score and at > config.total_tokens:
+        raise ConfigError(
+            f"sweep.objective={aim.name}: no trial reports it, they end at {config.total_tokens:,} tokens"
+        )
+    if aim.score and at not in config.milestones.values():
+        raise ConfigError(
+            f"sweep.objective={aim.name}: no trial reports it, there is no milestone of {at:,} tokens",
+            hint=f"milestones: {', '.join(map(str, config.milestones.values()))}; eval.every_tokens sets them",
+        )
+
+
+def _losses(state: RunState, rungs: list[int]) -> dict[int, float]:
+    """Return the mean training loss of the last steps up to each rung that was reached."""
+    losses = {}
+    for rung in rungs:
+        window = [number(step, "loss") for step in state.steps.until(rung, WINDOW_STEPS)]
+        if window:
+            losses[rung] = math.fsum(window) / len(window) if all(map(math.isfinite, window)) else math.nan
+    return losses
+
+
+#: A spike of the gradient norm that lasts this many steps is growth: the running mean has risen with it.
+GROWTH_STEPS = 20
+#: The norm must also exceed this multiple of the mean before the spike.
+GROWTH_FACTOR = 2.0
+#: Steps at the start and at the end of a run whose losses are compared.
+
+
+def divergence(state: RunState) -> str:
+    """Return why a run has diverged, in a sentence; empty if it has not."""
+    return _not_finite(state) or _growing(state) or _above_start(state)
+
+
+def _not_finite(state: RunState) -> str:
+    """``train.on_nonfinite`` decides whether such a step ends the run."""
+    attempt = state.attempt
+    return attempt.evidence if attempt and attempt.cause == "nonfinite" and state.status == "failed" else ""
+
+
+def _growing(state: RunState) -> str:
+    spike = state.spikes[-1] if state.spikes else None
+    if spike is None or "length_steps" in spike:
+        return ""
+    began, mean = int(spike["step"]), number(spike, "mean")
+    now = number(state.last_step or {}, "grad_norm")
+    if state.step - began < GROWTH_STEPS or not now > GROWTH_FACTOR * mean:
+        return ""
+    return (
+        f"the gradient norm has grown for {state.step - began} steps, from a mean of {mean:.3g} before step {began} to "
+        f"{now:.3g}"
+    )
+
+
+def _above_start(state: RunState) -> str:
+    """The mean of the newest losses is above the largest of the first: noise alone doesn't raise a mean so far."""
+    if len(state.steps) < 2 * WINDOW_STEPS:
+        return ""
+    worst = max(number(event, "loss") for event in state.steps.first(WINDOW_STEPS))
+    newest = [number(event, "loss") for event in state.steps.last(WINDOW_STEPS)]
+    mean = math.fsum(newest) / WINDOW_STEPS
+    if not mean > worst:
+        return ""
+    return f"the loss of the last {WINDOW_STEPS} steps, {mean:.3f}, is above that of the first, at most {worst:.3f}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema import Config
-from flows.runtime import spawn
+from flows.runtime import programs
 from flows.runtime.context import FlowContext
 from flows.tracking.mirrors.sync import TITLES
 from hlatctl.run.paths import SweepPaths
@@ -79,7 +79,9 @@ def conclude_sweep(sweep: SweepPaths, config: Config, say: Callable[[str], None]
 def _started(module: str, folder: Path, log: Path, *argv: str) -> Process:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
-        return spawn.beside(spawn.command(f"flows.tracking.{module}", os.fspath(folder), *argv), output)
+        return programs.start_alongside(
+            programs.python_command(f"flows.tracking.{module}", os.fspath(folder), *argv), output
+        )
 
 
 def _completes(process: Process, timeout_s: float) -> bool:

@@ -8,8 +8,8 @@ from pathlib import Path
 from flows.tracking import mlflow_client
 from hlatctl.run import files
 from hlatctl.run.errors import StorageError
+from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED
 
 #: MLflow's pages show agents and traces without it.
 _TRAINING = "workflowType=machine_learning"

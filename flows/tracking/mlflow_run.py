@@ -2,42 +2,322 @@
 
 This module turns events into MLflow's rows and keeps the cursor, which says how far they have been copied.
 ``flows.tracking.mlflow_sync`` decides when to copy, and handles an MLflow that doesn't answer.
+
+A run's name, tags and notes as MLflow shows them: the run's name, its tags, and its description.
+
+Superseded steps in MLflow.
+
+When an attempt starts from step k, later steps of earlier attempts are superseded. MLflow's API can't remove values, so
+they are removed from its database if that is an SQLite file. On a tracking server a repeated step keeps both values;
+the later one has the later time and counts as the latest.
+
+How far a copy to MLflow is: steps, their rate, and the time left.
+
+What MLflow gets of a run besides its steps and scores: checkpoints, datasets, and the numbers of its report.
+
+A few items of each task of a milestone as a table in MLflow: what the model was asked, and what it gave.
+
+MLflow's page shows a JSON artifact as a table if the run's tag ``mlflow.loggedArtifacts`` names it. ``log_table``
+writes the same, but imports pandas and reads earlier rows again. All items are in the run's directory.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import json
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conf.load import flatten
 from conf.of_run import of_run
 from conf.schema import Config
 from flows.runtime.context import is_mock
 from flows.tracking import mlflow_client
-from flows.tracking.mirrors.attempts import Attempts
+from flows.tracking.mirrors.base import Attempts
 from flows.tracking.mirrors.points import chances, point, scores
-from flows.tracking.mlflow_amendments import copy_amendments
-from flows.tracking.mlflow_facts import Row, checkpoint_rows, datasets, end_metrics
-from flows.tracking.mlflow_items import copy_items
-from flows.tracking.mlflow_labels import copy_labels
-from flows.tracking.mlflow_progress import Progress
-from flows.tracking.mlflow_rewind import BY_STEP, BY_TOKENS, new_steps, remove
-from flows.tracking.mlflow_steps import Shown
+from flows.tracking.mlflow_steps import Shown, copy_amendments
 from flows.tracking.mlflow_sweep import trial_tags
-from hlatctl.run import contract_record, files
-from hlatctl.run.journal import FLOW_WRITER, Event, JournalTail
+from hlatctl.report import item_file
+from hlatctl.run import contract, files
+from hlatctl.run import contract as contract_record
+from hlatctl.run.errors import HlatctlError
+from hlatctl.run.files import DAMAGED
+from hlatctl.run.journal import FLOW_WRITER, OPERATOR_WRITER, Event, JournalTail, writer_events
+from hlatctl.run.labels import LABELLED, LabelState, apply, marked
 from hlatctl.run.paths import RunPaths, mlflow_artifacts
-from hlatctl.run.reading import DAMAGED
 from hlatctl.run.redact import hide
-from hlatctl.run.simulated import marked
-from hlatctl.units import duration
+from hlatctl.run.state import MilestoneState
+from hlatctl.units import duration, utc
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric, Run
+    from mlflow.entities import DatasetInput, Metric, Run
     from mlflow.tracking import MlflowClient
+
+
+_NAME, _DESCRIPTION = "mlflow.runName", "mlflow.note.content"
+
+
+def copy_labels(client: MlflowClient, mlflow_run_id: str, run: RunPaths, new: list[Event], *, simulated: bool) -> None:
+    """Set the labels as the whole journal describes them, if one of the new events changes them."""
+    if not any(event["kind"] == LABELLED for event in new):
+        return
+    labels = LabelState()
+    for event in writer_events(run, OPERATOR_WRITER):
+        if event["kind"] == LABELLED:
+            apply(labels, event)
+    client.set_tag(mlflow_run_id, _NAME, marked(labels.name or run.run_id, simulated=simulated))
+    for key, value in labels.tags.items():
+        client.set_tag(mlflow_run_id, key, value)
+    kept = client.get_run(mlflow_run_id).data.tags
+    for key in {key for event in new for key in event.get("untag", [])} - set(labels.tags):
+        if key in kept:
+            client.delete_tag(mlflow_run_id, key)
+    if labels.notes:
+        text = "\n\n".join(f"{utc(note.time_unix_s)}, {note.by}: {note.text}" for note in labels.notes)
+        client.set_tag(mlflow_run_id, _DESCRIPTION, text)
+
+
+#: Metrics of steps by the step, and by tokens.
+BY_STEP, BY_TOKENS = "train/", "by_tokens/train_"
+_TIMEOUT_S = 30.0
+_COLUMNS = "key, value, timestamp, step, is_nan, run_uuid"
+_SUPERSEDED = "run_uuid = :run AND ((key GLOB :by_step AND step > :step) OR (key GLOB :by_tokens AND step > :tokens))"
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """The last copied step that still counts, and its tokens."""
+
+    step: int
+    tokens: int
+
+
+def new_steps(
+    events: Iterable[Event], *, last_step: int, attempt: int, tokens_per_step: int
+) -> tuple[list[Event], Rewind | None, int]:
+    """Find the steps to copy, and whether copied steps were superseded.
+
+    Args:
+        events: new ones, in order of time.
+        last_step: newest step that has been copied.
+        attempt: the newest attempt seen so far.
+        tokens_per_step: for a ``train_started`` without tokens.
+
+    Returns:
+        The step events to copy; the step to go back to first, or None; the newest attempt now.
+    """
+    steps: dict[int, Event] = {}
+    rewind = None
+    for event in events:
+        if event["kind"] == "train_started":
+            step, attempt = int(event.get("resumed_from_step") or 0), max(attempt, event["attempt"])
+            steps = {number: kept for number, kept in steps.items() if number <= step}
+            if step < last_step:
+                last_step = step
+                rewind = Rewind(step, int(event.get("tokens") or step * tokens_per_step))
+        # Late lines of a superseded attempt don't count.
+        elif event["kind"] == "step" and event["attempt"] >= attempt and event["step"] > last_step:
+            steps[event["step"]] = event
+    return [steps[number] for number in sorted(steps)], rewind, attempt
+
+
+def remove(database: Path, mlflow_run_id: str, to: Rewind) -> None:
+    """Remove the metrics of superseded steps; idempotent.
+
+    Raises:
+        sqlite3.Error: the database can't be written.
+    """
+    values = {
+        "run": mlflow_run_id,
+        "step": to.step,
+        "tokens": to.tokens,
+        "by_step": f"{BY_STEP}*",
+        "by_tokens": f"{BY_TOKENS}*",
+    }
+    with closing(sqlite3.connect(database, timeout=_TIMEOUT_S)) as connection, connection:
+        for statement in _statements():
+            connection.execute(statement, values)
+
+
+def _statements() -> Iterator[str]:
+    yield f"DELETE FROM metrics WHERE {_SUPERSEDED}"
+    yield f"DELETE FROM latest_metrics WHERE {_SUPERSEDED}"
+    # With MAX, SQLite takes the other columns from the row of the maximum.
+    yield (
+        f"INSERT OR IGNORE INTO latest_metrics ({_COLUMNS}) SELECT key, value, timestamp, MAX(step), is_nan, run_uuid "
+        "FROM metrics WHERE run_uuid = :run AND (key GLOB :by_step OR key GLOB :by_tokens) GROUP BY key"
+    )
+
+
+#: Time between two lines.
+_EVERY_S = 5.0
+#: The rate is that of the newest lines: it depends on what else the machine does.
+_NEWEST = 6
+
+
+class Progress:
+    """Prints a line every 5 s.
+
+    Args:
+        total_bytes: of the journal.
+        say: called with each line.
+        now_s: the clock.
+    """
+
+    def __init__(
+        self, total_bytes: int, say: Callable[[str], None], now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._total_bytes, self._say, self._now_s = total_bytes, say, now_s
+        self._points: deque[tuple[float, int, int]] = deque(maxlen=_NEWEST)
+
+    def reached(self, step: int, done_bytes: int) -> None:
+        """Say that everything up to this step is copied, and so many bytes of the journal."""
+        now_s = self._now_s()
+        if not self._points:
+            self._points.append((now_s, step, done_bytes))
+            return
+        if now_s - self._points[-1][0] < _EVERY_S:
+            return
+        self._points.append((now_s, step, done_bytes))
+        since_s, since_step, since_bytes = self._points[0]
+        share = done_bytes / max(self._total_bytes, done_bytes, 1)
+        text = f"step {step:,} ({share:.0%} of the journal), {(step - since_step) / (now_s - since_s):,.0f} steps/s"
+        if done_bytes > since_bytes:
+            left_s = (now_s - since_s) / (done_bytes - since_bytes) * max(0, self._total_bytes - done_bytes)
+            text += f", {duration(left_s)} left"
+        self._say(text)
+
+
+Row = tuple[str, float, int, int]
+"""Key, value, time in Unix milliseconds, step. MLflow drops a row that is equal to another in all four."""
+
+#: Metrics of a whole run by their place in the report's ``numbers.json``.
+_END_METRICS = {
+    "run/goodput": ("ledger", "uptime_fraction"),
+    "run/effective_training_time_ratio": ("ledger", "ettr_fraction"),
+    "run/wall_s": ("ledger", "wall_s"),
+    "run/process_hours": ("ledger", "process_hours"),
+    "run/cost_usd": ("ledger", "cost_usd"),
+    "run/mfu": ("mfu_fraction",),
+    "run/tokens_per_s": ("tokens_per_s",),
+    "run/peak_memory_bytes": ("peak_memory_bytes",),
+    "run/data_wait_fraction": ("data_wait_fraction",),
+    "run/lost_steps": ("lost_steps",),
+    "run/gradient_spikes": ("gradient_spikes",),
+    "run/loss": ("last_loss",),
+    "run/validation_loss": ("validation_loss",),
+}
+#: MLflow's limit.
+_DIGEST_CHARS = 36
+
+
+def checkpoint_rows(event: Event, shift_s: float) -> list[Row]:
+    """Return the rows of a ``checkpoint_written`` event by step: time to write it, time that training waited, size."""
+    time_ms, step = int((event["time_unix_s"] + shift_s) * 1000), int(event["step"])
+    fields = ("wall_s", "stall_s", "bytes")
+    return [(f"checkpoint/{name}", float(event[name]), time_ms, step) for name in fields if event.get(name) is not None]
+
+
+def end_metrics(run: RunPaths) -> dict[str, float]:
+    """Return the numbers of a run's report; none if it has no report, or a damaged one."""
+    try:
+        numbers = json.loads((run.report / "numbers.json").read_text(encoding="utf-8"))
+        found = {name: _at(numbers, place) for name, place in _END_METRICS.items()}
+        found["run/restarts"] = max(0, len(numbers["attempts"]) - 1)
+    except (OSError, *DAMAGED):
+        return {}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
+def datasets(run: RunPaths) -> list[DatasetInput]:
+    """Return the sources of a run's corpus with their fingerprints; none before they are prepared."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    try:
+        sources = list(files.read_sealed_json(run.dataset)["sources"])
+        return [
+            DatasetInput(
+                Dataset(
+                    name=str(source["path"]).rstrip("/").rpartition("/")[2],
+                    digest=str(source["fingerprint"])[:_DIGEST_CHARS],
+                    source_type="remote" if "://" in str(source["path"]) else "local",
+                    source=json.dumps({"uri": source["path"]}),
+                    profile=json.dumps({key: source.get(key) for key in ("documents", "rows", "text_bytes")}),
+                ),
+                [InputTag("mlflow.data.context", "training")],
+            )
+            for source in sources
+        ]
+    except (OSError, *DAMAGED):
+        return []
+
+
+def _at(record: Any, place: tuple[str, ...]) -> Any:
+    for key in place:
+        record = record.get(key) if isinstance(record, dict) else None
+    return record
+
+
+COLUMNS = ("task", "item", "metric", "value", "prompt", "choices", "answer", "target")
+#: Rows of a task and of a table, and characters of a text: a table has at most 1.6 MB.
+_TASK_ROWS, _ROWS, _CHARS = 5, 200, 2_000
+_TAG = "mlflow.loggedArtifacts"
+#: MLflow's limit for a tag is 8,000 characters.
+_TABLES = 80
+
+
+def copy_items(client: MlflowClient, mlflow_run_id: str, run: RunPaths, folder: Path) -> None:
+    """Add the table of a folder of results, ``tokens-N`` or ``tokens-N/contract-M``; again: replace it."""
+    milestone, _, number = folder.relative_to(run.evals).as_posix().partition("/")
+    tokens = int(milestone.removeprefix("tokens-"))
+    contract = number.removeprefix("contract-")
+    rows = table(run, MilestoneState(milestone_tokens=tokens, step=0, contract=contract))
+    if not rows:
+        return
+    name = "-".join(filter(None, ["tokens", str(tokens), contract_record.folder(contract)]))
+    path = f"items/{name}.json"
+    content = json.dumps({"columns": COLUMNS, "data": rows}, ensure_ascii=False)
+    client.log_text(mlflow_run_id, hide(content), path)
+    entry = {"path": path, "type": "table"}
+    known = json.loads(client.get_run(mlflow_run_id).data.tags.get(_TAG, "[]"))
+    if entry not in known:
+        client.set_tag(mlflow_run_id, _TAG, json.dumps([*known, entry][-_TABLES:]))
+
+
+def table(run: RunPaths, milestone: MilestoneState) -> list[list[Any]]:
+    """Return the first items of each task, a row of :data:`COLUMNS` each; damaged files are left out."""
+    tasks = item_file.tasks_of(run, milestone.milestone_tokens, milestone.contract)
+    most = max(1, min(_TASK_ROWS, _ROWS // max(1, len(tasks))))
+    return list(itertools.chain.from_iterable(_rows(run, milestone, task, most) for task in tasks[:_ROWS]))
+
+
+def _rows(run: RunPaths, milestone: MilestoneState, task: str, most: int) -> list[list[Any]]:
+    try:
+        items = item_file.read(run, milestone, task, right=None, limit=most)
+    except HlatctlError:
+        return []
+    return [
+        [
+            *(item.task, item.item, item.metric, item.value, item.prompt[-_CHARS:]),
+            _choices(item.choices, item.loglikelihoods)[:_CHARS],
+            *(item.answer[:_CHARS], item.target[:_CHARS]),
+        ]
+        for item in items
+    ]
+
+
+def _choices(choices: Sequence[str], loglikelihoods: Sequence[float]) -> str:
+    """Return a line for each choice, the model's own marked."""
+    best = max(loglikelihoods, default=0.0)
+    ranked = zip(choices, loglikelihoods, strict=True)
+    return "\n".join(f"{'>' if value == best else ' '} {value:.3f} {choice.strip()}" for choice, value in ranked)
+
 
 #: Peak memory shows more than the current one, and each value costs MLflow time.
 _LEFT_OUT = "memory_bytes"
@@ -237,7 +517,7 @@ class MirrorRun:
             step for step in steps if self._shown.step(step["step"]) and (attempts is None or attempts.counts(step))
         ]
         evals = [event for event in events if event["kind"] == "eval_finished"]
-        own = contract_record.own(self._run) if evals else ""
+        own = contract.own_contracts(self._run) if evals else ""
         groups = [[Metric(*row) for row in step_rows(event, self._cursor.shift_s)] for event in steps]
         saved = [event for event in events if event["kind"] == "checkpoint_written"]
         groups += [[Metric(*row)] for event in saved for row in checkpoint_rows(event, self._cursor.shift_s)]

@@ -17,9 +17,9 @@ from flows.tracking import mlflow_client
 from hlatctl.report.sweep import best
 from hlatctl.run.errors import run_main
 from hlatctl.run.journal import Event, read_events
+from hlatctl.run.labels import marked
 from hlatctl.run.lease import hold
 from hlatctl.run.paths import SweepPaths
-from hlatctl.run.simulated import marked
 from hlatctl.run.sweep import SweepState, fold
 
 if TYPE_CHECKING:

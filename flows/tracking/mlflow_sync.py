@@ -6,7 +6,7 @@ is a view: it may be down or slow, and can be filled later from the journal. Not
 Nothing is logged twice. ``mirror.json`` says how far each journal file has been copied; it is written after MLflow has
 committed. A copier that is killed in between sends the same rows again, and MLflow drops rows with equal key, step,
 time and value. Each batch also sets the tag ``hlatctl.last_step``, which replaces a lost ``mirror.json``.
-``flows.tracking.mlflow_rewind`` handles steps that a restarted training repeats.
+``flows.tracking.mlflow_run`` handles steps that a restarted training repeats.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from types import FrameType
 from conf.of_run import of_run
 from conf.schema import Config
 from flows.tracking import following, mlflow_client
+from flows.tracking.mlflow_client import SystemMetrics
 from flows.tracking.mlflow_run import MirrorRun
-from flows.tracking.mlflow_system import SystemMetrics
 from hlatctl.run import files
 from hlatctl.run.errors import RunBusyError, run_main
 from hlatctl.run.lease import Holder, hold

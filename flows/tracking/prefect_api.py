@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.runtime import spawn
+from flows.runtime import programs
 from flows.tracking import local_server, ui_record
 from hlatctl.run.redact import hide
 
@@ -173,8 +173,8 @@ def _start_own() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, _server_log().open("ab") as log:
         port, auth = listener.getsockname()[1], local_server.new_auth()
         _use(f"http://127.0.0.1:{port}/api", auth)
-        _own_server = spawn.beside(
-            spawn.command("flows.tracking.prefect_server", str(listener.fileno())),
+        _own_server = programs.start_alongside(
+            programs.python_command("flows.tracking.prefect_server", str(listener.fileno())),
             log,
             stdin=subprocess.PIPE,
             env={**os.environ, local_server.AUTH_ENV: auth},

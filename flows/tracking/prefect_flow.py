@@ -1,6 +1,11 @@
 """The pipeline as a Prefect flow: every stage is a task.
 
 Prefect is a view. If it doesn't answer, or disappears during a run, the run continues without it.
+
+Cancelling or suspending a flow run in Prefect stops its run as `hlatctl stop` does.
+
+Prefect marks the flow run as Cancelling or Suspended, and leaves the rest to whoever runs it. The driver asks for its
+flow run's state every few seconds, which is one request to Prefect's server, and none to the training processes.
 """
 
 from __future__ import annotations
@@ -8,10 +13,11 @@ from __future__ import annotations
 import contextvars
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,15 +26,71 @@ from uuid import UUID
 from conf.schema import Config
 from flows.runtime.clock import Clock
 from flows.runtime.context import FlowContext
-from flows.tracking import links, prefect_api, prefect_cancel, prefect_stale, ui_record
+from flows.tracking import links, prefect_api, prefect_stale, ui_record
 from flows.tracking.prefect_stale import LOCK
-from hlatctl.run.errors import StoppedError
+from hlatctl.run.errors import RunBusyError, StoppedError, StorageError
+from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
+from hlatctl.run.labels import marked
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.simulated import marked
 from hlatctl.run.state import RunState
+from hlatctl.run.stopping import request
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+
+
+#: Who asks for the stop, in the journal.
+BY = "a person in Prefect"
+_POLL_S = 3.0
+
+
+@contextmanager
+def stopping(run: RunPaths, flow_run_id: UUID) -> Iterator[None]:
+    """Journal one ``stop_requested`` if the flow run is cancelled or suspended inside of the block."""
+    ended = threading.Event()
+    watch = threading.Thread(target=_watch, args=(run, flow_run_id, ended), daemon=True, name="prefect-cancel")
+    watch.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watch.join(_POLL_S)
+
+
+def _watch(run: RunPaths, flow_run_id: UUID, ended: threading.Event) -> None:
+    from prefect.client.orchestration import get_client
+
+    while not ended.wait(_POLL_S):  # again if there is no client, because Prefect doesn't answer
+        with prefect_api.tolerated(lambda _why: None), get_client(sync_client=True) as client:
+            while not (_is_stopped(client, flow_run_id) and not ended.is_set() and _request_stop(run)):
+                if ended.wait(_POLL_S):
+                    break
+            return
+
+
+def _is_stopped(client: SyncPrefectClient, flow_run_id: UUID) -> bool:
+    """Return whether Prefect says so; False if it doesn't answer.
+
+    A flow run that stays Suspended becomes Failed after some minutes, and can't be Cancelled at its end. So it is
+    Cancelling from now on.
+    """
+    from prefect.states import Cancelling
+
+    state = None
+    with prefect_api.tolerated(lambda _why: None):
+        state = client.read_flow_run(flow_run_id).state
+        if state is not None and state.is_paused():
+            client.set_flow_run_state(flow_run_id, Cancelling(message="suspended: the run stops"), force=True)
+    return state is not None and (state.is_cancelling() or state.is_cancelled() or state.is_paused())
+
+
+def _request_stop(run: RunPaths) -> bool:
+    """Return whether the request is in the journal; not while another writes it, or on a full disk."""
+    with suppress(RunBusyError, StorageError), JournalWriter(run, OPERATOR_WRITER) as journal:
+        request(run, journal, by=BY)
+        return True
+    return False
+
 
 Pipeline = Callable[[FlowContext, Any], None]
 _T = TypeVar("_T")
@@ -211,7 +273,7 @@ def _tags(ctx: FlowContext) -> list[str]:
 
 def _cancellable(ctx: FlowContext, name: str, flow_run_id: Any) -> AbstractContextManager[None]:
     """Return a block in which a cancellation in Prefect stops the run; an evaluation has no stop of its own."""
-    return prefect_cancel.stopping(ctx.run, UUID(flow_run_id)) if name == PRETRAIN else nullcontext()
+    return stopping(ctx.run, UUID(flow_run_id)) if name == PRETRAIN else nullcontext()
 
 
 def _call(flow: Any, parameters: dict[str, str], *, tags: list[str], run: RunPaths | None) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flows.runtime import spawn
+from flows.runtime import programs
 from flows.tracking import local_server, prefect_api, ui_record
 from flows.tracking.local_server import HOST
 from flows.tracking.ui_record import UiRecord
@@ -232,8 +232,8 @@ def stop_signal() -> Iterator[threading.Event]:
 def _spawned(server: Server, log: Path) -> subprocess.Popen[bytes]:
     fd = server.listener.fileno()
     with log.open("wb") as output:
-        return spawn.beside(
-            spawn.command(f"flows.tracking.{server.name}_server", str(fd), *server.argv),
+        return programs.start_alongside(
+            programs.python_command(f"flows.tracking.{server.name}_server", str(fd), *server.argv),
             output,
             stdin=subprocess.PIPE,
             env=server.env,
@@ -266,7 +266,9 @@ def _mark_crashed_flows(runs_dir: Path) -> subprocess.Popen[bytes]:
     """Run ``prefect_stale`` in a separate process, because importing Prefect takes seconds."""
     with files.created_with(files.PRIVATE), (ui_record.ui_dir(runs_dir) / "stale.log").open("wb") as log:
         own = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-        return spawn.beside(spawn.command("flows.tracking.prefect_stale", os.fspath(runs_dir)), log, env=own)
+        return programs.start_alongside(
+            programs.python_command("flows.tracking.prefect_stale", os.fspath(runs_dir)), log, env=own
+        )
 
 
 def _stop_all(processes: list[subprocess.Popen[bytes]]) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hlatctl.run import files
 from hlatctl.run.errors import RunBusyError
+from hlatctl.run.files import DAMAGED
 from hlatctl.run.lease import Holder, hold, holder
-from hlatctl.run.reading import DAMAGED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@
 
 A copy without ``manifest.json`` is incomplete. ``<manifest>`` is the beginning of the manifest's SHA-256, so a step
 that a run has written twice has two names, and their files never mix. ``trainer.checkpoint.mirror`` writes copies,
-``trainer.checkpoint.fetch`` reads them.
+``trainer.checkpoint.mirror`` reads them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import sys
 import uuid
 from dataclasses import dataclass
 
-from hlatctl.cache.objects import Objects, within
+from hlatctl.cache.store import Objects, within
+from hlatctl.run.checkpoint import MANIFEST, Manifest
 from hlatctl.run.errors import DependencyError, RunExistsError, StorageError, run_main
-from hlatctl.run.manifest import MANIFEST, Manifest
 from hlatctl.run.paths import step_name
 
 #: The run's configuration, to recreate its directory from.

@@ -1,6 +1,16 @@
 """Stores of caches behind one interface: a folder, an archive, or a URL for fsspec (``s3://bucket/folder``).
 
 No store follows a link or a path out of its root.
+
+Which files make up a compiled graph in each layout, and whether it is complete. Pure: it works on a listing.
+
+Neuron (``neuronx-cc``)::   neuronxcc-<version>/MODULE_<hash>+<flags>/{model.neff, model.done, compile_flags.json, ...}
+Inductor::                  <2 letters>/<kernel>.*, fxgraph/<2>/<key>/*, aotautograd/<key>/*, triton/<device>/<kernel>/*
+TorchNeuron::               <key>.neff, one graph each, written under a temporary name and renamed
+
+A folder in object storage, through fsspec: ``s3://bucket/folder``, ``gs://`` and whatever else has a package.
+
+The packages read credentials from the environment or the machine's role. No credential is stored here.
 """
 
 from __future__ import annotations
@@ -8,16 +18,288 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import stat
+import struct
 import tarfile
-from collections.abc import Iterator
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from hlatctl.cache.layout import File
-from hlatctl.cache.objects import connect
 from hlatctl.cache.trust import belongs_to_us, require_own
-from hlatctl.run.errors import StorageError
+from hlatctl.run.errors import DependencyError, StorageError
+
+NEURON, INDUCTOR, TORCH_NEURON = "neuron", "inductor", "torch_neuron"
+#: Written by ``manifest.py``.
+MANIFEST = "cache_manifest.json"
+#: Written by the compiler's wrapper after all other files of a module.
+DONE = "model.done"
+NEFF = "model.neff"
+#: A NEFF begins with a header of three little-endian 64-bit numbers: packaging version, size of the header, size of the
+#: rest (as Amazon's KLR, ``NEFF.lean``, reads and writes it).
+_NEFF_HEADER = struct.Struct("<3Q")
+_NEFF_HEADER_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a cache.
+
+    Args:
+        path: within the cache, with slashes.
+        bytes: its size.
+        mtime_ns: of its last change; 0 if unknown.
+        problem: why it can't be used, whatever it contains.
+    """
+
+    path: str
+    bytes: int
+    mtime_ns: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Module:
+    """One compiled graph or kernel.
+
+    Args:
+        name: the common part of its files' paths.
+        layout: ``neuron``, ``inductor`` or ``torch_neuron``.
+        files: the one that completes it comes last.
+        problem: why it must not be used; empty if it is complete.
+    """
+
+    name: str
+    layout: str
+    files: tuple[File, ...] = field(repr=False)
+    problem: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """The size of all its files."""
+        return sum(file.bytes for file in self.files)
+
+
+def modules(files: Iterable[File]) -> list[Module]:
+    """Return the modules of a listing, sorted by name. Locks, hidden and temporary files belong to none."""
+    members: dict[tuple[str, str], list[File]] = defaultdict(list)
+    for file in files:
+        if not is_transient(file.path):
+            members[_place(file.path)].append(file)
+    return [_module(name, layout, own) for (layout, name), own in sorted(members.items(), key=lambda item: item[0])]
+
+
+def is_lock(path: str) -> bool:
+    """Return whether a path names a lock."""
+    return path.endswith(".lock")
+
+
+def is_transient(path: str) -> bool:
+    """Return whether a path names a lock, a temporary file, or a file of hlatctl: hidden, or the manifest."""
+    return is_lock(path) or path.endswith(".tmp") or path.startswith(".") or "/." in path or path == MANIFEST
+
+
+def why_no_neff(head: bytes, size_bytes: int) -> str:
+    """Return what is wrong with a compiled program; empty if nothing is, or if its header is unknown."""
+    if size_bytes == 0:
+        return "is empty: its compilation failed"
+    if len(head) < _NEFF_HEADER.size:
+        return f"has {size_bytes} bytes, less than a header"
+    _, header_bytes, data_bytes = _NEFF_HEADER.unpack(head[: _NEFF_HEADER.size])
+    if header_bytes == _NEFF_HEADER_BYTES and header_bytes + data_bytes != size_bytes:
+        return f"has {size_bytes} bytes, its header says {header_bytes + data_bytes}"
+    return ""
+
+
+def _place(path: str) -> tuple[str, str]:
+    """Return the layout and name of the module that a file belongs to."""
+    parts = path.split("/")
+    if len(parts) > 2 and parts[0].startswith("neuronxcc-") and parts[1].startswith("MODULE_"):
+        return NEURON, "/".join(parts[:2])
+    if parts[-1].endswith(".neff"):
+        return TORCH_NEURON, path
+    if len(parts) == 1:
+        return INDUCTOR, parts[0]
+    if len(parts) == 2:
+        return INDUCTOR, f"{parts[0]}/{parts[1].split('.')[0]}"
+    return INDUCTOR, "/".join(parts[:-1])
+
+
+def _module(name: str, layout: str, members: list[File]) -> Module:
+    files = tuple(sorted(members, key=lambda file: (file.path.endswith("/" + DONE), file.path)))
+    problem = next((f"{file.path}: {file.problem}" for file in files if file.problem), "")
+    if layout == NEURON and not problem:
+        sizes = {file.path.removeprefix(f"{name}/"): file.bytes for file in files}
+        if DONE not in sizes:
+            problem = f"has no {DONE}: its compilation did not finish"
+        elif not sizes.get(NEFF):
+            problem = f"has {DONE} but no {NEFF}: its compilation failed"
+    elif layout == TORCH_NEURON and not problem and not files[0].bytes:
+        problem = "is empty"
+    return Module(name, layout, files, problem)
+
+
+_T = TypeVar("_T")
+#: URLs of folders of this machine, where missing parents have to be created.
+_LOCAL = ("file://", "local://")
+#: How fsspec names the package that it needs.
+_PACKAGE = re.compile(r"[Ii]nstall (\w+)")
+
+
+def connect(url: str, **options: Any) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL, and the path in it. Nothing is read yet.
+
+    Args:
+        url: of a folder or file.
+        options: of the file system's class.
+
+    Raises:
+        StorageError: the URL is invalid, or its server can't be reached.
+        DependencyError: fsspec, or the package it needs for this kind of URL, is not installed.
+    """
+    try:
+        import fsspec
+    except ModuleNotFoundError:
+        raise _missing(url, "fsspec") from None
+    if url.startswith(_LOCAL):
+        options = {**options, "auto_mkdir": True}
+    try:
+        system, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
+    except ImportError as error:
+        raise _missing(url, str(error)) from None
+    except ValueError as error:
+        raise StorageError(f"{url}: {error}", hint="use a folder, or a URL such as s3://bucket/folder") from None
+    except OSError as error:  # packages of some kinds of URLs connect at once
+        raise StorageError(f"{url}: can't be reached ({error})", hint="check the URL and the network") from None
+    return system, str(root).rstrip("/")
+
+
+class Objects:
+    """A folder in object storage. Paths are relative to it.
+
+    Methods raise whatever the service's own package raises: OSError, and others. Callers catch ``Exception``.
+
+    Args:
+        url: of the folder; it need not exist.
+
+    Raises:
+        StorageError, DependencyError: as :func:`connect`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._system, self._root = connect(url)
+
+    def at(self, path: str) -> str:
+        """Return the URL of a path."""
+        return f"{self.url}/{path}"
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders directly below; [] if there is none."""
+        self._system.invalidate_cache()
+        try:
+            listed = self._system.ls(self._root, detail=True)
+        except FileNotFoundError:
+            return []
+        return sorted(str(entry["name"]).rstrip("/").rpartition("/")[2] for entry in listed if _is_folder(entry))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the bytes of every file below a folder, by its path in the folder; {} if there is none."""
+        root = self._path(folder)
+        self._system.invalidate_cache()
+        try:
+            found = self._system.find(root, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {str(path)[len(root) + 1 :]: int(info["size"]) for path, info in found.items()}
+
+    def size(self, path: str) -> int | None:
+        """Return the bytes of a file; None if there is none."""
+        self._system.invalidate_cache()
+        try:
+            return int(self._system.info(self._path(path))["size"])
+        except FileNotFoundError:
+            return None
+
+    def put(self, source: Path, path: str, moved: Callable[[], None] = lambda: None) -> None:
+        """Copy a file of this machine there. Stores of objects show it only when it is complete.
+
+        Args:
+            source: the file.
+            path: where to.
+            moved: called now and then while bytes arrive, where the package tells.
+        """
+        from fsspec.callbacks import Callback
+
+        class Moving(Callback):  # type: ignore[misc]
+            def relative_update(self, inc: int = 1) -> None:
+                moved()
+
+        self._system.put_file(os.fspath(source), self._path(path), callback=Moving())
+
+    def write(self, content: bytes, path: str) -> None:
+        """Write a small file."""
+        self._system.pipe_file(self._path(path), content)
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a small file."""
+        content: bytes = self._system.cat_file(self._path(path))
+        return content
+
+    def open(self, path: str) -> io.RawIOBase:
+        """Open a file as a stream."""
+        stream: io.RawIOBase = self._system.open(self._path(path), "rb")
+        return stream
+
+    def delete(self, path: str) -> None:
+        """Delete a file, or a folder with all its files, if it is there."""
+        try:
+            self._system.rm(self._path(path), recursive=True)
+        except FileNotFoundError:
+            return
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+
+def within(limit_s: float, work: Callable[[], _T]) -> _T:
+    """Return what ``work`` returns. Packages wait for a service that doesn't answer much longer than a person.
+
+    Raises:
+        TimeoutError: it takes longer; it is left to itself, in a thread that doesn't hold up the process's end.
+    """
+    result: list[_T] = []
+    failure: list[Exception] = []
+
+    def guarded() -> None:
+        try:
+            result.append(work())
+        except Exception as error:  # raised in the caller's thread
+            failure.append(error)
+
+    thread = threading.Thread(target=guarded, name="objects", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if failure:
+        raise failure[0]
+    if not result:
+        raise TimeoutError(f"no answer within {limit_s:g} s")
+    return result[0]
+
+
+def _is_folder(entry: dict[str, Any]) -> bool:
+    return entry.get("type") == "directory"
+
+
+def _missing(url: str, what: str) -> DependencyError:
+    named = _PACKAGE.search(what)
+    other = f", '{named[1]}' for {url.partition('://')[0]}://" if named and named[1] not in ("s3fs", "gcsfs") else ""
+    hint = f"pip install 'hlatctl[s3]' for s3://, 'hlatctl[gcs]' for gs://{other}"
+    return DependencyError(f"{url}: needs a package that is not installed ({what})", hint=hint)
+
 
 _LINK = "is a symbolic link, which may lead out of the cache"
 _OUTSIDE = "lies outside the cache"

@@ -16,13 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hlatctl.cache import locks, manifest
-from hlatctl.cache.layout import INDUCTOR, MANIFEST, File, Module, modules
-from hlatctl.cache.manifest import Entry
-from hlatctl.cache.store import Folder, Store
-from hlatctl.cache.transfer import BrokenError, copy_checked, sha256_of
+from hlatctl.cache import graphs
+from hlatctl.cache.graphs import BrokenError, Entry, copy_checked, move_aside, sha256_of
+from hlatctl.cache.store import INDUCTOR, MANIFEST, File, Folder, Module, Store, modules
 from hlatctl.cache.trust import make_private
-from hlatctl.cache.verify import move_aside
 from hlatctl.run.errors import StorageError, cannot_write
 from hlatctl.run.lease import Holder, hold
 
@@ -77,14 +74,14 @@ def warm(source: Store, target: Path) -> Warmed:
     make_private(target)
     with hold(target / _LOCK, _wait), _write_errors(target):
         there = _swept(target, done)
-        entries, trusted = manifest.read_own(target)
+        entries, trusted = graphs.read_own_manifest(target)
         copier = _Copier(source, target, expected, there, entries, done)
         missing = [module for module in complete if not (trusted and copier.has(module))]
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="warm") as pool:
             problems = [problem for problem in pool.map(copier.copy, missing) if problem]
         if missing or not trusted:
             known = {path: entry for path, entry in entries.items() if path in there}
-            manifest.write(target, {**known, **copier.entries}.values())
+            graphs.write_entries(target, {**known, **copier.entries}.values())
         shutil.rmtree(target / COPYING, ignore_errors=True)
     done.modules = len(complete) - len(problems)
     if problems:
@@ -172,7 +169,7 @@ class _Copier:
 
 def _wanted(source: Store) -> tuple[list[Module], dict[str, str]]:
     """Return the source's modules and checksums, from its manifest if it has one: listing shared storage is slow."""
-    entries = manifest.read(source)
+    entries = graphs.read_manifest(source)
     if entries is not None:
         listed = modules(File(path, int(entry["bytes"])) for path, entry in entries.items())
         return listed, {path: str(entry["sha256"]) for path, entry in entries.items()}
@@ -193,7 +190,7 @@ def _swept(target: Path, done: Warmed) -> dict[str, File]:
     for file in listing:
         if file.problem:
             raise StorageError(f"{target}/{file.path}: {file.problem}", hint="remove it")
-    done.stale_locks = locks.remove_stale(target, listing)
+    done.stale_locks = graphs.remove_stale(target, listing)
     (target / COPYING).mkdir()
     return {file.path: file for file in listing}
 

@@ -35,7 +35,7 @@ _OF_TRAINING = ("optimizer.", "precision.", "parallel.", "train.", "data.", "che
 
 def _show_table(wanted: bool) -> None:
     if wanted:
-        from conf.amendable import IN_WORDS, ROWS
+        from conf.amendments import IN_WORDS, ROWS
 
         rows = [[row.keys.rstrip(".") + ".*" * row.keys.endswith("."), IN_WORDS[row.when], row.redoes] for row in ROWS]
         write(columns([["key", "changes", "redoes, or why not"], *rows]))
@@ -94,8 +94,8 @@ def make(run: RunPaths, overrides: list[str], *, why: str, at: str | None = None
 
 
 def _consequences(amended: Amended) -> list[str]:
-    from conf.amendable import row_of
-    from conf.schedule import learning_rate
+    from conf.amendments import row_of
+    from conf.training_rules import learning_rate
 
     lines = []
     step = max(amended.at_step or 0, amended.step) + 1
@@ -119,7 +119,7 @@ def _consequences(amended: Amended) -> list[str]:
 
 
 def _when(run: RunPaths, amended: Amended) -> str:
-    from conf.amendable import IN_WORDS, row_of
+    from conf.amendments import IN_WORDS, row_of
 
     ahead = amended.at_step is not None and amended.at_step > amended.step
     if ahead or (amended.at_step is not None and amended.is_driven):

@@ -33,7 +33,7 @@ def list_caches(cache: MaybeCache = None, as_json: Json = False, runs_dir: RunsD
     if cache is not None:
         _list_modules(_store(cache, runs_dir), as_json=as_json)
         return
-    from hlatctl.cache.listing import summary
+    from hlatctl.cache.graphs import summary
 
     records = [summary(store) for store in _all(runs_dir)]
     if as_json:
@@ -64,13 +64,13 @@ def verify(
     runs_dir: RunsDir = None,
 ) -> None:
     """Verify the checksum of every file in a cache."""
-    from hlatctl.cache import verify as verifying
+    from hlatctl.cache import graphs as verifying
     from hlatctl.cache.store import Folder
 
     stores = _all(runs_dir) if cache is None else [_store(cache, runs_dir)]
     broken = 0
     for store in stores:
-        verified = verifying.verify(store)
+        verified = verifying.verify_graphs(store)
         for reason in verified.broken.values():
             write(f"{store.name}: {reason}")
         good = len({module.name for module in verified.modules} - verified.broken.keys())
@@ -121,18 +121,18 @@ def collect(
 
     Broken modules are those in quarantine, and those that a compilation left incomplete.
     """
-    from hlatctl.cache import waste
+    from hlatctl.cache import graphs
     from hlatctl.run.runs import compile_caches_used
 
     runs = runs_folder(runs_dir)
     root = folder.absolute() if folder else compile_cache_dir(runs)
     if folder and not root.is_dir():
         raise StorageError(f"{root}: no such folder")
-    unused = waste.find(root, compile_caches_used(runs), unused_for_s=unused_days * 86400)
+    unused = graphs.find_waste(root, compile_caches_used(runs), unused_for_s=unused_days * 86400)
     for each in unused:
         write(f"{each.path}: {size(each.bytes)}: {each.why}")
     if not dry_run:
-        waste.remove(unused)
+        graphs.remove_waste(unused)
     say(f"{size(sum(each.bytes for each in unused))} {'would be' if dry_run else 'were'} freed in {root}")
 
 
@@ -143,7 +143,7 @@ def export(
     runs_dir: RunsDir = None,
 ) -> None:
     """Export a cache's complete modules to an archive."""
-    from hlatctl.cache import archive
+    from hlatctl.cache import graphs
     from hlatctl.cache.store import Folder
 
     store = _store(cache, runs_dir)
@@ -153,7 +153,7 @@ def export(
             hint=f"`hlatctl cache warm {cache} --to FOLDER` copies it to a folder first",
         )
     target = to.absolute()
-    say(f"{archive.export(store.root, target)} modules, {size(target.stat().st_size)}")
+    say(f"{graphs.export_archive(store.root, target)} modules, {size(target.stat().st_size)}")
     write(os.fspath(target))
 
 
@@ -193,7 +193,7 @@ def _copy(store: Store, target: Path) -> None:
 
 
 def _list_modules(store: Store, *, as_json: bool) -> None:
-    from hlatctl.cache.layout import modules
+    from hlatctl.cache.store import modules
 
     listed = modules(store.files())
     if as_json:
@@ -208,13 +208,13 @@ def _list_modules(store: Store, *, as_json: bool) -> None:
 
 
 def _all(runs_dir: Path | None) -> list[Store]:
+    from hlatctl.cache.graphs import caches
     from hlatctl.cache.store import Folder
-    from hlatctl.cache.waste import caches
 
     return [Folder(path) for path in caches(compile_cache_dir(runs_folder(runs_dir)))]
 
 
 def _store(place: str, runs_dir: Path | None) -> Store:
-    from hlatctl.cache.listing import named_store
+    from hlatctl.cache.graphs import named_store
 
     return named_store(compile_cache_dir(runs_folder(runs_dir)), place)

@@ -1,4 +1,7 @@
-"""`hlatctl checkpoint`: lists, verifies and restores checkpoints, exports to and imports from Hugging Face format."""
+"""`hlatctl checkpoint`: lists, verifies and restores checkpoints, exports to and imports from Hugging Face format.
+
+The records that ``hlatctl checkpoint ls`` prints.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from conf.schema import Config
 from hlatctl.cli.app import App
 from hlatctl.cli.common import (
     Json,
@@ -27,8 +31,10 @@ from hlatctl.cli.common import (
     say,
     write,
 )
+from hlatctl.run.checkpoint import MANIFEST, folder_steps, read_manifest, why_invalid
 from hlatctl.run.errors import CheckpointError
-from hlatctl.run.manifest import folder_steps, read_manifest, why_invalid
+from hlatctl.run.fold import read_state
+from hlatctl.run.paths import RunPaths
 from hlatctl.units import count, size, utc
 
 app = App("List, verify, restore, export and import checkpoints.")
@@ -51,7 +57,6 @@ def list_checkpoints(run: RunName, as_json: Json = False, runs_dir: RunsDir = No
     Checks the names and sizes of their files. `hlatctl checkpoint verify` also reads them.
     """
     from conf.of_run import of_run
-    from hlatctl.report.checkpoints import checkpoint_records
 
     paths = find_run(run, runs_dir)
     announce(paths)
@@ -111,7 +116,7 @@ def export(
     With tracking.register_model=NAME in the run's configuration, it becomes a version of that model in MLflow.
     """
     from conf.of_run import of_run
-    from flows.runtime.ask import ask
+    from flows.runtime.programs import ask
 
     paths = find_run(run, runs_dir)
     chosen = ("--step", str(step)) if step is not None else ()
@@ -139,7 +144,7 @@ def restore(
     Creates the directory with the run's configuration, and prints the command that continues the run. The processes of
     training then fetch the newest checkpoint.
     """
-    from flows.restore import recreate
+    from flows.tidy import recreate
 
     run, newest = recreate(url, runs_folder(runs_dir), argv=sys.argv)
     say(f"run {run.run_id}: recreated in {run.root}; the newest checkpoint in the mirror is of step {newest}")
@@ -158,7 +163,7 @@ def import_model(
 
     Prints the command that trains from it.
     """
-    from flows.runtime.ask import ask
+    from flows.runtime.programs import ask
 
     argv = ("--from", os.fspath(source.absolute()), "--to", os.fspath(to.absolute()))
     written = json.loads(ask("trainer.convert.import_model", *argv).splitlines()[-1])
@@ -207,3 +212,41 @@ def _hydra_quoted(text: str) -> str:
         return text
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def checkpoint_records(run: RunPaths, config: Config) -> list[dict[str, Any]]:
+    """Return a record of each checkpoint folder of a run, in order of steps. File contents are not verified."""
+    steps, trust = folder_steps(run), read_state(run).trust
+    newest = steps[-config.checkpoint.keep :]
+    return [
+        {
+            "step": step,
+            "tokens": None,
+            "bytes": None,
+            "written_unix_s": None,
+            "world": None,
+            "milestone_tokens": config.milestones.get(step),
+            "permanent": config.is_permanent(step),
+            "newest": step in newest,
+            **_of_folder(run, step),
+            "trust": trust.get(step),
+        }
+        for step in steps
+    ]
+
+
+def _of_folder(run: RunPaths, step: int) -> dict[str, Any]:
+    folder = run.checkpoint(step)
+    record: dict[str, Any] = {"problem": why_invalid(folder, checksums=False), "path": os.fspath(folder)}
+    try:
+        manifest = read_manifest(folder)
+        written_unix_s = (folder / MANIFEST).stat().st_mtime
+    except (CheckpointError, OSError) as error:
+        return {**record, "problem": record["problem"] or str(error)}
+    return {
+        **record,
+        "tokens": manifest.tokens,
+        "world": manifest.world,
+        "bytes": manifest.size_bytes,
+        "written_unix_s": written_unix_s,
+    }

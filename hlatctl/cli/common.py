@@ -1,26 +1,120 @@
-"""Arguments and output functions that several commands share."""
+"""Arguments and output functions that several commands share.
+
+Words for the shell's completion: runs, sweeps, configuration groups, options, keys and values.
+
+Only folders are listed, so thousands of runs are quick, and Hydra is not imported.
+
+How commands name an evaluated milestone of a run: RUN, RUN:TOKENS, or RUN with ``--at TOKENS``.
+"""
 
 from __future__ import annotations
 
 import getpass
 import json
 import re
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from conf import folders
-from hlatctl.cli.completion import override_words, run_names, run_or_sweep_names
 from hlatctl.report.run_view import is_simulated
 from hlatctl.run import runs
-from hlatctl.run.errors import ConfigError, RunNotFoundError
+from hlatctl.run.errors import ConfigError, HlatctlError, RunNotFoundError
+from hlatctl.run.fold import read_state
+from hlatctl.run.labels import WARNING, noted
 from hlatctl.run.paths import RunPaths, SweepPaths
-from hlatctl.run.simulated import WARNING
-from hlatctl.units import one_line, printable
+from hlatctl.run.runs import LATEST, list_runs, list_sweeps
+from hlatctl.units import count, one_line, printable
 
 if TYPE_CHECKING:
     from conf.schema import Config
+    from hlatctl.run.state import MilestoneState
+
+
+def run_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return ``latest`` and the ids of runs, newest first, that begin with what was typed."""
+    return _beginning(incomplete, [LATEST, *(run.run_id for run in reversed(_listed(list_runs, ctx)))])
+
+
+def run_or_sweep_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the same, and the ids of sweeps."""
+    sweeps = _beginning(incomplete, [sweep.run_id for sweep in _listed(list_sweeps, ctx)])
+    return [*run_names(ctx, incomplete), *sweeps]
+
+
+def override_words(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return overrides that begin with what was typed: ``experiment=``, ``experiment=quickstart``, ``optimizer.lr=``.
+
+    Bash takes ``=`` for a word of its own, and completes only what follows it; zsh and fish complete the whole word.
+    """
+    chosen = [Path(folder) for folder in ctx.params.get("config_dir") or []]
+    with suppress(HlatctlError, OSError), folders.using(chosen):
+        typed = ctx.params.get("overrides") or []
+        if not incomplete and typed and "=" not in typed[-1]:  # in bash, the cursor is behind the "="
+            return _values(typed[-1])
+        if typed and typed[-1] == "=":
+            return _beginning(incomplete, _values(typed[-2])) if len(typed) > 1 else []
+        key, equals, value = incomplete.partition("=")
+        if equals:
+            return [f"{key}={word}" for word in _beginning(value, _values(key))]
+        return _keys(incomplete, [folders.SWEEP] if ctx.info_name == "sweep" else [])
+    return []
+
+
+def _keys(incomplete: str, more: list[str]) -> list[str]:
+    """Return the groups and keys, or only their first parts if these differ."""
+    from conf.compose import groups
+    from conf.reference import keys
+
+    names = [key.name for key in keys() if "[" not in key.name and "NAME" not in key.name]
+    words = _beginning(incomplete, [f"{name}=" for name in [*groups(), *more, *names]])
+    tops = {_top(word) for word in words}
+    if "." not in incomplete and len({top.rstrip(".=") for top in tops}) > 1:
+        return sorted(tops)
+    if len(words) == 1:  # with a second word the shell adds no space
+        key = words[0].removesuffix("=")
+        return [words[0], *(f"{key}={value}" for value in _values(key))]
+    return words
+
+
+def _top(word: str) -> str:
+    name, dot, _ = word.partition(".")
+    return f"{name}{dot}"
+
+
+def _values(key: str) -> list[str]:
+    """Return the options of a group, or the values of a key: its choices, or else its default."""
+    from conf.compose import groups
+    from conf.reference import keys
+
+    if key in (known := groups()):
+        return known[key]
+    if key == folders.SWEEP:
+        places = (folders.OURS, *folders.user_folders())
+        return sorted({name for place in places for name in folders.options(place).get(key, [])})
+    found = [entry for entry in keys() if entry.name == key.lstrip("+")]
+    if not found:
+        return []
+    default = found[0].default
+    first = [str(default)] if isinstance(default, int | float | str) and not isinstance(default, bool) else []
+    return list(dict.fromkeys([*first, *found[0].choices]))
+
+
+def _listed(list_folder: Any, ctx: typer.Context) -> list[Any]:
+    """Return what a folder has; a folder that can't be read has nothing: completion must not print errors."""
+    from conf.compose import default_runs_dir
+
+    chosen = ctx.params.get("runs_dir")
+    with suppress(OSError, HlatctlError):
+        return list(list_folder(Path(chosen).expanduser() if chosen else default_runs_dir()))
+    return []
+
+
+def _beginning(incomplete: str, names: list[str]) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def _overrides(about: str) -> Any:
@@ -132,8 +226,8 @@ def warn_of_no_effect(config: Config, overrides: list[str] | None) -> None:
 
 def no_effects(config: Config, overrides: list[str] | None) -> list[str]:
     """Return a warning for each key of the command line that has no effect in a configuration."""
-    from conf.effects import without_effect
     from conf.origins import overridden_keys
+    from conf.validate import without_effect
 
     return without_effect(config, (key for text in overrides or [] for key in overridden_keys(text)))
 
@@ -144,7 +238,7 @@ def find_run(name: str, runs_dir: Path | None) -> RunPaths:
     try:
         return runs.find_run(folder, name)
     except RunNotFoundError:
-        from hlatctl.report.run_index import called
+        from hlatctl.report.run_list import called
 
         if run := called(folder, name):
             return run
@@ -223,3 +317,61 @@ def columns(rows: list[list[str]]) -> str:
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
+
+
+EvaluatedRun = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Run id, a unique beginning of one, or `latest`; RUN:TOKENS names a milestone.",
+        autocompletion=run_names,
+    ),
+]
+At = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKENS", help="Milestone, such as 200B.  [default: the newest evaluated one]", show_default=False
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """An evaluated milestone of a run.
+
+    Args:
+        title: names both, and says if the run is simulated.
+        is_imported: its scores are those of others.
+    """
+
+    run: RunPaths
+    milestone: MilestoneState
+    title: str
+    is_imported: bool
+
+
+def find_evaluated(word: str, at: str | None, runs_dir: Path | None) -> Evaluated:
+    """Return the evaluated milestone of RUN or RUN:TOKENS: that of ``--at``, or the newest one.
+
+    Raises:
+        ConfigError: there is no such milestone, or it is named twice.
+        EvaluationError: the run has no evaluated milestone.
+        RunNotFoundError: there is no such run.
+    """
+    from conf.load import token_count
+    from hlatctl.report.compare import evaluated_milestone
+
+    name, colon, own = word.partition(":")
+    if colon and at is not None:
+        raise ConfigError(f"--at={at}: {word} names a milestone too", hint="name it once")
+    tokens = token_count(own, "RUN:TOKENS") if colon else token_count(at, "--at") if at is not None else None
+    run = find_run(name, runs_dir)
+    state = read_state(run)
+    milestone = evaluated_milestone(run, state.milestones, tokens)
+    where = "imported" if state.imported else f"at {count(milestone.milestone_tokens)} tokens"
+    return Evaluated(
+        run=run,
+        milestone=milestone,
+        title=noted(f"{run.run_id} {where}", simulated=state.simulated),
+        is_imported=bool(state.imported),
+    )

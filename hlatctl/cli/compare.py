@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import RunsDir, find_run, print_json, say, write
-from hlatctl.cli.completion import run_names
-from hlatctl.cli.milestone import Evaluated, find_evaluated
+from hlatctl.cli.common import Evaluated, RunsDir, find_evaluated, find_run, print_json, run_names, say, write
 from hlatctl.run.errors import ConfigError, EvaluationError
 from hlatctl.run.paths import RunPaths
 
@@ -82,7 +80,7 @@ def compare(
         raise ConfigError(f"--flips={flips}: items are compared with --paired only", hint="add --paired")
     from hlatctl.report import baselines as published
     from hlatctl.report.compare import compare as compared
-    from hlatctl.report.compare_runs import read_scores
+    from hlatctl.report.compare import read_scores
 
     known = published.load(baselines) if baselines is not None else None
     tokens = token_count(at, "--at") if at is not None else None
@@ -93,9 +91,10 @@ def compare(
 def _compare_items(
     names: list[str], at: str | None, baselines: str | None, flips: int, output: Format, runs_dir: Path | None
 ) -> None:
-    from hlatctl.report import items, paired, paired_tables
-    from hlatctl.report.compare_runs import read_scores
-    from hlatctl.report.paired_contracts import contrast
+    from hlatctl.report import items, paired
+    from hlatctl.report import paired as paired_tables
+    from hlatctl.report.compare import read_scores
+    from hlatctl.report.paired import contrast
 
     if len(names) != 2:
         raise ConfigError(f"--paired: {len(names)} runs are named, must be two", hint="name a milestone with RUN:200B")

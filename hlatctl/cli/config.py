@@ -13,8 +13,7 @@ import typer
 from conf import folders
 from hlatctl.cli.app import App
 from hlatctl.cli.common import ConfigDirs, Json, Overrides, print_json, write
-from hlatctl.run.errors import ConfigError
-from hlatctl.run.suggest import suggest
+from hlatctl.run.errors import ConfigError, suggest
 
 app = App("List options and keys, and show what overrides result in.")
 _WIDEST = 120

@@ -1,6 +1,6 @@
 """`hlatctl data`: shows a corpus and the documents of a step, and changes the data of a run.
 
-Processes of the trainer read the data (``flows.runtime.ask``), because this process doesn't import torch.
+Processes of the trainer read the data (``flows.runtime.programs``), because this process doesn't import torch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def inspect(
 
     Shows documents, tokens, bytes, lengths and a packed sample. Prepares the corpus first if necessary.
     """
-    from flows.runtime.ask import ask_about
+    from flows.runtime.programs import ask_about
 
     config, dataset = _prepared(with_runs_dir(overrides, runs_dir))
     argv = ("--dataset", os.fspath(dataset), "--documents", str(documents))
@@ -78,7 +78,7 @@ def tokenize(
     Takes `data.path=` and `tokenizer.path=`. Without a tokenizer, trains one on the corpus. The folder can be the
     `data.path` of a run; its batches equal those of the text. After a stop, the same command continues.
     """
-    from flows.runtime.ask import ask_about
+    from flows.runtime.programs import ask_about
 
     config, dataset = _prepared(with_runs_dir(overrides, runs_dir), to)
     argv = ["--dataset", os.fspath(dataset), "--to", os.fspath(to.absolute())]
@@ -102,8 +102,8 @@ def at(
 
     Shows the file, the row and the beginning of the text of each.
     """
-    from flows.runtime.ask import ask
-    from hlatctl.run.manifest import checkpoint_steps
+    from flows.runtime.programs import ask
+    from hlatctl.run.checkpoint import checkpoint_steps
 
     paths = _find_trained(run, runs_dir)
     begin = max((s for s in checkpoint_steps(paths) if s < step), default=0)
@@ -132,7 +132,7 @@ def skip(
     runs_dir: RunsDir = None,
 ) -> None:
     """Skip the batches of some steps in a run's next attempts."""
-    from flows.amend import skip_steps
+    from flows.data_changes import skip_steps
 
     paths = _find_trained(run, runs_dir)
     batches = skip_steps(paths, steps, by=user_name(), reason=why)
@@ -142,7 +142,7 @@ def skip(
 @app.command("accept")
 def accept(run: RunName, why: Why = "", runs_dir: RunsDir = None) -> None:
     """Accept a changed corpus, so that a run can continue with it."""
-    from flows.amend import accept_corpus
+    from flows.data_changes import accept_corpus
 
     paths = _find_trained(run, runs_dir)
     before, accepted = accept_corpus(paths, by=user_name(), reason=why)
@@ -160,7 +160,7 @@ def _prepared(overrides: list[str], target: Path | None = None) -> tuple[Config,
         DataError: ``target`` is inside the corpus, which would then contain two kinds of files.
     """
     from conf.compose import compose
-    from flows.runtime.ask import ask_about
+    from flows.runtime.programs import ask_about
     from flows.stages.data import prepared_folder
     from flows.stages.validate import check
 

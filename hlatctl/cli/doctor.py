@@ -61,12 +61,12 @@ def _checks(config: Config, overrides: list[str], *, neuron: bool, cluster: bool
 
     yield from machine_checks.look(config)
     if neuron:
-        from flows.node_checks import check_node
+        from flows.cluster_checks import check_node
 
         yield from check_node(config, overrides)
     if cluster:
         if config.cluster.launcher == "kubernetes":
-            from flows.kubernetes_checks import check_kubernetes
+            from flows.cluster_checks import check_kubernetes
 
             yield from check_kubernetes(config)
             return

@@ -1,6 +1,12 @@
 """`hlatctl eval`: evaluates a run, a checkpoint or a model; `hlatctl eval data`: lists and downloads datasets.
 
 Processes of the evaluator do the work, because this process doesn't import the harness or the datasets package.
+
+Progress of an evaluation: its task, the answered requests, and the time left for the task.
+
+`hlatctl eval export` and `hlatctl eval import`: scores in the forms of other evaluators.
+
+`hlatctl eval contamination`: finds evaluation items in the corpus that a run has read.
 """
 
 from __future__ import annotations
@@ -9,38 +15,215 @@ import hashlib
 import json
 import os
 import sys
+import time
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hlatctl.cli import contamination, exchange
 from hlatctl.cli.app import App, Group
 from hlatctl.cli.common import (
+    At,
     ConfigDirs,
     EvalOverrides,
+    EvaluatedRun,
     Json,
+    Name,
+    Note,
+    Overrides,
     RunName,
     RunsDir,
+    Tags,
     announce,
     columns,
+    find_evaluated,
     find_run,
     place,
     print_json,
     runs_folder,
     say,
+    user_name,
     with_runs_dir,
     write,
 )
-from hlatctl.cli.milestone import At, EvaluatedRun, find_evaluated
-from hlatctl.run.errors import ConfigError
+from hlatctl.cli.status import evaluation_line
+from hlatctl.cli.train import LiveObserver, PlainObserver
+from hlatctl.run.errors import ConfigError, EvaluationError
 from hlatctl.run.fold import read_state
+from hlatctl.run.labels import leading
 from hlatctl.run.paths import RunPaths
-from hlatctl.units import size
+from hlatctl.units import count, counted, duration, size
 
 if TYPE_CHECKING:
+    from conf.schema import Config
     from flows.stages.evaluate import Asked
+    from hlatctl.run.state import MilestoneState, RunState
+
+
+class Form(StrEnum):
+    """Whose form of results is written."""
+
+    LM_EVAL = "lm_eval"
+    LIGHTEVAL = "lighteval"
+    OLMES = "olmes"
+
+
+def export(
+    run: EvaluatedRun,
+    at: At = None,
+    form: Annotated[
+        Form, typer.Option("--format", help="Form: of lm-evaluation-harness, lighteval or OLMES.")
+    ] = Form.LM_EVAL,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Print a milestone's scores as a results file of another evaluator.
+
+    The scores stay those that lm-evaluation-harness computed; only the file's form is another's.
+    """
+    from hlatctl.report.exchange import exported, lighteval, lm_eval, olmes
+
+    as_form = {Form.LM_EVAL: lm_eval.write, Form.LIGHTEVAL: lighteval.write, Form.OLMES: olmes.write}[form]
+    found = find_evaluated(run, at, runs_dir)
+    if found.is_imported:
+        raise EvaluationError(
+            f"run {found.run.run_id}: has scores that were imported, which are not written as its own",
+            hint="copy the file that they were imported from",
+        )
+    print_json(as_form(exported.read(found.run, found.milestone)))
+
+
+def import_scores(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Results file of lm-evaluation-harness, lighteval or OLMES, or a folder with one.",
+            parser=place,
+        ),
+    ],
+    name: Name = None,
+    tag: Tags = None,
+    note: Note = "",
+    runs_dir: RunsDir = None,
+) -> None:
+    """Import the scores of others as a run, to compare runs with them.
+
+    Prints the run's id. Reads a results_*.json of lm-evaluation-harness or lighteval, and a metrics.json or
+    metrics-all.jsonl of OLMES. The run has only scores, their origin, and the items
+    if the evaluator wrote them: lm_eval --log_samples and OLMES beside the file,
+    lighteval --save-details below its output folder. `hlatctl compare` ranks an imported
+    score only if the file says enough of how it was measured, and this agrees.
+    """
+    from conf.compose import compose
+    from flows import import_scores as flow
+    from hlatctl.report.exchange import source
+    from hlatctl.run import labels as run_labels
+    from hlatctl.run.files import private_folder
+    from hlatctl.run.labels import change
+
+    labels = change(name=name, tags=tag or (), note=note)
+    with private_folder("import") as own:
+        found = source.read(file, own.path)
+        run = flow.create(compose(with_runs_dir(None, runs_dir)), found, argv=sys.argv)
+    run_labels.write_label(run, labels, by=user_name())
+    items = f", and items of {counted(len(found.samples), 'task')}," if found.samples else ""
+    say(f"{len(found.figures.figures)} scores{items} imported from {found.path} in {run.root}")
+    write(run.run_id)
+
+
+_MB = 1e6
+
+
+def contamination(
+    run: RunName,
+    overrides: Overrides = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="Milestone.  [default: the newest one]", show_default=False)
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes.  [default: one per core that memory has room for]", min=1, show_default=False),
+    ] = None,
+    shard: Annotated[str, typer.Option(metavar="I/N", help="Scan one of N parts, such as 3/8, on any node.")] = "1/1",
+    plan: Annotated[bool, typer.Option("--plan", help="Scan one chunk, and estimate the time of the others.")] = False,
+    as_json: Json = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Find evaluation items in the corpus that a run has read.
+
+    Looks for n-grams of 8 to 13 words of each item, question and answer, in the documents that the run has read. Shows
+    how many items overlap, and the scores without them. After a stop, the same command continues.
+
+    OVERRIDES can change only eval.* keys, such as eval=hlat_core eval.data_dir=DIR.
+    """
+    from conf.compose import override_eval
+    from conf.load import token_count
+    from conf.of_run import of_run
+    from flows import contamination as flow
+    from hlatctl.report.contamination import items_of, overlap, read_overlaps, scanned, text, unscanned
+
+    tokens = token_count(at, "--at") if at is not None else None
+    paths = find_run(run, runs_dir)
+    state = read_state(paths)
+    point = flow.upto(paths, state, tokens)
+    config = override_eval(of_run(paths), overrides) if overrides else of_run(paths)
+    if point.is_later:
+        say(f"the milestone's checkpoint is gone; what was read up to step {point.step} is scanned")
+    answer = flow.search(paths, config, point, workers=workers, shard=shard, chunks=1 if plan else None)
+    scored = items_of(paths, state.milestones[point.milestone_tokens])
+    tasks = scanned(answer["tasks"], point.milestone_tokens)
+    rows = [overlap(name, task, scored.get(name)) for name, task in tasks.items()]
+    known = read_overlaps(paths, state)
+    missing = unscanned(paths, state, [*(known.rows if known else []), *rows])
+    if as_json:
+        means = {row.task: {key: asdict(row)[key] for key in ("metric", "everything", "clean")} for row in rows}
+        more = {"milestone_tokens": point.milestone_tokens, "step": point.step, "means": means, "unscanned": missing}
+        print_json({**answer, **more})
+    else:
+        write(text(rows), nl=False)
+    say(_read(answer, count(point.milestone_tokens)))
+    processes = answer["processes"]
+    if missing:
+        say(f"evaluated items that no scan has had: {', '.join(missing)}; name their suite, such as eval=hlat_core")
+    if not answer["complete"]:
+        say(_rest(answer, processes))
+    if config.total_tokens > point.milestone_tokens > 0:
+        say(_whole(answer, config.total_tokens / point.milestone_tokens, count(config.total_tokens), processes))
+
+
+def _read(answer: dict[str, Any], tokens: str) -> str:
+    read_bytes, cpu_s = answer["text_bytes"], answer["cpu_s"]
+    speed = f", {read_bytes / cpu_s / _MB:,.1f} MB/s per process" if cpu_s else ""
+    return (
+        f"{answer['documents']:,} documents up to {tokens} tokens, {read_bytes / _MB:,.1f} MB of text{speed}; "
+        f"{answer['ngrams']:,} n-grams"
+    )
+
+
+def _rest(answer: dict[str, Any], processes: int) -> str:
+    """Return how much is not scanned yet, and the time that it takes at the speed so far."""
+    left_bytes = max(0, answer["total_bytes"] - answer["text_bytes"])
+    left = f"not complete: {left_bytes / _MB:,.1f} MB of text are left"
+    if not answer["text_bytes"]:
+        return f"{left}; run the command without --shard to finish"
+    return f"{left}: {_times(left_bytes / answer['text_bytes'] * answer['cpu_s'], processes)}"
+
+
+def _whole(answer: dict[str, Any], times: float, tokens: str, processes: int) -> str:
+    """Return the time that a scan up to the end of the run takes, if its documents are like those so far.
+
+    Args:
+        times: tokens at the end of the run, as a multiple of those up to the milestone.
+    """
+    total_s = times * answer["total_bytes"] * answer["cpu_s"] / max(1, answer["text_bytes"])
+    return f"up to the run's end at {tokens} tokens: {_times(total_s, processes)}"
+
+
+def _times(one_s: float, processes: int) -> str:
+    return f"{duration(one_s)} of one process, {duration(one_s / processes)} of {processes}"
+
 
 #: The suite that contains all others: the default of `eval data`.
 _WHOLE_TABLE = "eval=hlat"
@@ -74,7 +257,7 @@ class _TargetOrCommand(Group):
 app = App("Evaluate a run, a checkpoint or a model.", cls=_TargetOrCommand)
 data = App("List and download a suite's datasets.")
 app.add_typer(data, name="data")
-app.command("contamination")(contamination.contamination)
+app.command("contamination")(contamination)
 
 
 @app.command("signal")
@@ -136,8 +319,8 @@ def show(
         say(f"{task}: not scanned; `hlatctl eval contamination {found.run.run_id}` can look for it in the corpus")
 
 
-app.command("export")(exchange.export)
-app.command("import")(exchange.import_scores)
+app.command("export")(export)
+app.command("import")(import_scores)
 
 
 @app.command(_TARGET, epilog=_EPILOG)
@@ -191,8 +374,7 @@ def evaluate_run(
     from conf.compose import override_eval
     from conf.of_run import of_run
     from flows import evaluate as flow
-    from hlatctl.cli.eval_progress import LiveEvaluationObserver, PlainEvaluationObserver
-    from hlatctl.cli.progress import observer_for
+    from hlatctl.cli.train import observer_for
 
     config = of_run(run)
     if overrides:
@@ -249,7 +431,7 @@ def mirror(
 
 def _ask(overrides: list[str] | None, *argv: str) -> dict[str, Any]:
     from conf.compose import compose
-    from flows.runtime.ask import ask_about
+    from flows.runtime.programs import ask_about
 
     wanted = overrides or []
     if not any(override.startswith(("eval=", "eval.groups")) for override in wanted):
@@ -302,3 +484,47 @@ def _row(records: list[dict[str, Any]]) -> list[str]:
         rows, size_bytes = (sum(record[key] for record in present) for key in ("rows", "bytes"))
         facts = [f"{rows:,}", size(size_bytes), digest[:12]]
     return [records[0]["dataset"], records[0]["split"], files, *facts, shown]
+
+
+#: Least time between two lines of one task.
+_PLAIN_EVERY_S = 10.0
+
+
+class LiveEvaluationObserver(LiveObserver):
+    """Redraws one line, with a bar for the requests of the task."""
+
+    def update(self, state: RunState, config: Config) -> None:
+        """Redraw."""
+        milestone = _under_way(state)
+        if milestone is None or milestone.progress is None:
+            self._progress.update(self._task, total=None, description="preparing")
+            return
+        done, total = milestone.progress.done, milestone.progress.total
+        self._progress.update(self._task, total=total or None, completed=done, description=_line(milestone, state))
+
+
+class PlainEvaluationObserver(PlainObserver):
+    """Prints every message and the start of every task, and otherwise at most one line in ten seconds."""
+
+    _shown_task = _shown_line = ""
+
+    def update(self, state: RunState, config: Config) -> None:
+        """Print a line if it differs from the last one and is due."""
+        milestone = _under_way(state)
+        if milestone is None or milestone.progress is None or not milestone.progress.task:
+            return
+        line, now_s = _line(milestone, state), time.monotonic()
+        is_time = milestone.progress.task != self._shown_task or now_s - self._shown_s >= _PLAIN_EVERY_S
+        if is_time and line != self._shown_line:
+            self._shown_task, self._shown_line, self._shown_s = milestone.progress.task, line, now_s
+            self.message(line)
+
+
+def _line(milestone: MilestoneState, state: RunState) -> str:
+    return leading(evaluation_line(milestone), simulated=state.simulated)
+
+
+def _under_way(state: RunState) -> MilestoneState | None:
+    """Return the running evaluation that was updated last."""
+    running = [(m.progress.updated_unix_s, m) for m in state.milestones.values() if m.progress]
+    return max(running, key=lambda pair: pair[0], default=(0.0, None))[1]

@@ -19,9 +19,8 @@ import typer
 
 from conf.devices import DEVICES
 from conf.sampling import SEEDS, Sampling
-from hlatctl.cli.common import Json, RunsDir, announce, place, print_json, runs_folder, say, write
-from hlatctl.cli.completion import run_names
-from hlatctl.report.texts import by_prompt
+from hlatctl.cli.common import Json, RunsDir, announce, place, print_json, run_names, runs_folder, say, write
+from hlatctl.report.appendix import by_prompt
 from hlatctl.run import continuations
 from hlatctl.run.errors import ConfigError, HlatctlError, StorageError
 from hlatctl.run.fold import read_state

@@ -1,8 +1,13 @@
-"""`hlatctl plan`: shows what `train` would run, and what it needs."""
+"""`hlatctl plan`: shows what `train` would run, and what it needs.
+
+`hlatctl forecast`: forecasts when a run ends and what it costs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,14 +20,24 @@ from hlatctl.cli.common import (
     columns,
     find_run,
     no_effects,
+    place,
     print_json,
+    run_names,
     say,
     with_runs_dir,
     write,
 )
-from hlatctl.cli.completion import run_names
+from hlatctl.run import files
+from hlatctl.run.errors import TrainingError
+from hlatctl.run.labels import MARK, WARNING
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.simulated import MARK
+from hlatctl.units import counted
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+    from flows.describe import FlowDescription
+    from hlatctl.plan.sections import Section
+
 
 _SIMULATED = (
     f"{MARK}: cluster.launcher=mock starts no jobs. `hlatctl train` with this configuration needs --dry-run;\n"
@@ -31,11 +46,6 @@ _SIMULATED = (
 
 _TITLE = "launch script of the first training attempt"
 _TITLES = {"kubernetes": "manifest of the first training attempt"}
-
-if TYPE_CHECKING:
-    from conf.schema import Config
-    from flows.describe import FlowDescription
-    from hlatctl.plan.sections import Section
 
 
 def plan(
@@ -76,8 +86,7 @@ def plan(
     from flows.stages.data import prepared_dataset
     from flows.stages.validate import refused
     from hlatctl import machine_checks
-    from hlatctl.plan.arithmetic import budget
-    from hlatctl.plan.epochs import epochs
+    from hlatctl.plan.budget import budget, epochs
     from hlatctl.plan.sections import corpus_section, sections
     from hlatctl.plan.this_machine import measured
 
@@ -119,9 +128,8 @@ def plan(
 
 def _evaluation(config: Config) -> list[Section]:
     """Return the section about milestones: by the data in ``eval.data_dir`` if it has all, else by published sizes."""
-    from flows.workload import workload
-    from hlatctl.plan.evaluation import evaluation_cost
-    from hlatctl.plan.evaluation_section import evaluation_section
+    from flows.describe import workload
+    from hlatctl.plan.evaluation import evaluation_cost, evaluation_section
     from hlatctl.plan.step_time import step_time_s
 
     if not config.milestones:
@@ -135,12 +143,10 @@ def _evaluation(config: Config) -> list[Section]:
 
 def _rest(run: RunPaths, overrides: list[str], *, as_json: bool) -> None:
     """Print what overrides would change in a run that has begun, and what is left of it."""
-    from conf.amendable import IN_WORDS, row_of
-    from conf.amendments import changes_between
+    from conf.amendments import IN_WORDS, changes_between, row_of
     from conf.compose import amend, compose
     from conf.of_run import of_run
-    from hlatctl.plan.continuation import continuation_section, rate_chart
-    from hlatctl.plan.sections import MEMORY, TIME, sections
+    from hlatctl.plan.sections import MEMORY, TIME, continuation_section, rate_chart, sections
     from hlatctl.plan.this_machine import measured
     from hlatctl.run.fold import read_state
     from hlatctl.units import value_text
@@ -206,8 +212,7 @@ def _stage_row(stage: Any) -> list[str]:
 
 
 def _search(config: Config, as_json: bool) -> None:
-    from hlatctl.plan.search import search
-    from hlatctl.plan.search_table import search_records, search_rows
+    from hlatctl.plan.search import search, search_records, search_rows
 
     layouts = search(config)
     if as_json:
@@ -216,3 +221,47 @@ def _search(config: Config, as_json: bool) -> None:
         write(columns(search_rows(layouts)))
     else:
         write(f"no layout fits {config.cluster.nodes} nodes of {config.cluster.name}")
+
+
+_LAUNCHER = "cluster.launcher=mock"
+
+
+def forecast(
+    overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Simulations per variant.")] = 20,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw the simulations into this SVG file.", parser=place, show_default=False)
+    ] = None,
+    as_json: Json = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Forecast when a run ends and what it costs.
+
+    Simulates the run once per seed, with the same flow as `train --dry-run`. Then simulates variants of it: other
+    checkpoint intervals, other numbers of spare nodes, slower starts, and no automatic restarts. Prints the median of
+    each variant, and the duration that 95 % of its simulations don't exceed (p95). Nothing is trained,
+    and the simulations' files are removed. The configuration's rehearsal.* keys describe the simulated cluster.
+    """
+    from conf.compose import compose
+    from flows import forecast as simulations
+    from hlatctl.report import forecast as report
+    from hlatctl.report.figures import spending
+
+    config = compose([*with_runs_dir(overrides, runs_dir), _LAUNCHER])
+    say(WARNING)
+    simulated = simulations.play_all(config, seeds, lambda variant: say(f"{counted(seeds, 'simulation')}: {variant}"))
+    outlooks = {name: report.outlook(outcomes) for name, outcomes in simulated.items()}
+    if figure:
+        files.write_text(figure, spending.forecast(simulated).svg())
+    first = next(iter(outlooks))
+    if as_json:
+        print_json({"simulated": True, "seeds": seeds, "variants": report.record(outlooks)})
+    else:
+        write(columns([[cell.upper() for cell in report.HEADER], *report.rows(outlooks)]) + "\n")
+        write(columns([list(fact) for fact in report.facts(outlooks, seeds, time.time())]))
+    if outlooks[first] is None:
+        raise TrainingError(
+            f"none of {counted(seeds, 'simulation')} finished; the first: {simulated[first][0].message}",
+            hint="`hlatctl train --dry-run` with the same configuration shows one of them in full",
+        )

@@ -1,16 +1,246 @@
-"""`hlatctl status`: shows the state of a run or a sweep."""
+"""`hlatctl status`: shows the state of a run or a sweep.
+
+The lines that `status` shows of a run, and those that `train` prints at the end.
+
+How far evaluation is behind training, and how long evaluations take, as `status` shows it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from hlatctl.cli.common import Json, RunOrSweepName, RunsDir, columns, find_run, find_sweep, print_json, say, write
-from hlatctl.cli.evaluation_rows import queue_record
-from hlatctl.cli.summary import label_rows, status_rows
+from hlatctl.report.eval_queue import (
+    EvaluationQueue,
+    evaluated_count,
+    evaluation_queue,
+    forecast_text,
+    task_forecast,
+    tasks_text,
+    untimed_text,
+    waiting_text,
+)
+from hlatctl.report.exchange.imported import origin_text
+from hlatctl.report.record import looks
 from hlatctl.report.run_view import INTERRUPTED, RunView, view_run, view_sweep
+from hlatctl.run import continuations
+from hlatctl.run.evaluations import in_words, skipped_in_words
+from hlatctl.run.journal import number
+from hlatctl.run.labels import LabelState, noted
+from hlatctl.run.labels import in_words as in_words_of_tags
+from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
 from hlatctl.run.paths import SweepPaths
+from hlatctl.run.processes import host_names
 from hlatctl.run.runs import LATEST
+from hlatctl.run.state import MilestoneState, RunState
+from hlatctl.units import count, duration, one_line, queued, size, utc, value_text
+
+
+def queue_rows(view: RunView) -> Iterator[tuple[str, str]]:
+    """Yield the lines about milestones that are not evaluated. A run without a driver has no forecast."""
+    queue = _queue(view)
+    if queue is None:
+        return
+    if queue.waiting:
+        yield "evaluation waits", waiting_text(queue)
+    if view.ended:
+        return
+    if text := forecast_text(queue) or untimed_text(evaluated_count(view.state)):
+        yield "evaluation", text
+    tasks = task_forecast(view.state, _running(view))
+    if tasks and (text := tasks_text(tasks)):
+        yield ("this evaluation" if queue.running else "next evaluation"), text
+
+
+def queue_record(view: RunView) -> dict[str, Any] | None:
+    """Return the queue and the times of tasks for `status --json`; None for a run without milestones of its own."""
+    queue = _queue(view)
+    if queue is None:
+        return None
+    tasks = task_forecast(view.state, _running(view))
+    return {**dataclasses.asdict(queue), "tasks": [dataclasses.asdict(task) for task in tasks]}
+
+
+def _queue(view: RunView) -> EvaluationQueue | None:
+    has_own = view.config is not None and not view.state.evaluates and bool(view.state.milestones)
+    return evaluation_queue(view.state, view.config, time.time()) if has_own and view.config else None
+
+
+def _running(view: RunView) -> MilestoneState | None:
+    return next((m for _, m in sorted(view.state.milestones.items()) if m.progress), None)
+
+
+#: Characters of a model's text that one line shows.
+_TEXT_LENGTH = 100
+
+
+def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each fact about a run."""
+    state = view.state
+    yield "run", noted(view.run.run_id, simulated=state.simulated)
+    yield from label_rows(state.labels)
+    yield "folder", str(view.run.root)
+    driver = view.driver_elsewhere or (f"process {view.driver_pid}" if view.driver_pid else "")
+    yield "status", view.status + (f" ({driver})" if driver else "")
+    if view.problem:
+        yield "problem", view.problem
+    if state.message:
+        yield "message", state.message
+    if state.created_unix_s:
+        yield "created", utc(state.created_unix_s)
+    if not view.ended and state.running_stages:
+        yield "stage", ", ".join(state.running_stages)
+    if state.evaluates:
+        yield "model", state.evaluates
+        if state.imported:
+            yield "imported", origin_text(state.imported)
+    else:
+        yield from _training_rows(view)
+    yield from _amendment_rows(state)
+    yield from _attempt_rows(state)
+    for look in looks(view.run, state):
+        yield look.name, f"{look.text}: {view.run.root / look.folder}"
+    if not view.ended:
+        for name, job in state.queued.items():
+            yield f"job {name}", f"{queued(job.reason, job.expected_start_unix_s)}, since {utc(job.since_unix_s)}"
+    for milestone in sorted(state.milestones.values(), key=lambda milestone: milestone.milestone_tokens):
+        at = f"at {count(milestone.milestone_tokens)}" if milestone.milestone_tokens else "scores"
+        yield at, milestone.message or in_words(milestone.scores, with_noise=True) or milestone.status
+        yield from ((f"{at}, note", line) for line in skipped_in_words(milestone.skipped))
+        for other in milestone.others:
+            beside = f"{at}, contract {other.contract[:8]}"
+            yield beside, in_words(other.scores, with_noise=True)
+            yield from ((f"{beside}, note", line) for line in skipped_in_words(other.skipped))
+        if milestone.progress:
+            yield f"{at}, now", evaluation_line(milestone)
+    yield from queue_rows(view)
+    yield from _text_rows(view)
+    for warning in state.warnings:
+        yield "warning", warning
+    if (view.run.report / "index.html").is_file():
+        yield "report", str(view.run.report / "index.html")
+
+
+def label_rows(labels: LabelState) -> Iterator[tuple[str, str]]:
+    """Yield the name, the tags and the newest note of a run or a sweep."""
+    if labels.name:
+        yield "name", labels.name
+    if labels.tags:
+        yield "tags", in_words_of_tags(labels.tags)
+    if labels.notes:
+        yield "note", labels.notes[-1].text
+
+
+def evaluation_line(milestone: MilestoneState) -> str:
+    """Return an evaluation's progress: its task, the answered requests and the time left."""
+    progress = milestone.progress
+    if progress is None:
+        return milestone.status
+    if progress.task not in progress.tasks:
+        return "starting"
+    parts = [f"{progress.task} (task {progress.tasks.index(progress.task) + 1} of {len(progress.tasks)})"]
+    if progress.total:
+        parts.append(f"{progress.done:,} of {progress.total:,} requests")
+    if left_s := task_left_s(progress):
+        parts.append(f"{duration(left_s)} left for this task")
+    return " · ".join(parts)
+
+
+def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:
+    if view.config and view.config.fork.run:
+        yield "forked from", f"{view.config.fork.run} at step {view.config.fork.step}"
+    state, last, total = view.state, view.state.last_step, view.total_steps
+    done = f" of {total} ({100 * state.step // total} %)" if total else ""
+    yield "step", f"{state.step}{done}, {count(state.tokens)} tokens"
+    if last is None:
+        return
+    yield (
+        "loss",
+        f"{number(last, 'loss'):.4f}, gradient norm {number(last, 'grad_norm'):.3f}, lr {number(last, 'lr'):.2e}",
+    )
+    pace_s = seconds_per_step(state)
+    if pace_s and view.config:
+        speed = f"{count(view.config.tokens_per_step / pace_s)} tokens/s"
+        left_s = training_left_s(state, total) if total else None
+        yield "speed", speed + (f", {duration(left_s)} of training left" if left_s else "")
+    if used := used_text(state):
+        yield "uses", used
+    if state.checkpoints:
+        yield "checkpoints", ", ".join(str(step) for step in state.checkpoints)
+
+
+def used_text(state: RunState) -> str:
+    """Return what the newest step used of rank 0's device, as far as it is known."""
+    used = state.used
+    parts = [
+        f"MFU {number(used, 'mfu'):.1%}" if "mfu" in used else "",
+        f"memory {size(number(used, 'memory_bytes'))}" if "memory_bytes" in used else "",
+        f"at most {size(number(used, 'peak_memory_bytes'))}" if "peak_memory_bytes" in used else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _amendment_rows(state: RunState) -> Iterator[tuple[str, str]]:
+    """Yield the newest amendment, and those that have not begun."""
+    waiting = [a for a in state.amendments if a.applied_step is None]
+    for amendment in sorted([*state.amendments[-1:], *waiting[:-1]], key=lambda a: a.number):
+        changes = (f"{key} {value_text(old)} -> {value_text(new)}" for key, (old, new) in amendment.changes.items())
+        yield f"amendment {amendment.number}", f"{amendment.begins}: {', '.join(changes)}"
+
+
+def _attempt_rows(state: RunState) -> Iterator[tuple[str, str]]:
+    for attempt in state.attempts:
+        on = f" on {host_names(attempt.hosts)}" if attempt.hosts else ""
+        why = f" ({attempt.why})" if attempt.why else ""
+        has_begun, has_ended = attempt.resumed_from_step is not None, attempt.ended_unix_s is not None
+        begun = f"from step {attempt.resumed_from_step}{on}" if has_begun else f"has not begun to train{on}"
+        ended = f"{f' to {attempt.last_step}' * has_begun}: {attempt.cause}" if has_ended else ", not ended" * has_begun
+        yield f"attempt {attempt.number}", begun + ended + why
+
+
+def _text_rows(view: RunView) -> Iterator[tuple[str, str]]:
+    """Yield how the newest evaluated checkpoint continues the first prompt."""
+    kept = continuations.newest(view.run, view.state.milestones)
+    if kept and kept.continuations:
+        first = kept.continuations[0]
+        yield (
+            f"text at {count(kept.milestone_tokens)}",
+            one_line(" ".join(f"{first.prompt} → {first.text}".split())[:_TEXT_LENGTH]),
+        )
+
+
+def end_lines(view: RunView) -> list[str]:
+    """Return the lines of a finished run's summary: the facts that its report begins with, and what to do next."""
+    rows = list(_end_rows(view))
+    width = max(len(name) for name, _ in rows)
+    title = noted(f"{view.run.run_id}: {view.status}", simulated=view.state.simulated)
+    return ["", title, *(f"  {name:<{width}}  {text}" for name, text in rows)]
+
+
+def _end_rows(view: RunView) -> Iterator[tuple[str, str]]:
+    from hlatctl.report.record import read_record
+    from hlatctl.report.summary import headline
+
+    state, run_id = view.state, view.run.run_id
+    if view.config:
+        yield from headline(read_record(view.run, view.config))
+    newest = max(state.milestones.values(), key=lambda milestone: milestone.milestone_tokens, default=None)
+    if newest:
+        yield from (("skipped", line) for line in skipped_in_words(newest.skipped))
+    if newest and newest.scores:
+        yield "all scores", f"hlatctl compare {run_id} --baselines hlat"
+    if state.restarts:
+        yield "restarts", str(state.restarts)
+    page = view.run.report / "index.html"
+    if page.is_file():
+        yield "report", str(page)
+    yield from (("text", text) for _, text in _text_rows(view))
+    talk = f"hlatctl generate {run_id} · " if state.checkpoints and not state.simulated else ""
+    yield "next", f"{talk}hlatctl show {run_id} · hlatctl ui"
+
 
 #: Reason to resume, by status.
 _RESUMABLE = {

@@ -55,8 +55,7 @@ class _Results(io.FileIO):
             self._failed = True
             raise SystemExit(READER_ENDED) from None
         except OSError as error:
-            from hlatctl.run.errors import cannot_write
-            from hlatctl.run.system_errors import hint_of
+            from hlatctl.run.errors import cannot_write, hint_of
 
             self._failed = True
             hint = hint_of(error) or "redirect stdout to a file, a pipe or a terminal"

@@ -1,4 +1,7 @@
-"""`hlatctl sweep`: starts runs that differ in a few keys, and compares them."""
+"""`hlatctl sweep`: starts runs that differ in a few keys, and compares them.
+
+`hlatctl sweep-report`: writes a sweep's report.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ from hlatctl.cli.common import (
     say,
     user_name,
     with_runs_dir,
+    write,
 )
-from hlatctl.cli.driving import drive
+from hlatctl.cli.train import drive
 from hlatctl.run.errors import ConfigError
-from hlatctl.run.labels import change, write
-from hlatctl.run.simulated import WARNING
+from hlatctl.run.labels import WARNING, change, write_label
 
 if TYPE_CHECKING:
-    from flows.sweep.cost import Plan
+    from flows.sweep.create import Plan
 
 
 def sweep(
@@ -66,7 +69,7 @@ def sweep(
     if not dry_run:
         _confirm(prepared.plan, prepared.space.settings.confirm_above_usd, yes=yes)
     made = create.make(prepared, sweep_id=sweep_id, argv=sys.argv)
-    write(made, labels, by=user_name())
+    write_label(made, labels, by=user_name())
     drive(made, detach=detach)
 
 
@@ -98,3 +101,20 @@ def _confirm(plan: Plan, above_usd: float, *, yes: bool) -> None:
         raise ConfigError(f"{what} must be confirmed, and input is not a terminal", hint="pass --yes to confirm")
     if not typer.confirm(f"{what}. Start it?", err=True):
         raise ConfigError(f"{what} was not confirmed; nothing was created")
+
+
+def sweep_report(
+    sweep: Annotated[str, typer.Argument(metavar="SWEEP", help="Sweep id, or a unique beginning of one.")],
+    runs_dir: RunsDir = None,
+) -> None:
+    """Write a sweep's report and print its path.
+
+    The report shows arms and trials, best first; a figure of their losses and one of their settings; which axes matter;
+    and the best arm as a command and as an experiment (best.yaml). summary.md, numbers.json and the figures are in the
+    same folder. A sweep writes its report when it ends. This command writes it at any time.
+    """
+    from flows.sweep import report
+
+    paths = find_sweep_only(sweep, runs_dir, "SWEEP")
+    write(report.build(paths))
+    say(f"in the same folder: summary.md, numbers.json, figures{', best.yaml' if paths.best.is_file() else ''}")

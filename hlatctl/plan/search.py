@@ -1,4 +1,9 @@
-"""The layouts of a model that fit its devices, cheapest first; pure arithmetic."""
+"""The layouts of a model that fit its devices, cheapest first; pure arithmetic.
+
+The ranked layouts of a search, as plain values and as a table.
+
+Changes that make a run fit its devices: one or two overrides; pure arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,15 @@ import heapq
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from conf.schema import Config, ParallelConfig, PrecisionName
 from conf.validate import unsupported, validate
+from hlatctl.plan.budget import cost
 from hlatctl.plan.memory import Memory, memory
 from hlatctl.plan.step_time import StepTime, missing, step_time
 from hlatctl.run.errors import ConfigError
+from hlatctl.units import seconds, size
 
 #: Levels of recomputation; a budget has no natural values to try.
 CHECKPOINTING = tuple(
@@ -89,8 +96,8 @@ def _fitting(config: Config, precision: PrecisionName) -> list[Candidate]:
 def _best_accumulation(layout: Config) -> Candidate | None:
     """Return the fastest micro batch of a layout; of equally fast ones the one that needs least memory."""
     share, fitting = layout.train.global_batch_size // layout.data_parallel_size, []
-    for size in (size for size in _MICRO_BATCHES if share % size == 0):
-        candidate = with_micro_batch(layout, size)
+    for sequences in (number for number in _MICRO_BATCHES if share % number == 0):
+        candidate = with_micro_batch(layout, sequences)
         need = memory(candidate)
         if need.fits:
             time = step_time(candidate)
@@ -124,3 +131,93 @@ def with_micro_batch(config: Config, size: int) -> Config:
 
 def _divisors(number: int) -> list[int]:
     return [size for size in range(1, number + 1) if number % size == 0]
+
+
+_LAYOUT_COLUMNS = ("TP", "PP", "DP", "DATA PARALLEL", "RECOMPUTED", "MICRO", "ACCUM", "PRECISION")
+_COLUMNS = (*_LAYOUT_COLUMNS, "MEMORY", "STEP", "MFU", "COST")
+
+
+def search_records(candidates: list[Candidate]) -> list[dict[str, Any]]:
+    """Return ranked candidates as plain values."""
+    return [
+        {
+            "tensor_parallel_size": candidate.config.parallel.tensor_parallel_size,
+            "pipeline_parallel_size": candidate.config.parallel.pipeline_parallel_size,
+            "data_parallel_size": candidate.config.data_parallel_size,
+            "data_parallel": candidate.config.parallel.data_parallel,
+            "activation_checkpointing": candidate.config.parallel.activation_checkpointing,
+            "micro_batch_size": candidate.config.micro_batch_size,
+            "grad_accum_steps": candidate.config.grad_accum_steps,
+            "precision": candidate.config.precision.name,
+            "memory_bytes": candidate.memory.need_bytes,
+            "step_s": candidate.time.total_s,
+            "mfu_fraction": candidate.time.mfu_fraction,
+            "usd": cost(candidate.config, candidate.time.total_s).usd,
+        }
+        for candidate in candidates
+    ]
+
+
+def search_rows(candidates: list[Candidate]) -> list[list[str]]:
+    """Return ranked candidates as rows of cells, with a heading."""
+    rows = [list(_COLUMNS)]
+    for record in search_records(candidates):
+        *layout, memory_bytes, step_s, mfu_fraction, usd = record.values()
+        money = "-" if usd is None else f"${usd:,.0f}"
+        rows.append([*map(str, layout), size(memory_bytes), seconds(step_s), f"{mfu_fraction:.1%}", money])
+    return rows
+
+
+_SHARDED = {"torch_native": "fsdp", "nxd": "zero1"}
+_LESS_SHARDED = {"torch_native": ("replicate", "zero1"), "nxd": ("replicate",)}
+
+
+def remedies(config: Config) -> list[tuple[str, Memory]]:
+    """Return the overrides that make a run fit, and the memory that it needs then; the fewest changes first."""
+    to_train = not unsupported(config)
+    needs = ((text, memory(other)) for text, other in _neighbours(config) if is_valid(other, to_train=to_train))
+    return sorted(((text, need) for text, need in needs if need.fits), key=lambda remedy: len(remedy[0].split()))
+
+
+def _neighbours(config: Config) -> Iterator[tuple[str, Config]]:
+    yield from _smaller_micro_batches(config)
+    yield from _recomputing(config)
+    sharded = _SHARDED[config.backend.name]
+    if config.parallel.data_parallel in _LESS_SHARDED[config.backend.name]:
+        yield f"parallel.data_parallel={sharded}", changed(config, data_parallel=sharded)
+    if config.parallel.fsdp_size is not None:
+        yield "parallel.fsdp_size=null", changed(config, fsdp_size=None)
+    if config.parallel.reshard_after_forward == "never":
+        yield "parallel.reshard_after_forward=always", changed(config, reshard_after_forward="always")
+    if config.precision.name in ("fp32", "mixed"):
+        precision = dataclasses.replace(config.precision, name="bf16_sr")
+        yield "precision=bf16_sr", dataclasses.replace(config, precision=precision)
+    yield from _more_slices(config)
+    for factor in (2, 4):
+        nodes = config.cluster.nodes * factor
+        more = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, nodes=nodes))
+        yield f"cluster.nodes={nodes}", more
+        for text, other in _more_slices(more):
+            yield f"cluster.nodes={nodes} {text}", other
+
+
+def _smaller_micro_batches(config: Config) -> Iterator[tuple[str, Config]]:
+    size = config.micro_batch_size // 2
+    while size:
+        yield f"train.micro_batch_size={size}", with_micro_batch(config, size)
+        size //= 2
+
+
+def _recomputing(config: Config) -> Iterator[tuple[str, Config]]:
+    chosen = config.parallel.activation_checkpointing
+    for level in CHECKPOINTING[CHECKPOINTING.index(chosen) + 1 :] if chosen in CHECKPOINTING else ("full",):
+        yield f"parallel.activation_checkpointing={level}", changed(config, activation_checkpointing=level)
+
+
+def _more_slices(config: Config) -> Iterator[tuple[str, Config]]:
+    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
+        for factor in (2, 4):
+            size = getattr(config.parallel, key) * factor
+            if key == "tensor_parallel_size" and size > config.cluster.processes_per_node:
+                continue
+            yield f"parallel.{key}={size}", changed(config, **{key: size})

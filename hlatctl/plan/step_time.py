@@ -1,21 +1,533 @@
 """Time of an optimizer step and model FLOPs utilisation: a roofline with communication; pure arithmetic.
 
 Large products run at a share of the peak, collectives at a share of the links' bandwidth (``cluster.hardware``, both
-calibrated). If the hardware is unknown, there is no step time: nothing is guessed. ``hlatctl.plan.products`` has the
+calibrated). If the hardware is unknown, there is no step time: nothing is guessed. ``hlatctl.plan.step_time`` has the
 operations of one device, ``collectives`` those of groups, ``overlap`` what of those over replicas is visible.
+
+Time of a layer's operations on one device: an additive roofline; pure arithmetic.
+
+A matrix product takes its FLOPs at ``compute_efficiency`` of the peak, plus its operands and its result once at the
+memory's bandwidth. So a product with a small dimension reaches less of the peak than a large one. Element-wise
+operations take their bytes at that bandwidth. If the bandwidth is unknown, bytes take no time.
+
+Time of collectives on a cluster's links: a ring of any group, and those of a layer; pure arithmetic.
+
+Ranks are ordered by pipeline stage, replica, part of the sequence and tensor-parallel rank. The last changes fastest.
+
+Time of an optimizer's update: state that is read and written, and Muon's products; pure arithmetic.
+
+What of the collectives over replicas no computation hides; pure arithmetic.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 
-from conf.schema import Config
-from conf.sizes import flops_per_token, process_layers
-from hlatctl.plan.collectives import context_parallel_work, send_s, tensor_parallel_work
-from hlatctl.plan.execution import Execution, micro_batches
-from hlatctl.plan.optimizer import update_s
-from hlatctl.plan.overlap import visible_s
-from hlatctl.plan.products import Device, Work, head_product, layer_passes, layer_products, loss_work
+from conf.schema import Config, HardwareConfig
+from conf.sizes import (
+    BF16_BYTES,
+    COMPUTE_BYTES,
+    FP32_BYTES,
+    flops_per_token,
+    kv_width,
+    layer_parameters,
+    process_layers,
+    stage_parameters,
+    state_bytes,
+)
+from hlatctl.plan.execution import Execution, micro_batches, reducers, sequences, shards, shards_weights, tokens
+from hlatctl.plan.memory import keeps_gathered, layer_weight_bytes, matrix_parameters, moment_bytes, widths
+
+#: The mean bytes of an entry in FP8: operands have one byte, results two.
+_FP8_BYTES = 4 / 3
+#: Bytes to scale and cast an entry to FP8: read for the largest value, read again, and written.
+_FP8_CAST_BYTES = 5
+#: Passes over memory of a layer's element-wise operations (reads and writes of one tensor), by the tensor's width:
+#: hidden size (two norms, two sums), queries and keys (rotation), feed-forward width (SiLU and product). Without
+#: compilation norms and rotations go through FP32, operation by operation: their bytes are given in BF16 passes.
+_COMPILED_PASSES = (9, 2, 3)
+_EAGER_PASSES = (36, 10, 5)
+#: The same for norms of queries and keys, compiled (read, write) and eager (cast to FP32, norm, cast). Not measured.
+_COMPILED_HEAD_NORM, _EAGER_HEAD_NORM = 2, 10
+#: Bytes moved for each entry of the logits: written, read and cast, softmax, gradient, cast and read twice.
+_LOGIT_BYTES_MOVED = 24
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one process's device reaches.
+
+    Args:
+        flops_per_s: with large products, on the slowest device: all others wait for it.
+        s_per_byte: of its memory; 0: unknown.
+        entry_bytes: of an activation.
+        fp8_flops_per_s: with large products in FP8; 0: unknown.
+    """
+
+    flops_per_s: float
+    s_per_byte: float
+    entry_bytes: int
+    fp8_flops_per_s: float = 0.0
+
+    @classmethod
+    def of(cls, config: Config, peak_flops_per_s: float) -> Device:
+        """Return a configuration's device."""
+        hardware = config.cluster.hardware
+        s_per_byte = 0.0 if hardware.memory_bytes_per_s is None else 1.0 / hardware.memory_bytes_per_s
+        slowest = 1.0 + hardware.speed_deviation_fraction * expected_largest(config.world_size)
+        efficiency, fp8_peak = hardware.compute_efficiency / slowest, hardware.fp8_flops_per_s or 0.0
+        return cls(
+            peak_flops_per_s * efficiency, s_per_byte, COMPUTE_BYTES[config.precision.name], fp8_peak * efficiency
+        )
+
+
+def expected_largest(count: int) -> float:
+    """Return how many standard deviations the largest of so many normal values is expected to be above the mean.
+
+    Blom's approximation (Statistical Estimates and Transformed Beta-Variables, 1958): 0 of one, 1.4 of 8, 2.6 of 128,
+    and 3.4 of 2,048.
+    """
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+@dataclass(frozen=True)
+class Product:
+    """``count`` matrix products of the same sizes."""
+
+    rows: int
+    inner: int
+    columns: int
+    count: float = 1.0
+
+    @property
+    def flops(self) -> float:
+        """A multiplication and an addition are two."""
+        return 2.0 * self.rows * self.inner * self.columns * self.count
+
+    @property
+    def entries(self) -> float:
+        """Of both operands and the result."""
+        sizes = self.rows * self.inner + self.inner * self.columns + self.rows * self.columns
+        return sizes * self.count
+
+    def time_s(self, device: Device, *, fp8: bool = False) -> float:
+        """Return the product's time."""
+        flops_per_s = device.fp8_flops_per_s if fp8 else device.flops_per_s
+        return self.flops / flops_per_s + self.entries * (_FP8_BYTES if fp8 else device.entry_bytes) * device.s_per_byte
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds of one micro-batch's forward pass through a layer or the head, its backward pass, and recomputation."""
+
+    forward_s: float
+    backward_s: float
+    again_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """All three."""
+        return self.forward_s + self.backward_s + self.again_s
+
+    def __add__(self, other: Work) -> Work:
+        """Return both, one after the other."""
+        return Work(self.forward_s + other.forward_s, self.backward_s + other.backward_s, self.again_s + other.again_s)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a layer may keep instead of computing it again: seconds to compute it, and its bytes."""
+
+    again_s: float
+    kept_bytes: int
+
+
+def linears(config: Config, execution: Execution) -> dict[str, Product]:
+    """Return the products of a layer's weights for one micro-batch, on one tensor-parallel process."""
+    count, hidden = tokens(config, execution), config.model.hidden_size
+    width, kv, ffn, _ = widths(config)
+    return {
+        "qkv": Product(count, hidden, width + 2 * kv),
+        "o": Product(count, width, hidden),
+        "gate_up": Product(count, hidden, 2 * ffn),
+        "down": Product(count, ffn, hidden),
+    }
+
+
+def layer_products(config: Config, execution: Execution, device: Device) -> Work:
+    """Return the time of a layer's matrix products.
+
+    The backward pass of a product is two products of the same sizes. Flash attention skips the masked half and computes
+    the scores again in the backward pass: five products instead of four (arXiv 2307.08691, section 3.1). Its scores
+    stay on the chip, but the exponentials between its products take about as long as moving the scores would.
+    """
+    fp8 = execution.fp8 is not None
+    linear_s = sum(product.time_s(device, fp8=fp8) for product in linears(config, execution).values())
+    flash = uses_flash(config, execution)
+    core_s = sum(product.time_s(device) for product in _core(config, execution)) * (0.5 if flash else 1.0)
+    again_s = {
+        "none": 0.0,
+        "selective": core_s,
+        "operators": sum(product.time_s(device, fp8=fp8) for product in _every_second(config, execution)),
+        "budget": _over_budget_s(config, execution, device, core_s),
+        "full": linear_s + core_s,
+    }[execution.recomputed]
+    return Work(linear_s + core_s, 2 * linear_s + (2.5 if flash else 2.0) * core_s, again_s)
+
+
+def uses_flash(config: Config, execution: Execution) -> bool:
+    """Return whether attention is one fused kernel; HLAT's model on NxD computes all scores."""
+    return config.backend.name != "nxd" if execution.flash_attention is None else execution.flash_attention
+
+
+def _every_second(config: Config, execution: Execution) -> list[Product]:
+    """Return the products that are recomputed with ``operators``: output, and if they are separate keys and up."""
+    products, hidden = linears(config, execution), config.model.hidden_size
+    if not execution.separate_products:
+        return [products["o"]]
+    count, up = products["qkv"].rows, products["gate_up"].columns // 2
+    return [Product(count, hidden, widths(config)[1]), products["o"], Product(count, hidden, up)]
+
+
+def _over_budget_s(config: Config, execution: Execution, device: Device, core_s: float) -> float:
+    """Return the time of the results that a layer computes again because its budget has no room for them.
+
+    It keeps those first that take longest to compute, per byte, as torch.compile's knapsack does.
+    """
+    count, (width, kv, ffn, compute) = tokens(config, execution), widths(config)
+    fp8, by_name = execution.fp8 is not None, linears(config, execution)
+    sizes = {"qkv": width + 2 * kv, "o": config.model.hidden_size, "gate_up": 2 * ffn}
+    results = [
+        _Result(by_name[name].time_s(device, fp8=fp8), compute * count * size) for name, size in sizes.items()
+    ] + [_Result(core_s, compute * count * width)]
+    room = execution.memory_budget * sum(result.kept_bytes for result in results)
+    again_s = 0.0
+    for result in sorted(results, key=lambda result: result.again_s / result.kept_bytes, reverse=True):
+        share = min(1.0, room / result.kept_bytes)
+        room -= share * result.kept_bytes
+        again_s += (1.0 - share) * result.again_s
+    return again_s
+
+
+def _core(config: Config, execution: Execution) -> list[Product]:
+    """Return the products of attention's core: scores, and their products with the values.
+
+    With context parallelism a process has its own queries and the keys and values of the whole sequence.
+    """
+    seq_len, width = config.train.seq_len, config.model.head_width
+    own = seq_len // execution.context_parallel_size
+    heads = sequences(config, execution) * config.model.num_heads / config.parallel.tensor_parallel_size
+    return [Product(own, width, seq_len, heads), Product(own, seq_len, width, heads)]
+
+
+def layer_passes(config: Config, execution: Execution, device: Device) -> Work:
+    """Return the time of a layer's element-wise operations. A backward pass moves about twice as many bytes."""
+    model, parallel = config.model, config.parallel
+    hidden = model.hidden_size // (parallel.tensor_parallel_size if parallel.sequence_parallel else 1)
+    width, kv, ffn, _ = widths(config)
+    compiled = config.backend.compile or config.backend.name == "nxd"
+    by_hidden, by_heads, by_ffn = _COMPILED_PASSES if compiled else _EAGER_PASSES
+    if config.model.qk_norm != "none":
+        by_heads += _COMPILED_HEAD_NORM if compiled else _EAGER_HEAD_NORM
+    pass_s = tokens(config, execution) * device.entry_bytes * device.s_per_byte
+    rotations_s = pass_s * by_heads * (width + kv)
+    forward_s = pass_s * (by_hidden * hidden + by_ffn * ffn) + rotations_s
+    again_s = {
+        "none": forward_s if execution.recomputes_elementwise else 0.0,
+        "selective": rotations_s,
+        "operators": forward_s,
+        "budget": forward_s * (1.0 - execution.memory_budget),
+        "full": forward_s,
+    }[execution.recomputed]
+    casts_s = 0.0
+    if execution.fp8 is not None:
+        casts_s = _cast_bytes(config) * tokens(config, execution) * device.s_per_byte
+    return Work(forward_s + casts_s, 2 * forward_s + 2 * casts_s, again_s)
+
+
+def _cast_bytes(config: Config) -> int:
+    """Return the bytes per token to cast the inputs of a layer's products to FP8; its gradients take twice as many."""
+    width, _, ffn, _ = widths(config)
+    return _FP8_CAST_BYTES * (2 * config.model.hidden_size + width + ffn)
+
+
+def head_product(config: Config, execution: Execution, device: Device) -> Work:
+    """Return the time of the output projection."""
+    forward_s = Product(tokens(config, execution), config.model.hidden_size, _entries(config)).time_s(device)
+    return Work(forward_s, 2 * forward_s)
+
+
+def loss_work(config: Config, execution: Execution, device: Device) -> Work:
+    """Return the time of the loss, and of its gradient in the backward pass."""
+    whole_s = _LOGIT_BYTES_MOVED * tokens(config, execution) * _entries(config) * device.s_per_byte
+    return Work(whole_s / 2, whole_s / 2)
+
+
+def _entries(config: Config) -> int:
+    return config.model.vocab_size // config.parallel.tensor_parallel_size
+
+
+#: Collectives of a layer's forward pass, and as many of its backward pass: into and out of attention and feed-forward.
+_EXCHANGES = 4
+#: What asynchronous tensor parallelism leaves visible of them: fitted to torchtitan's pair of runs of Llama 3.1 70B in
+#: BF16 (597.3 and 652.4 tokens/s; benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md).
+ASYNCHRONOUS_EXPOSED_FRACTION = 0.55
+#: By how much a collective slows computation beside it: it takes processors, caches and bandwidth of the memory. The
+#: mean of GPT and LLaMA models on A100, H100, MI210 and MI250, within a node (arXiv 2507.03114, abstract).
+OVERLAP_SLOWDOWN_FRACTION = 0.189
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective's time, and the part in which it slows computation beside it.
+
+    NCCL runs as many channels as the slowest link keeps busy, and each takes a processor. So bytes that wait for a
+    slow network take as much from computation as if they went over the links in a node: for a longer time, but less.
+    """
+
+    total_s: float
+    slowing_s: float
+
+    def __add__(self, other: Exchange) -> Exchange:
+        """Return both, one after the other."""
+        return Exchange(self.total_s + other.total_s, self.slowing_s + other.slowing_s)
+
+    def beside_s(self, computation_s: float) -> float:
+        """Return how much longer a computation takes with this beside it: what it doesn't hide, and what it slows."""
+        if not self.total_s:
+            return 0.0
+        hidden_fraction = min(1.0, computation_s / self.total_s)
+        slowed_s = OVERLAP_SLOWDOWN_FRACTION * self.slowing_s * hidden_fraction
+        return (1.0 - hidden_fraction) * self.total_s + slowed_s
+
+
+def ring(config: Config, held_bytes: float, size: int, stride: int, messages: float = 1.0) -> Exchange:
+    """Return one half of an all-reduce of what each process has.
+
+    It sends (n - 1) / n of that. A ring that goes node by node leaves each node once. All rings on a node share its
+    network. Each message takes n - 1 steps, whatever its size (:func:`latency_s`).
+
+    Args:
+        config: has the cluster.
+        held_bytes: before a scatter, or after a gather.
+        size: processes of the ring.
+        stride: ranks from one of them to the next.
+        messages: rings that send these bytes, one after the other.
+    """
+    if size == 1:
+        return Exchange(0.0, 0.0)
+    cluster = config.cluster
+    sent = (size - 1) / size * held_bytes
+    together = min(size, max(1, cluster.processes_per_node // stride))
+    within_s = sent / _link(cluster.hardware) if cluster.hardware.link_bytes_per_s else 0.0
+    bytes_s = within_s if together > 1 else 0.0
+    if size > together:
+        bytes_s = max(bytes_s, sent * (cluster.processes_per_node / together) / _network(cluster.hardware))
+    steps_s = messages * latency_s(config, size, stride)
+    return Exchange(bytes_s + steps_s, min(within_s, bytes_s) + steps_s)
+
+
+def latency_s(config: Config, size: int, stride: int) -> float:
+    """Return the time of a ring's steps apart from the bytes: a step for each process but one.
+
+    NCCL's own model of a ring (src/graph/tuning.cc): each step from node to node has the latency of the network, and
+    each other step that of the link. So it grows with the number of processes, however few bytes there are.
+    """
+    hardware = config.cluster.hardware
+    together = min(size, max(1, config.cluster.processes_per_node // stride))
+    across = -(-size // together) - 1
+    return (size - 1 - across) * hardware.link_latency_s + across * hardware.network_latency_s
+
+
+def tensor_parallel_work(config: Config, execution: Execution) -> Work:
+    """Return the time of one layer's collectives: four all-reduces, or the same volume in gathers and scatters.
+
+    A ring sends (t - 1) / t of the tensor for each half of an all-reduce (arXiv 2205.05198, section 4.2.2: sequence
+    parallelism sends as much).
+    """
+    tensor = config.parallel.tensor_parallel_size
+    if tensor == 1:
+        return Work(0.0, 0.0)
+    held = tokens(config, execution) * config.model.hidden_size * COMPUTE_BYTES[config.precision.name]
+    exposed = ASYNCHRONOUS_EXPOSED_FRACTION if execution.asynchronous_tensor_parallel else 1.0
+    one_s = exposed * neighbours_s(config, held, tensor, 1)
+    again = {"full": _EXCHANGES, "operators": _EXCHANGES // 2}.get(execution.recomputed, 0)
+    return Work(_EXCHANGES * one_s, _EXCHANGES * one_s, again * one_s)
+
+
+def context_parallel_work(config: Config, execution: Execution) -> Work:
+    """Return the time of one layer's collectives of keys and values: gathered, and their gradients scattered.
+
+    Attention waits for them (arXiv 2407.21783, section 3.3.2).
+    """
+    context = execution.context_parallel_size
+    if context == 1:
+        return Work(0.0, 0.0)
+    _, kv, _, compute = widths(config)
+    held = 2 * kv * compute * tokens(config, execution) * context
+    one_s = neighbours_s(config, held, context, config.parallel.tensor_parallel_size)
+    again = execution.recomputed in ("selective", "full") or execution.recomputes_elementwise
+    return Work(one_s, one_s, one_s if again else 0.0)
+
+
+def neighbours_s(config: Config, held_bytes: float, size: int, stride: int) -> float:
+    """Return the time of a ring of ranks that follow each other: within a node, or at each process's share of it."""
+    sent = (size - 1) / size * held_bytes
+    within = size * stride <= config.cluster.processes_per_node
+    rate = _link(config.cluster.hardware) if within else _share_of_network(config)
+    return sent / rate + latency_s(config, size, stride)
+
+
+def send_s(config: Config, execution: Execution) -> float:
+    """Return the time to send a micro-batch's activations to the next stage, and its gradients back."""
+    parallel = config.parallel
+    if parallel.pipeline_parallel_size == 1:
+        return 0.0
+    cut = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
+    entries = tokens(config, execution) * config.model.hidden_size
+    sent = 2 * entries * COMPUTE_BYTES[config.precision.name] / cut
+    # Stages are the outermost dimension of the ranks, so a stage's successor is on another node if there is one.
+    rate = _link(config.cluster.hardware) if config.cluster.nodes == 1 else _share_of_network(config)
+    return sent / rate
+
+
+def _link(hardware: HardwareConfig) -> float:
+    assert hardware.link_bytes_per_s is not None
+    return hardware.link_bytes_per_s * hardware.collective_efficiency
+
+
+def _network(hardware: HardwareConfig) -> float:
+    assert hardware.network_bytes_per_s is not None
+    return hardware.network_bytes_per_s * hardware.collective_efficiency
+
+
+def _share_of_network(config: Config) -> float:
+    """Return one process's part of its node's network when all send at once."""
+    return _network(config.cluster.hardware) / config.cluster.processes_per_node
+
+
+def update_s(config: Config, execution: Execution, device: Device) -> float:
+    """Return the time of an update: the state is read and written once. 0 if the memory's bandwidth is unknown."""
+    each, held = state_bytes(config), stage_parameters(config, 0)
+    state = held * (each.weights + each.gradients + each.master) + moment_bytes(config, execution, 0)
+    read_and_write_s = 2 * state / shards(config, execution) * device.s_per_byte
+    return read_and_write_s + (_muon_s(config, execution, device) if execution.muon_steps else 0.0)
+
+
+def _muon_s(config: Config, execution: Execution, device: Device) -> float:
+    """Return the time of Muon's products and exchanges.
+
+    The processes divide the matrices, so that each is orthogonalized once (arXiv 2502.16982, section 2.3). Pieces are
+    gathered and sent back in BF16, and replicas exchange their results.
+    """
+    tensor, sharing, count = (
+        config.parallel.tensor_parallel_size,
+        shards(config, execution),
+        reducers(config, execution),
+    )
+    layers = len(process_layers(config, 0))
+    products_s = layers * execution.muon_steps * sum(_iteration_s(*shape, device) for shape in _matrices(config))
+    pieces = BF16_BYTES * matrix_parameters(config, 0) / sharing
+    together = tensor * sharing
+    pieces_s = 2 * neighbours_s(config, pieces, together, 1) if together > 1 else 0.0
+    return products_s / (tensor * count) + pieces_s + ring(config, pieces, count // sharing, together).total_s
+
+
+def _iteration_s(rows: int, columns: int, device: Device) -> float:
+    """Return the time of a Newton-Schulz iteration: X X^T, its square, and their product with X."""
+    short, long = sorted((rows, columns))
+    products = Product(short, long, short), Product(short, short, short), Product(short, short, long)
+    return sum(product.time_s(device) for product in products)
+
+
+def _matrices(config: Config) -> list[tuple[int, int]]:
+    """Return the shapes of a layer's linear maps: query, key, value, output, gate, up and down."""
+    hidden, tensor = config.model.hidden_size, config.parallel.tensor_parallel_size
+    queries, ffn = widths(config)[0] * tensor, config.model.intermediate_size
+    keys = kv_width(config) * min(tensor, config.model.num_kv_heads)
+    return [(queries, hidden)] * 2 + [(keys, hidden)] * 2 + [(ffn, hidden)] * 3
+
+
+#: Gradients that are exchanged together, at least (Megatron-LM's default, too).
+BUCKET_ENTRIES = 40_000_000
+
+
+def visible_s(config: Config, execution: Execution, layer: Work, backward_s: float) -> float:
+    """Return the time of the collectives over replicas that nothing else hides.
+
+    Args:
+        config: of the run.
+        execution: how it is executed.
+        layer: computation of one layer.
+        backward_s: of a micro-batch, in the slowest stage.
+    """
+    if reducers(config, execution) == 1:
+        return 0.0
+    if shards_weights(config, execution):
+        return _sharded_s(config, execution, layer)
+    each, held = state_bytes(config), _largest_stage(config)
+    if config.parallel.data_parallel == "zero1":
+        # Gradients are scattered and weights gathered (arXiv 1910.02054, section 7), after the backward pass.
+        return _ring(config, execution, (each.gradients + each.weights) * held, 2).total_s
+    whole = _ring(config, execution, 2 * each.gradients * held, 2 * max(1.0, held / BUCKET_ENTRIES))
+    if config.backend.name == "nxd":
+        return whole.total_s
+    # A bucket is exchanged as soon as the last backward pass has filled it; nothing hides the one with the embedding
+    # (arXiv 2006.15704, section 3.2.3).
+    last = min(held, max(BUCKET_ENTRIES, stage_parameters(config, 0) - _layers(config) * layer_parameters(config)))
+    alone = _ring(config, execution, 2 * each.gradients * last, 2)
+    slowed_s = OVERLAP_SLOWDOWN_FRACTION * (whole.slowing_s - alone.slowing_s)
+    return max(whole.beside_s(backward_s), alone.total_s + slowed_s)
+
+
+def _sharded_s(config: Config, execution: Execution, layer: Work) -> float:
+    """Return what FSDP's prefetching leaves visible.
+
+    The weights of the next layer are gathered while a layer computes, and the gradients of the one before are
+    scattered: visible is by how much that takes longer than the computation, and by how much it slows it. Nothing hides
+    the collectives at the ends: of the embedding, the output projection and one layer (arXiv 2304.11277, section 3.3).
+    The pipelines of PyTorch scatter all gradients after the last micro-batch.
+    """
+    layers, count = _layers(config), micro_batches(config, execution)
+    ends = _largest_stage(config) - layers * layer_parameters(config)
+    gather = _gather(config, execution, layer_weight_bytes(config, execution) * layer_parameters(config))
+    gather_ends = _gather(config, execution, COMPUTE_BYTES[config.precision.name] * ends)
+    scatter = _scatter(config, execution, layer_parameters(config))
+    scatter_s, scatter_ends_s = scatter.total_s, _scatter(config, execution, ends).total_s
+    forward_s = gather_ends.total_s + gather.total_s + (layers - 1) * gather.beside_s(layer.forward_s)
+    if config.parallel.pipeline_parallel_size > 1:
+        return forward_s + layers * scatter_s + scatter_ends_s
+    kept = keeps_gathered(config, execution)
+    in_backward = scatter if kept else scatter + gather
+    beside_s = (layers - 1) * in_backward.beside_s(layer.backward_s + layer.again_s)
+    backwards = 1 if config.parallel.data_parallel == "zero1" else count
+    return (1 if kept else count) * forward_s + backwards * (beside_s + scatter_s + scatter_ends_s)
+
+
+def _gather(config: Config, execution: Execution, held_bytes: float) -> Exchange:
+    return ring(config, held_bytes, shards(config, execution), config.parallel.tensor_parallel_size)
+
+
+def _scatter(config: Config, execution: Execution, parameters: float) -> Exchange:
+    """Return the scatter of FP32 gradients; with hybrid sharding also the sum of the shards over the copies."""
+    sharing, stride = shards(config, execution), config.parallel.tensor_parallel_size
+    copies = reducers(config, execution) // sharing
+    summed = ring(config, 2 * FP32_BYTES * parameters / sharing, copies, stride * sharing, 2)
+    return ring(config, FP32_BYTES * parameters, sharing, stride) + summed
+
+
+def _ring(config: Config, execution: Execution, held_bytes: float, messages: float) -> Exchange:
+    return ring(config, held_bytes, reducers(config, execution), config.parallel.tensor_parallel_size, messages)
+
+
+def _largest_stage(config: Config) -> int:
+    return max(stage_parameters(config, stage) for stage in {0, config.parallel.pipeline_parallel_size - 1})
+
+
+def _layers(config: Config) -> int:
+    """Return the layers of the first stage, which has most."""
+    return len(process_layers(config, 0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,27 +1,148 @@
 """Compare runs' scores with each other and with published ones; pure.
 
 The command reads the scores, ``cells`` ranks each row, ``compare_tables`` formats the table.
+
+Rank the cells of one row of a comparison; pure.
+
+Only scores that were measured equally are ranked. The leftmost run of a row sets the contract. Scores under another
+contract, an unknown contract, or of a simulated run are shown but not ranked. Published scores are ranked if the
+leftmost run used the same shots, all items, and the published number of items (if there is one). Imported scores are
+ranked if evaluator, version of the task, shots and items are known and equal to those of the leftmost run.
+
+Two values tie if their difference is within ``Z_95`` standard errors of the difference: a two-sided z-test at 95 % for
+independent samples. Runs that answer the same items have correlated errors, so the test reports too many ties for them
+rather than too few. An unknown standard error counts as 0: every reported tie is one, but some ties are missed. A value
+is best only if it ties with no other, and if at least one standard error of each pair is known.
+
+Reads the scores of a run's milestone, for ``hlatctl.report.compare``.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from statistics import NormalDist
 from typing import Any
 
 from hlatctl.report import baselines
 from hlatctl.report.baselines import Baselines, Layout, Model, RowSpec, RowTitle
-from hlatctl.report.cells import IMPORTED, OTHER_CONTRACT, PUBLISHED, SIMULATED, Cell, marked, ranked
-from hlatctl.report.conditions import Conditions, of_imported, of_mean
-from hlatctl.report.contracts import Known, ScoreContracts, first_difference
-from hlatctl.report.exchange.origin import origin_text
+from hlatctl.report.contracts import Conditions, Known, ScoreContracts, agree, first_difference, of_imported, of_mean
+from hlatctl.report.exchange.imported import origin_text
 from hlatctl.report.numbers import finite_or_nan
+from hlatctl.run import contract, files
 from hlatctl.run import contract as contracts
-from hlatctl.run.contract_record import Record
-from hlatctl.run.scores import HELD_OUT, LOWER_IS_BETTER, skipped_in_words
+from hlatctl.run.contract import Record
+from hlatctl.run.errors import EvaluationError
+from hlatctl.run.evaluations import HELD_OUT, LOWER_IS_BETTER, find_milestone, skipped_in_words
+from hlatctl.run.files import DAMAGED
+from hlatctl.run.fold import read_state
+from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState
+from hlatctl.units import count
+
+#: Two-sided 95 %.
+Z_95 = NormalDist().inv_cdf(0.975)
+#: Standings of a cell in its row.
+BEST, TIE = "best", "tie"
+#: Remarks on a cell; only cells with none, ``PUBLISHED`` or ``IMPORTED`` are ranked.
+PUBLISHED, OTHER_CONTRACT, NO_CONTRACT, SIMULATED = "published", "another_contract", "contract_unknown", "simulated"
+PUBLISHED_OTHERWISE = "published_otherwise"
+IMPORTED, IMPORTED_UNKNOWN = "imported", "imported_contract_unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One value in its row's unit.
+
+    Args:
+        stderr: standard error; means over tasks assume independent tasks.
+        n: number of items.
+        conditions: how it was measured, as far as known.
+        contract: those of several scores are joined by ``+``.
+        standing: ``best``, ``tie`` (statistically equal to the best) or empty.
+        remark: why it is not, or only conditionally, comparable; empty if it is.
+        chance: the score of guessing; None if it is unknown.
+    """
+
+    value: float
+    stderr: float | None
+    n: int | None
+    conditions: Conditions
+    contract: str | None
+    standing: str = ""
+    remark: str = ""
+    chance: float | None = None
+
+
+def ranked(ideal: str | float, cells: list[Cell | None]) -> list[Cell | None]:
+    """Return the cells with their standings, if at least two can be ranked."""
+    candidates = [cell for cell in cells if cell and _is_ranked(cell)]
+    if len(candidates) < 2 or ideal == baselines.UNKNOWN:
+        return cells
+    top = min(candidates, key=lambda cell: _badness(cell, ideal))
+    others = [cell for cell in candidates if cell is not top]
+    tied = [cell for cell in others if _ties(cell, top, ideal)]
+    alone = not tied and all(cell.stderr is not None or top.stderr is not None for cell in others)
+
+    def standing(cell: Cell) -> str:
+        if cell is top:
+            return BEST if alone else TIE if tied else ""
+        return TIE if any(cell is other for other in tied) else ""
+
+    return [replace(cell, standing=standing(cell)) if cell and _is_ranked(cell) else cell for cell in cells]
+
+
+def _is_ranked(cell: Cell) -> bool:
+    return cell.remark in ("", PUBLISHED, IMPORTED)
+
+
+def marked(cells: list[Cell | None]) -> list[Cell | None]:
+    """Return the cells, with remarks on those that can't be compared with the leftmost run of a known contract."""
+    reference = next((cell for cell in cells if cell and not cell.remark and cell.contract), None)
+    # A published number of items is the benchmark's size, so it also holds for values published without one.
+    sizes = {cell.n for cell in cells if cell and cell.remark == PUBLISHED and cell.n is not None}
+
+    def mark(cell: Cell | None) -> Cell | None:
+        if cell is None or cell.remark not in ("", PUBLISHED, IMPORTED):
+            return cell
+        if cell.remark == IMPORTED:
+            alike = reference is not None and _as_imported(reference, cell)
+            return cell if alike else replace(cell, remark=IMPORTED_UNKNOWN)
+        if cell.remark == PUBLISHED:
+            alike = reference is None or _as_published(reference, cell, sizes)
+            return cell if alike else replace(cell, remark=PUBLISHED_OTHERWISE)
+        if reference and cell.contract == reference.contract:
+            return cell
+        return replace(cell, remark=OTHER_CONTRACT if cell.contract else NO_CONTRACT)
+
+    return [mark(cell) for cell in cells]
+
+
+def _as_published(measured: Cell, published: Cell, sizes: set[int]) -> bool:
+    """Return whether both have the same shots, all items, and the published number of items, if there is one."""
+    own = measured.conditions
+    same_items = not sizes or measured.n in sizes
+    return own.whole is True and own.shots == published.conditions.shots and same_items
+
+
+def _as_imported(measured: Cell, imported: Cell) -> bool:
+    """Return whether everything that is known of an imported score agrees with a run's."""
+    return measured.n == imported.n is not None and agree(imported.conditions, measured.conditions)
+
+
+def _ties(cell: Cell, top: Cell, ideal: str | float) -> bool:
+    difference = _badness(cell, ideal) - _badness(top, ideal)
+    return difference <= Z_95 * math.hypot(cell.stderr or 0.0, top.stderr or 0.0)
+
+
+def _badness(cell: Cell, ideal: str | float) -> float:
+    """Return the distance of a value from the best possible one, up to a constant."""
+    if isinstance(ideal, str):
+        return -cell.value if ideal == baselines.HIGHEST else cell.value
+    return abs(cell.value - ideal)
+
 
 RUN, BASELINE = "run", "baseline"
 
@@ -329,3 +450,59 @@ def _shown(rows: list[Row]) -> list[Row]:
     """Return the rows with a value, and the group's own row above the rows of its parts."""
     filled = {(row.section, row.group) for row in rows if any(row.cells) and row.part}
     return [row for row in rows if any(row.cells) or (not row.part and (row.section, row.group) in filled)]
+
+
+def read_scores(run: RunPaths, tokens: int | None, warn: Callable[[str], None]) -> RunScores:
+    """Return the scores of a run's milestone.
+
+    Args:
+        run: the run.
+        tokens: of the milestone; None: the newest evaluated one.
+        warn: called with a message if the record of the run's contracts is damaged.
+
+    Raises:
+        EvaluationError: the run has no evaluated milestone.
+        ConfigError: it has none of that many tokens.
+    """
+    state = read_state(run)
+    milestone = evaluated_milestone(run, state.milestones, tokens)
+    try:
+        recorded = contract.read_record(run)
+    except EvaluationError as error:
+        warn(error.message)
+        recorded = None
+    return run_scores(
+        run.run_id,
+        milestone,
+        simulated=state.simulated,
+        contract=_contract(run, milestone),
+        recorded=recorded,
+        imported=state.imported,
+    )
+
+
+def evaluated_milestone(run: RunPaths, milestones: dict[int, MilestoneState], tokens: int | None) -> MilestoneState:
+    """Return the evaluated milestone of so many tokens, or the newest one; the errors are those of `read_scores`."""
+    evaluated = {at: milestone for at, milestone in milestones.items() if milestone.status == "evaluated"}
+    if not evaluated:
+        pending = ", ".join(f"{count(at)} {milestone.status}" for at, milestone in sorted(milestones.items()))
+        raise EvaluationError(
+            f"{run.run_id}: has no evaluated milestone" + (f" ({pending})" if pending else ""),
+            hint=f"`hlatctl status {run.run_id}` shows the run's state",
+        )
+    if tokens is None:
+        return evaluated[max(evaluated)]
+    status = f" (its status is {milestones[tokens].status})" if tokens in milestones else ""
+    error = f"--at={count(tokens)}: {run.run_id} has no evaluated milestone of {tokens:,} tokens{status}"
+    return evaluated[find_milestone(tokens, evaluated, error)]
+
+
+def _contract(run: RunPaths, milestone: MilestoneState) -> str | None:
+    """Return the contract in the journal, or in results.json if its scores are those of the journal."""
+    if milestone.contract:
+        return str(milestone.contract)
+    try:
+        record = files.read_json(run.eval(milestone.milestone_tokens) / "results.json")
+        return str(record["contract"]) if record["scores"] == milestone.scores else None
+    except (OSError, *DAMAGED):
+        return None

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from hlatctl.report import cells, compare
-from hlatctl.report import latex as latex_text
+from hlatctl.report import compare
+from hlatctl.report import tabular as latex_text
 from hlatctl.report.baselines import PERCENT, PLAIN
-from hlatctl.report.cells import Cell
-from hlatctl.report.compare import Column, Comparison, Row
+from hlatctl.report.compare import Cell, Column, Comparison, Row
 from hlatctl.report.summary import GUESSING
 from hlatctl.run.contract import digest
 from hlatctl.units import count
@@ -25,20 +24,20 @@ _NOTHING = "–"
 _TIE = "≈"
 _ITEMS_UNKNOWN = "°"
 _MARKS = {
-    cells.OTHER_CONTRACT: "†",
-    cells.NO_CONTRACT: "‡",
-    cells.SIMULATED: "§",
-    cells.PUBLISHED_OTHERWISE: "¶",
-    cells.IMPORTED: "#",
-    cells.IMPORTED_UNKNOWN: "‖",
+    compare.OTHER_CONTRACT: "†",
+    compare.NO_CONTRACT: "‡",
+    compare.SIMULATED: "§",
+    compare.PUBLISHED_OTHERWISE: "¶",
+    compare.IMPORTED: "#",
+    compare.IMPORTED_UNKNOWN: "‖",
 }
 _MEANINGS = {
-    cells.OTHER_CONTRACT: "measured under another contract than the leftmost run of its row; not ranked",
-    cells.NO_CONTRACT: "its contract is unknown; not ranked",
-    cells.SIMULATED: "SIMULATED: nothing was trained; not ranked",
-    cells.PUBLISHED_OTHERWISE: "published for other or unknown shots or items than the leftmost run's; not ranked",
-    cells.IMPORTED: "imported; evaluator, task version, shots and items agree with the leftmost run",
-    cells.IMPORTED_UNKNOWN: "imported, contract unknown; not ranked",
+    compare.OTHER_CONTRACT: "measured under another contract than the leftmost run of its row; not ranked",
+    compare.NO_CONTRACT: "its contract is unknown; not ranked",
+    compare.SIMULATED: "SIMULATED: nothing was trained; not ranked",
+    compare.PUBLISHED_OTHERWISE: "published for other or unknown shots or items than the leftmost run's; not ranked",
+    compare.IMPORTED: "imported; evaluator, task version, shots and items agree with the leftmost run",
+    compare.IMPORTED_UNKNOWN: "imported, contract unknown; not ranked",
 }
 _ANSI = re.compile("\x1b\\[[0-9]*m")
 
@@ -86,7 +85,7 @@ def markdown(comparison: Comparison) -> str:
 
 def latex(comparison: Comparison) -> str:
     """Return a LaTeX table that needs the package booktabs."""
-    style = _Style(latex_text.escape, lambda cell: f"\\textbf{{{cell}}}", "bold", "\\quad ")
+    style = _Style(latex_text.escape_latex, lambda cell: f"\\textbf{{{cell}}}", "bold", "\\quad ")
     header = [*_titles(comparison), *(style.escape(column.name) for column in comparison.columns)]
     lines = [
         f"\\midrule\n\\multicolumn{{{len(header)}}}{{l}}{{\\textit{{{line}}}}} \\\\\n"
@@ -173,16 +172,16 @@ def _figure(row: Row, cell: Cell | None, first: Cell | None, style: _Style) -> s
     digits = 2 if row.unit == PERCENT else 3
     value = f"{cell.value:{6 if style.align else 0}.{digits}f}"
     shown = style.escape(value if cell.stderr is None else f"{value} ± {cell.stderr:.{digits}f}")
-    if cell.standing == cells.BEST:
+    if cell.standing == compare.BEST:
         shown = style.best(shown)
-    tie = _TIE if cell.standing == cells.TIE else ""
-    mark = tie + ("" if tie and cell.remark != cells.IMPORTED else _MARKS.get(cell.remark, ""))
+    tie = _TIE if cell.standing == compare.TIE else ""
+    mark = tie + ("" if tie and cell.remark != compare.IMPORTED else _MARKS.get(cell.remark, ""))
     mark += _ITEMS_UNKNOWN if _items_unknown(cell) else ""
     return shown + (f" {style.escape(mark)}" if mark else "") + style.escape(_otherwise(row, cell, first))
 
 
 def _items_unknown(cell: Cell) -> bool:
-    return cell.n is None and cell.remark in (cells.PUBLISHED, cells.PUBLISHED_OTHERWISE)
+    return cell.n is None and cell.remark in (compare.PUBLISHED, compare.PUBLISHED_OTHERWISE)
 
 
 def _tokens(column: Column) -> str:
@@ -219,8 +218,8 @@ def _notes(comparison: Comparison, style: _Style) -> list[str]:
     if any(cell.standing for cell in all_cells):
         notes.append(
             f"{style.best_is}: best of its row, beyond the error of every other; ≈: the best value and those "
-            f"statistically equal to it: the difference is within {cells.Z_95:.2f} of its standard errors (one that is "
-            "not given counts as 0; if both are not given, neither is best)"
+            f"statistically equal to it: the difference is within {compare.Z_95:.2f} of its standard errors (one that "
+            "is not given counts as 0; if both are not given, neither is best)"
         )
     if any(_items_unknown(cell) for cell in all_cells):
         notes.append(f"{_ITEMS_UNKNOWN}: the number of items was not published")

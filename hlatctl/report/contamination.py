@@ -3,23 +3,123 @@
 An item overlaps if at least one of its n-grams is in the corpus, which GPT-3's study calls potentially contaminated
 (arXiv 2005.14165, section 4): such a match can be a quotation, and no match is no proof of the opposite. PaLM's study
 (arXiv 2204.02311, section 8) counts items of which at least 70 % of the n-grams are found.
+
+Complete scans of a run's corpus for evaluation items, and which of them says something of a task.
+
+A milestone has one result for each scan: of other items, or of other documents (``trainer.data.overlap``). Of a task,
+the scan up to the latest milestone counts, and there the one that has finished last.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from hlatctl.report import item_lines
-from hlatctl.report.aligned import aligned
-from hlatctl.report.corpus_scans import Hit, Scanned, newest
+from hlatctl.report import items
 from hlatctl.report.items import TaskItems, read_items
+from hlatctl.report.tabular import aligned
+from hlatctl.run import files
 from hlatctl.run.errors import EvaluationError
+from hlatctl.run.evaluations import HELD_OUT
+from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.scores import HELD_OUT
 from hlatctl.run.state import MilestoneState, RunState
 from hlatctl.units import count, printable
+
+_RESULT = "result.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hit:
+    """An item that overlaps.
+
+    Args:
+        ngrams, found: how many it has, and how many of them are in the corpus.
+        example: the first one, which is in line ``row`` of ``file``.
+    """
+
+    ngrams: int
+    found: int
+    example: str
+    file: str
+    row: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scanned:
+    """What a scan says of one task.
+
+    Args:
+        milestone_tokens: the documents up to this milestone were scanned.
+        words: of an n-gram.
+        items, short: their number, and how many have too few words.
+        overlapping: by the item's name.
+    """
+
+    milestone_tokens: int
+    words: int
+    items: int
+    short: int
+    overlapping: dict[str, Hit]
+
+
+def newest(run: RunPaths, milestones: Iterable[int]) -> dict[str, Scanned]:
+    """Return what is known of each task, by its name. Damaged results count as missing.
+
+    Args:
+        run: its directory.
+        milestones: tokens of the milestones to look at.
+    """
+    found: dict[str, Scanned] = {}
+    for tokens in sorted(milestones, reverse=True):
+        for tasks in _results(run, tokens):
+            found = tasks | found
+    return found
+
+
+def scanned(tasks: Mapping[str, Any], milestone_tokens: int) -> dict[str, Scanned]:
+    """Return the tasks of one result.
+
+    Raises:
+        DAMAGED: it is damaged.
+    """
+    return {name: _scanned(task, milestone_tokens) for name, task in tasks.items()}
+
+
+def _results(run: RunPaths, milestone_tokens: int) -> Iterator[dict[str, Scanned]]:
+    """Yield the results of a milestone, the newest first. Earlier releases kept only one, outside a scan's folder."""
+    folder = run.contamination(milestone_tokens)
+    results: list[tuple[float, dict[str, Scanned]]] = []
+    for path in [folder / _RESULT, *sorted(folder.glob(f"*/{_RESULT}"))]:
+        try:
+            result = files.read_sealed_json(path)
+            results.append((float(result.get("finished_unix_s", 0)), scanned(result["tasks"], milestone_tokens)))
+        except (OSError, *DAMAGED):
+            continue
+    yield from (tasks for _, tasks in sorted(results, key=lambda result: -result[0]))
+
+
+def _scanned(task: Mapping[str, Any], milestone_tokens: int) -> Scanned:
+    return Scanned(
+        milestone_tokens=milestone_tokens,
+        words=int(task["words"]),
+        items=int(task["items"]),
+        short=int(task["short"]),
+        overlapping={name: _hit(item) for name, item in task["overlapping"].items()},
+    )
+
+
+def _hit(item: Mapping[str, Any]) -> Hit:
+    return Hit(
+        ngrams=int(item["ngrams"]),
+        found=int(item["found"]),
+        example=str(item["example"]),
+        file=str(item["file"]),
+        row=int(item["row"]),
+    )
+
 
 #: Share of an item's n-grams from which on it is mostly in the corpus (PaLM).
 MOSTLY = 0.7
@@ -89,8 +189,8 @@ def read_overlaps(run: RunPaths, state: RunState) -> Overlaps | None:
 
 def unscanned(run: RunPaths, state: RunState, rows: Sequence[Overlap]) -> list[str]:
     """Return what the newest milestone with items has, and no row: tasks, or ``TASK (N items)``."""
-    folders = [item_lines.folder_of(run, milestone) for _, milestone in sorted(state.milestones.items(), reverse=True)]
-    tasks = next(filter(None, map(item_lines.files_of, folders)), {})
+    folders = [items.folder_of(run, milestone) for _, milestone in sorted(state.milestones.items(), reverse=True)]
+    tasks = next(filter(None, map(items.files_of, folders)), {})
     known = {row.task: row.unscanned for row in rows}
     missing = {task: known.get(task) for task in tasks if not task.startswith(HELD_OUT)}
     return [f"{task} ({number:,} items)" if number else task for task, number in missing.items() if number != 0]

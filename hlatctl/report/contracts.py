@@ -1,16 +1,127 @@
-"""The contract behind each score of a run: what must be equal to compare it with a score of another run."""
+"""The contract behind each score of a run: what must be equal to compare it with a score of another run.
+
+How a score was measured, from its contract: shots, limit, datasets; pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from hlatctl.report import conditions
-from hlatctl.report.conditions import Conditions
-from hlatctl.run import contract, contract_v1
-from hlatctl.run.contract import VALIDATION, Fields, across_runs, digest
-from hlatctl.run.contract_record import Record
-from hlatctl.run.scores import HELD_OUT
+from hlatctl.run import contract
+from hlatctl.run.contract import VALIDATION, Fields, Record, across_runs, digest
+from hlatctl.run.evaluations import HELD_OUT
+
+_Number = TypeVar("_Number", int, float)
+#: Fields of a contract that decide a score, and that no version names.
+_MORE = ("generation", "chat", "own", "fewshot_seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """How a score was measured; None means unknown.
+
+    Args:
+        shots: solved examples before each question; also None if there are none, or if tasks differ.
+        limit: items per task, or a fraction of them; also None if all items were used.
+        whole: all items of the datasets were used.
+        data: hash of the datasets.
+        definition: evaluator and task with their versions; None if the versions don't say everything: if answers are
+            generated, prompts are a chat's, solved examples have a seed, or the task has a definition of the user's.
+    """
+
+    shots: int | None = None
+    limit: float | None = None
+    whole: bool | None = None
+    data: str | None = None
+    definition: str | None = None
+
+
+def conditions_of_tasks(tasks: Mapping[str, Fields]) -> Conditions:
+    """Return the conditions of a score of one or several tasks, from their contracts by name."""
+    each = list(tasks.values())
+    limits = [fields.get("limit") for fields in each]
+    known = [fields for fields in each if isinstance(fields.get("items"), int)]
+    whole = all(_is_whole(fields) for fields in known)
+    return Conditions(
+        shots=_same([fields.get("shots") for fields in each]),
+        limit=_same(limits),
+        whole=whole if each and len(known) == len(each) else None,
+        data=_data(tasks),
+        definition=_definition(tasks),
+    )
+
+
+def of_imported(record: Mapping[str, Any], origin: Mapping[str, Any]) -> Conditions:
+    """Return the conditions of an imported score, as far as its file says them.
+
+    Args:
+        record: the score with its ``n``, ``items``, ``shots`` and ``version``.
+        origin: ``form``, ``version`` and ``limit`` of the file.
+    """
+    items, count = record.get("items"), record.get("n")
+    version, task = origin.get("version"), record.get("version")
+    return Conditions(
+        shots=record.get("shots"),
+        limit=origin.get("limit"),
+        whole=None if items is None or count is None else count >= items,
+        definition=f"{origin.get('form')} {version}, {task}" if version and task else None,
+    )
+
+
+def agree(one: Conditions, other: Conditions) -> bool:
+    """Return whether two scores were measured equally as far as is known, and enough is known."""
+    known = None not in (one.shots, one.whole, one.definition)
+    return known and all(
+        getattr(one, name) == getattr(other, name) for name in ("shots", "limit", "whole", "definition")
+    )
+
+
+def conditions_of_validation(fields: Fields) -> Conditions:
+    """Return the conditions of a score of the held-out text, from its contract."""
+    return Conditions(whole=True, data=fields.get("sha256"))
+
+
+def of_mean(parts: Sequence[Conditions]) -> Conditions:
+    """Return the conditions of a mean over several scores."""
+    data = [part.data for part in parts]
+    whole = [part.whole for part in parts]
+    definitions = dict.fromkeys(part.definition for part in parts)
+    return Conditions(
+        shots=_same([part.shots for part in parts]),
+        limit=_same([part.limit for part in parts]),
+        whole=None if None in whole else all(whole),
+        data=data[0] if len(data) == 1 else None if None in data else digest(data),
+        definition=None if None in definitions else "; ".join(map(str, definitions)),
+    )
+
+
+def _is_whole(fields: Fields) -> bool:
+    """Return whether all items of a task were used; chosen items come before the limit."""
+    if "chosen" in fields:
+        return len(fields["chosen"]) == int(fields["items"])
+    return fields.get("limit") is None or bool(fields["limit"] >= fields["items"])
+
+
+def _definition(tasks: Mapping[str, Fields]) -> str | None:
+    """Return evaluator and version of the tasks; None if they are unknown or differ, or don't say everything."""
+    evaluators = {task.get("versions", {}).get("lm_eval") for task in tasks.values()}
+    versions = {task.get("version") for task in tasks.values()}
+    has_more = any(task.get(name) not in (None, {}) for task in tasks.values() for name in _MORE)
+    if len(evaluators) != 1 or len(versions) != 1 or has_more:
+        return None
+    evaluator, version = evaluators.pop(), versions.pop()
+    return f"lm_eval {evaluator}, {version}" if evaluator and version else None
+
+
+def _data(tasks: Mapping[str, Fields]) -> str | None:
+    hashes = {title: task.get("datasets") for title, task in tasks.items()}
+    return digest(hashes) if hashes and all(hashes.values()) else None
+
+
+def _same(values: Sequence[_Number | None]) -> _Number | None:
+    return values[0] if len(set(values)) == 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +149,9 @@ class ScoreContracts:
     def __init__(self, record: Record) -> None:
         self._tasks = {digest(fields): (name, fields) for name, known in record.tasks.items() for fields in known}
         self._figures = {digest(fields): fields for known in record.figures.values() for fields in known}
-        self._wholes = {contract_v1.of_tasks(whole): whole for whole in record.wholes}
+        self._wholes = {contract.of_tasks(whole): whole for whole in record.wholes}
         self._texts = {
-            contract_v1.of_validation(whole): whole[VALIDATION] for whole in record.wholes if VALIDATION in whole
+            contract.of_validation(whole): whole[VALIDATION] for whole in record.wholes if VALIDATION in whole
         }
 
     def of(self, score: str, carried: str) -> Known:
@@ -51,7 +162,7 @@ class ScoreContracts:
             carried: the hash that it carries; empty if it carries none.
         """
         if score.startswith(HELD_OUT) and (fields := self._text(carried)) is not None:
-            return Known(key=carried, fields=fields, conditions=conditions.of_validation(fields))
+            return Known(key=carried, fields=fields, conditions=conditions_of_validation(fields))
         if carried in self._tasks:
             return _of_tasks([self._tasks[carried]], None)
         if carried in self._figures:
@@ -65,7 +176,7 @@ class ScoreContracts:
         return self._tasks[carried][1] if carried in self._tasks else self._texts.get(carried)
 
     def _of_whole(self, score: str, whole: Fields) -> Known:
-        tasks, figure = contract_v1.parts_of(whole, score)
+        tasks, figure = contract.parts_of(whole, score)
         if tasks:
             return _of_tasks(list(tasks.items()), figure)
         fields = {key: value for key, value in across_runs(whole).items() if key != VALIDATION}
@@ -85,4 +196,4 @@ def _of_tasks(tasks: Sequence[tuple[str, Fields]], figure: Fields | None) -> Kno
     """Return the contract of a task, or of the figure of a group of tasks."""
     compared = {name: across_runs(fields) for name, fields in tasks}
     fields = next(iter(compared.values())) if figure is None else {**figure, "tasks": compared}
-    return Known(key=digest(fields), fields=fields, conditions=conditions.of_tasks(dict(tasks)))
+    return Known(key=digest(fields), fields=fields, conditions=conditions_of_tasks(dict(tasks)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hlatctl.run.errors import DependencyError
-from hlatctl.run.simulated import MARK, REPORT
+from hlatctl.run.labels import MARK, REPORT
 from hlatctl.units import utc
 
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hlatctl.run import contract_record
-from hlatctl.run.errors import ConfigError, EvaluationError
-from hlatctl.run.files import read_json
+from hlatctl.run import contract as contract_record
+from hlatctl.run.errors import ConfigError, EvaluationError, suggest
+from hlatctl.run.evaluations import LOWER_IS_BETTER
+from hlatctl.run.files import DAMAGED, read_json, why
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED, why
-from hlatctl.run.scores import LOWER_IS_BETTER
 from hlatctl.run.state import MilestoneState
-from hlatctl.run.suggest import suggest
 from hlatctl.units import printable
 
 #: The end of a prompt is the question; solved examples precede it.
@@ -24,7 +22,7 @@ _PROMPT_CHARS, _ANSWER_CHARS = 1_200, 1_200
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """One item. ``value`` is that of ``metric``; the other fields are columns (``hlatctl.run.item_columns``).
+    """One item. ``value`` is that of ``metric``; the other fields are columns (``hlatctl.run.evaluations``).
 
     ``corpus`` says what of it is in the training corpus (``hlatctl.report.contamination``); empty if nothing is known.
     """

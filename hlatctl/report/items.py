@@ -1,22 +1,136 @@
-"""The items of an evaluated milestone: what each question gave, and which tasks form a row of a comparison."""
+"""The items of an evaluated milestone: what each question gave, and which tasks form a row of a comparison.
+
+Reads the items of a task from ``items-<task>.parquet``, or the JSON lines of evaluations by earlier releases.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from hlatctl.report import item_lines
-from hlatctl.report.item_lines import Line
-from hlatctl.run import contract_record, files
+from hlatctl.run import contract, files
 from hlatctl.run.contract import OWN
 from hlatctl.run.errors import EvaluationError
+from hlatctl.run.evaluations import HELD_OUT, headlines
+from hlatctl.run.files import DAMAGED, read_text, why
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED, why
-from hlatctl.run.scores import HELD_OUT, headlines
 from hlatctl.run.state import MilestoneState
+
+_COLUMNS = ["item", "filter", "document", "prompt", "target", "choices", "answer", "metrics"]
+#: Prefix and suffix of the files, newest form first.
+_FORMS = (("items-", ".parquet"), ("samples-", ".jsonl"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """What one question gave under one filter, or what one program did.
+
+    Args:
+        item: its number in the dataset, or the problem's id.
+        asked: hashes of document, prompt and right answer, as lm-evaluation-harness makes them; empty for a program.
+        metrics: value of each metric; of older files, a value can be any JSON value.
+        choices: answers that were ranked; 0 if the model wrote its answer.
+    """
+
+    item: str
+    filter: str
+    asked: str
+    target: str
+    answer: str
+    choices: int
+    metrics: dict[str, Any]
+
+
+def folder_of(run: RunPaths, milestone: MilestoneState) -> Path:
+    """Return the folder of the results of a milestone that its state shows."""
+    return run.eval(milestone.milestone_tokens) / contract.folder(milestone.contract)
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """Return the file of each task's items, by the task's name."""
+    found: dict[str, Path] = {}
+    for before, after in _FORMS:
+        for path in sorted(folder.glob(f"{before}*{after}")):
+            found.setdefault(path.name[len(before) : -len(after)], path)
+    return dict(sorted(found.items()))
+
+
+def read_lines(path: Path, hint: str) -> list[Line]:
+    """Return the lines of a task's file.
+
+    Raises:
+        EvaluationError: the file is damaged; it has this hint.
+    """
+    try:
+        return list(_of_parquet(path) if path.suffix == ".parquet" else _of_json(path))
+    except (OSError, *DAMAGED) as error:
+        raise EvaluationError(f"{path}: can't be read ({why(error)})", hint=hint) from None
+
+
+def _of_parquet(path: Path) -> Iterator[Line]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=256, columns=_COLUMNS):
+                yield from map(_of_row, batch.to_pylist())
+    except ArrowException as error:
+        raise ValueError(str(error)) from None
+
+
+def _of_row(row: dict[str, Any]) -> Line:
+    return Line(
+        item=row["item"],
+        filter=row["filter"],
+        asked=_asked(row) if row["document"] else "",
+        target=row["target"],
+        answer=row["answer"],
+        choices=len(row["choices"]),
+        metrics=dict(row["metrics"]),
+    )
+
+
+def _asked(row: dict[str, Any]) -> str:
+    document = json.dumps(json.loads(row["document"]), indent=2, ensure_ascii=False)
+    return " ".join(hashlib.sha256(text.encode()).hexdigest() for text in (document, row["prompt"], row["target"]))
+
+
+def _of_json(path: Path) -> Iterator[Line]:
+    for text in read_text(path).splitlines():
+        line = json.loads(text)
+        yield _of_program(line) if "task_id" in line else _of_question(line)
+
+
+def _of_question(line: dict[str, Any]) -> Line:
+    answer = line["filtered_resps"][0] if line["filtered_resps"] else ""
+    return Line(
+        item=str(line["doc_id"]),
+        filter=line["filter"],
+        asked=f"{line['doc_hash']} {line['prompt_hash']} {line['target_hash']}",
+        target=str(line["target"]),
+        answer=answer if isinstance(answer, str) else "",
+        choices=0 if isinstance(answer, str) else len(line["filtered_resps"]),
+        metrics={name: line[name] for name in line["metrics"]},
+    )
+
+
+def _of_program(line: dict[str, Any]) -> Line:
+    return Line(
+        item=str(line["task_id"]),
+        filter="none",
+        asked="",
+        target="",
+        answer=str(line["completion"]),
+        choices=0,
+        metrics={"passed": float(line["passed"])},
+    )
+
 
 #: Of a code task: the metric that one program gives.
 _PASSED = "passed"
@@ -59,11 +173,11 @@ def read_items(run: RunPaths, milestone: MilestoneState) -> dict[str, TaskItems]
     Raises:
         EvaluationError: a file is damaged.
     """
-    folder = item_lines.folder_of(run, milestone)
+    folder = folder_of(run, milestone)
     hint = f"`hlatctl eval {run.run_id}` after you move it away"
     found = {}
-    for task, path in item_lines.files_of(folder).items():
-        lines = item_lines.read_lines(path, hint)
+    for task, path in files_of(folder).items():
+        lines = read_lines(path, hint)
         try:
             found[task] = _of_task(task, lines, _metric(folder, task))
         except (OSError, *DAMAGED) as error:
@@ -76,7 +190,7 @@ def groups(run: RunPaths, tasks: Mapping[str, TaskItems]) -> dict[str, list[str]
 
     A group that lacks a task is none: its score would be another one than that of its name.
     """
-    own = contract_record.read(run).groups
+    own = contract.read_record(run).groups
     grouped = {name: members for name, members in own.items() if all(task in tasks for task in members)}
     inside = {task for members in grouped.values() for task in members}
     grouped |= {task: [task] for task in tasks if task not in inside and not task.startswith(HELD_OUT)}
@@ -85,7 +199,7 @@ def groups(run: RunPaths, tasks: Mapping[str, TaskItems]) -> dict[str, list[str]
 
 def means_over_tasks(run: RunPaths) -> set[tuple[str, str]]:
     """Return the groups and metrics whose score is the unweighted mean over tasks; of other groups, over all items."""
-    figures = contract_record.read(run).numbered(OWN).figures
+    figures = contract.read_record(run).numbered(OWN).figures
     return {
         (name, str(entry["metric"]))
         for name, figure in figures.items()

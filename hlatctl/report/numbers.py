@@ -1,4 +1,11 @@
-"""The numbers of a run's report; pure. ``figures``, ``page`` and ``summary`` show them."""
+"""The numbers of a run's report; pure. ``figures``, ``page`` and ``summary`` show them.
+
+Throughput over numbers of nodes: what a run measured, and what its plan predicts; pure.
+
+Statistics of gradient spikes by HLAT's rule, which the trainer's monitor applies. They are not alarms. Pure.
+
+What was in force when: values that amendments have changed, over the course of a run; pure.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +13,68 @@ import itertools
 import math
 import statistics
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from conf.load import flatten
 from conf.schema import Config
 from conf.sizes import mfu
-from hlatctl.plan.step_time import peak_flops_per_s
-from hlatctl.report.exchange.origin import origin_text
-from hlatctl.report.in_force import size_since_step
+from conf.validate import validate
+from hlatctl.plan.step_time import peak_flops_per_s, step_time_s
+from hlatctl.report.exchange.imported import origin_text
+from hlatctl.run.errors import HlatctlError
 from hlatctl.run.state import AmendmentState, ContractScores, RunState
+from hlatctl.units import counted
+
+_IN_FORCE_NODES, _SPARE, _PER_NODE = "cluster.nodes", "cluster.spare_nodes", "cluster.processes_per_node"
+
+
+def value_of(key: str, number: int, state: RunState, config: Config) -> Any:
+    """Return the value of a key after an amendment.
+
+    Args:
+        key: its dotted name.
+        number: of the amendment; 0: as the run was created.
+        state: of the run.
+        config: of the run, with all amendments.
+    """
+    later = (a.changes[key][0] for a in state.amendments if a.number > number and key in a.changes)
+    return next(later, flatten(config)[key])
+
+
+def mean_processes(state: RunState, config: Config) -> float:
+    """Return the number of training processes, averaged over the run's time."""
+    return _mean(state, config, lambda value: value(_IN_FORCE_NODES) * value(_PER_NODE))
+
+
+def mean_paid_nodes(state: RunState, config: Config) -> float:
+    """Return the number of nodes that are paid for, averaged over the run's time."""
+    return _mean(state, config, lambda value: value(_IN_FORCE_NODES) + value(_SPARE))
+
+
+def size_since_step(state: RunState) -> int:
+    """Return the last step that was trained by another number of processes than the newest; 0: none was."""
+    changed = (a for a in state.amendments if {_IN_FORCE_NODES, _PER_NODE} & set(a.changes))
+    return max((a.applied_step for a in changed if a.applied_step is not None), default=0)
+
+
+def _mean(state: RunState, config: Config, size: Callable[[Callable[[str], int]], int]) -> float:
+    """Average a size over the time of the attempts; each lasts until the next one begins."""
+
+    def at(number: int) -> int:
+        return size(partial(value_of, number=number, state=state, config=config))
+
+    starts = [(attempt.started_unix_s, attempt.config_number) for attempt in state.attempts]
+    if not starts:
+        return at(0)
+    ends = [*(start for start, _ in starts[1:]), max(state.last_event_unix_s, starts[-1][0])]
+    spans = [(max(0.0, end - start), number) for (start, number), end in zip(starts, ends, strict=True)]
+    total_s = sum(span for span, _ in spans)
+    return sum(span * at(number) for span, number in spans) / total_s if total_s > 0 else at(starts[-1][1])
+
 
 #: Steps over which the newest loss is averaged, because the loss of one batch is noisy.
 LOSS_WINDOW_STEPS = 20
@@ -377,3 +436,116 @@ def _mean_or_nan(values: Sequence[float]) -> float:
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 and math.isfinite(part) else None
+
+
+_SCALING_NODES = "cluster.nodes"
+#: Numbers of nodes that the plan covers, as multiples of the run's.
+_MULTIPLES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Tokens per second by number of nodes.
+
+    Args:
+        planned: empty without ``cluster.hardware``.
+        measured: medians of the steps on each number of nodes that the run has had.
+    """
+
+    planned: dict[int, float]
+    measured: dict[int, float]
+
+    def efficiency(self, nodes: int) -> float | None:
+        """Return the throughput per node as a share of the plan's on the fewest nodes; None if one is unknown."""
+        rate = self.measured.get(nodes, self.planned.get(nodes))
+        if rate is None or not self.planned:
+            return None
+        fewest = min(self.planned)
+        return rate / nodes / (self.planned[fewest] / fewest)
+
+
+def scaling(state: RunState, config: Config) -> Scaling:
+    """Return the scaling of a run."""
+    measured = _measured(state, config)
+    wanted = {round(config.cluster.nodes * multiple) for multiple in _MULTIPLES} | set(measured)
+    planned = ((nodes, _planned(config, nodes)) for nodes in sorted(wanted) if nodes > 0)
+    return Scaling({nodes: rate for nodes, rate in planned if rate is not None}, measured)
+
+
+def _planned(config: Config, nodes: int) -> float | None:
+    """Return the plan's tokens per second; None if the layout doesn't fit that many nodes."""
+    other = replace(config, cluster=replace(config.cluster, nodes=nodes))
+    try:
+        validate(other, to_start=False)
+        step_s = step_time_s(other)
+    except (HlatctlError, ZeroDivisionError):
+        return None
+    return other.tokens_per_step / step_s if step_s else None
+
+
+def _measured(state: RunState, config: Config) -> dict[int, float]:
+    """Return the median throughput on each number of nodes. Only amendments change it, so most runs have one."""
+    nodes_of = {
+        attempt.number: int(value_of(_SCALING_NODES, attempt.config_number, state, config))
+        for attempt in state.attempts
+    }
+    attempts, rates = state.steps.columns("attempt", "tokens_per_s")
+    if len(set(nodes_of.values())) <= 1:
+        by_nodes: dict[int, Sequence[float]] = {next(iter(nodes_of.values()), config.cluster.nodes): rates}
+    else:
+        sizes: defaultdict[int, array[float]] = defaultdict(lambda: array("d"))
+        for number, rate in zip(attempts, rates, strict=True):
+            sizes[nodes_of.get(number, config.cluster.nodes)].append(rate)
+        by_nodes = {**sizes}
+    medians = {nodes: median(values) for nodes, values in sorted(by_nodes.items())}
+    return {nodes: rate for nodes, rate in medians.items() if rate is not None}
+
+
+#: The rule in words (arXiv 2404.10630, section 4.3); ``trainer.step.monitor`` has its numbers.
+RULE = "the norm is more than 0.1 above the mean of the last 20 steps (HLAT's rule)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spikes:
+    """The spikes of a run.
+
+    Args:
+        count: spikes that began.
+        steps: of the run.
+        lengths_steps: of the spikes that ended, ascending.
+    """
+
+    count: int
+    steps: int
+    lengths_steps: list[int]
+
+    @classmethod
+    def of(cls, state: RunState) -> Spikes:
+        """Return the spikes of a run's steps that count."""
+        lengths = sorted(int(spike["length_steps"]) for spike in state.spikes if "length_steps" in spike)
+        return cls(count=len(state.spikes), steps=state.step, lengths_steps=lengths)
+
+    @property
+    def one_step_fraction(self) -> float | None:
+        """The share of spikes that last one step; HLAT reports 86 %."""
+        return self.lengths_steps.count(1) / len(self.lengths_steps) if self.lengths_steps else None
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the statistics as name and text."""
+        known = [("spikes", f"{self.count:,}"), ("rule", RULE)]
+        if self.steps:
+            known.append(("spikes per 1,000 steps", f"{1000 * self.count / self.steps:.1f}"))
+        if self.one_step_fraction is not None:
+            known += [
+                ("last one step", f"{100 * self.one_step_fraction:.0f} % (HLAT: 86 %)"),
+                ("median length", f"{statistics.median(self.lengths_steps):g} steps"),
+                ("greatest length", f"{self.lengths_steps[-1]:,} steps"),
+            ]
+        return known
+
+    def in_words(self) -> str:
+        """Return the main statistics in one sentence."""
+        share = self.one_step_fraction
+        if share is None:
+            return f"{counted(self.count, 'spike')}."
+        return f"{counted(self.count, 'spike')}; {100 * share:.0f} % last one step (HLAT: 86 %)."

@@ -1,18 +1,246 @@
-"""Which runs `hlatctl runs` shows, in which order, and what differs between them; pure."""
+"""Which runs `hlatctl runs` shows, in which order, and what differs between them; pure.
+
+The rows of `hlatctl runs`, from an index of the runs that have not changed since they were last read.
+
+``<runs_dir>/.cache/runs-<uid>.json`` holds what the journal of each run said, with the sizes and times of its files.
+It is derived and never the truth: an entry whose files have changed is read again, and an index that is damaged, of
+another version or of another user is discarded. It belongs to one user, because runs can be more private than their
+folder. Whether a run has a driver is never kept. 5,000 unchanged runs cost a few calls of ``stat`` each.
+
+The rows of `hlatctl watch`: runs that are running, and runs that ended within a day.
+
+Only these runs are followed. Every ``SCAN_S`` all runs of the folder are looked at, from the index of `hlatctl runs`.
+"""
 
 from __future__ import annotations
 
 import calendar
+import dataclasses
 import math
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from hlatctl.report.run_index import Row
-from hlatctl.run.errors import ConfigError
-from hlatctl.run.suggest import suggest
+from hlatctl.report.run_view import INTERRUPTED, RunView, status_of, view_run
+from hlatctl.run import files
+from hlatctl.run.errors import ConfigError, RunNotFoundError, StorageError, suggest
+from hlatctl.run.evaluations import headlines
+from hlatctl.run.files import DAMAGED, from_plain
+from hlatctl.run.fold import apply, code, follow, source_crc
+from hlatctl.run.journal import number
+from hlatctl.run.lease import driver
+from hlatctl.run.pace import seconds_per_step, training_left_s
+from hlatctl.run.paths import RunPaths, cache_dir
+from hlatctl.run.runs import find_run, list_runs
+from hlatctl.run.state import RunState
+from hlatctl.units import count, queued
+
+#: Options whose value can look like an override.
+_WITH_VALUE = ("--tag", "--note", "--name", "--run-id", "--sweep-id", "--config-dir")
+#: Size and time of each file that an entry depends on, by name.
+Files = dict[str, list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What `hlatctl runs` shows of a run. The fields are the keys of ``--json``.
+
+    Args:
+        note: the newest one; empty if there is none.
+        overrides: those of the command that created it.
+        scores: the headlines of the newest evaluated milestone.
+        node_hours: nodes times hours of its attempts.
+        cost_usd: None if the price of a node is unknown.
+    """
+
+    run_id: str
+    status: str
+    simulated: bool
+    step: int
+    total_steps: int | None
+    tokens: int
+    loss: float | str | None
+    validation_loss: float | None
+    created_unix_s: float | None
+    last_event_unix_s: float | None
+    experiment: str
+    sweep: str
+    name: str
+    tags: dict[str, str]
+    note: str
+    overrides: list[str]
+    scores: dict[str, float]
+    node_hours: float
+    cost_usd: float | None
+    path: str
+    problem: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A run as its journal describes it; its status is that without a driver.
+
+    Args:
+        driven: its status while a process drives it; None: it has ended, and a driver doesn't matter.
+    """
+
+    files: Files
+    row: dict[str, Any]
+    driven: str | None
+
+
+def rows(runs_dir: Path) -> list[Row]:
+    """Return a row for each run of a folder, oldest first."""
+    known = read_index(runs_dir)
+    found, entries = [], {}
+    for run in list_runs(runs_dir):
+        now, entry = files_of(run), known.get(run.run_id)
+        if entry is None or entry.files != now:
+            view = view_run(run)
+            row, entry = row_of(view), entry_of(view, now)
+        else:
+            row = row_from(run, entry)
+        found.append(row)
+        if entry and now is not None:
+            entries[run.run_id] = entry
+    if entries != known:
+        write_index(runs_dir, entries)
+    return found
+
+
+def called(runs_dir: Path, name: str) -> RunPaths | None:
+    """Return the run whose label is this name; None if there is none.
+
+    Raises:
+        RunNotFoundError: several runs have the name.
+    """
+    ids = [row.run_id for row in rows(runs_dir) if name and row.name == name]
+    if len(ids) > 1:
+        raise RunNotFoundError(f"{name}: is the name of {len(ids)} runs", hint=f"one of: {', '.join(ids[-5:])}")
+    return find_run(runs_dir, ids[0]) if ids else None
+
+
+def row_from(run: RunPaths, entry: Entry) -> Row:
+    """Return the row of a run whose files are those of an entry."""
+    status = entry.driven if entry.driven and driver(run) else str(entry.row["status"])
+    return Row(**{**entry.row, "path": str(run.root), "status": status})
+
+
+def row_of(view: RunView) -> Row:
+    """Return the row of a run's state."""
+    state, last = view.state, view.state.last_step
+    hours = _node_hours(view)
+    price = view.config.cluster.price_usd_per_node_hour if view.config else None
+    return Row(
+        run_id=view.run.run_id,
+        status=view.status,
+        simulated=state.simulated,
+        step=state.step,
+        total_steps=view.total_steps,
+        tokens=state.tokens,
+        loss=last.get("loss") if last else None,
+        validation_loss=state.validation_loss,
+        created_unix_s=state.created_unix_s or None,
+        last_event_unix_s=state.last_event_unix_s or None,
+        experiment=view.config.experiment_name if view.config else "",
+        sweep=state.sweep,
+        name=state.labels.name,
+        tags=state.labels.tags,
+        note=state.labels.notes[-1].text if state.labels.notes else "",
+        overrides=overrides_of(state.argv),
+        scores=_scores(state),
+        node_hours=hours,
+        cost_usd=None if price is None else hours * price,
+        path=str(view.run.root),
+        problem=view.problem or None,
+    )
+
+
+def overrides_of(argv: list[str]) -> list[str]:
+    """Return the overrides of a command line, without the values of its options."""
+    words = zip(argv[1:], argv, strict=False)
+    return [word for word, before in words if "=" in word and not word.startswith("-") and before not in _WITH_VALUE]
+
+
+def _scores(state: RunState) -> dict[str, float]:
+    newest_first = (state.milestones[tokens].scores for tokens in sorted(state.milestones, reverse=True))
+    scores = next(filter(None, newest_first), {})
+    return {name: number(scores[name], "value") for name in headlines(scores)}
+
+
+def _node_hours(view: RunView) -> float:
+    nodes, last_s = view.config.cluster.paid_nodes if view.config else 1, view.state.last_event_unix_s
+    attempts = view.state.attempts
+    seconds = (((last_s if a.ended_unix_s is None else a.ended_unix_s) - a.started_unix_s) for a in attempts)
+    hosts = (max(len(a.hosts), nodes) for a in attempts)
+    return sum(s * h for s, h in zip(seconds, hosts, strict=True)) / 3600.0
+
+
+def entry_of(view: RunView, now: Files | None) -> Entry | None:
+    """Return the entry of a run; None if it is damaged, so that it is read again each time."""
+    if view.problem or now is None:
+        return None
+    driven, undriven = status_of(view.state, is_driven=True), status_of(view.state, is_driven=False)
+    row = {**dataclasses.asdict(row_of(view)), "status": undriven}
+    return Entry(files=now, row=row, driven=driven if driven != undriven else None)
+
+
+def files_of(run: RunPaths) -> Files | None:
+    """Return the files that a run's row depends on; None if they can't be listed."""
+    try:
+        found = {"config": _version(os.stat(run.config))}
+        with os.scandir(run.journal) as entries:
+            found |= {entry.name: _version(entry.stat()) for entry in entries if entry.name.endswith(".jsonl")}
+    except OSError:
+        return None
+    return found
+
+
+def _version(status: os.stat_result) -> list[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def read_index(runs_dir: Path) -> dict[str, Entry]:
+    """Return the entries of a folder's index; none if it is missing, damaged, or not this user's."""
+    path = _index_file(runs_dir)
+    try:
+        if path.stat().st_uid != os.geteuid():
+            return {}
+        index = files.read_sealed_json(path)
+        if index["code"] != _code():
+            return {}
+        entries = {str(name): from_plain(Entry, entry) for name, entry in index["runs"].items()}
+        for entry in entries.values():
+            from_plain(Row, entry.row)
+    except (OSError, *DAMAGED):
+        return {}
+    return entries
+
+
+def write_index(runs_dir: Path, entries: dict[str, Entry]) -> None:
+    """Write an index for this user only. A folder that can't be written, or a full disk, is no error."""
+    path = _index_file(runs_dir)
+    index: dict[str, Any] = {"code": _code(), "runs": {name: vars(entry) for name, entry in entries.items()}}
+    with suppress(OSError):
+        if path.parent.is_dir():
+            files.write_sealed_json(path, index, private=True)
+
+
+def _index_file(runs_dir: Path) -> Path:
+    return cache_dir(runs_dir) / f"runs-{os.geteuid()}.json"
+
+
+@cache
+def _code() -> int:
+    """Return a checksum of the code that makes rows."""
+    return source_crc(Path(__file__).parent, ("run_list", "run_view"), code())
+
 
 #: What rows can be sorted by, and the value of a row; rows without one come first.
 SORT_KEYS = {
@@ -118,3 +346,128 @@ def age(row: Row, now_unix_s: float) -> str:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else -math.inf
+
+
+#: Between two looks at all runs of the folder: 5,000 of them take a second.
+SCAN_S = 30.0
+_DAY_S = 86_400.0
+#: Most runs that have ended; the newest ones.
+_MOST_ENDED = 100
+#: Statuses of runs that a process drives.
+ALIVE = ("running", "stopping")
+#: Statuses of runs that can't continue by themselves.
+NEEDS_PERSON = ("failed", INTERRUPTED, "damaged")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveRow:
+    """What `hlatctl watch` shows of a run.
+
+    Args:
+        tokens_per_s, left_s: from recent steps; None if unknown, or the run has ended.
+        needs_person: it can't continue by itself.
+        what: what it does, why it ended, or its newest warning.
+    """
+
+    run_id: str
+    status: str
+    simulated: bool
+    step: int
+    total_steps: int | None
+    loss: float | None
+    tokens_per_s: float | None
+    left_s: float | None
+    needs_person: bool
+    what: str
+
+
+class LiveRuns:
+    """Follows the runs of a folder that matter now."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._followed = folder, dict[str, _Followed]()
+        self._next_scan_s = 0.0
+
+    def refresh(self) -> list[LiveRow]:
+        """Return a row for each run: those that need a person, then the running ones, then the ended ones."""
+        if time.monotonic() >= self._next_scan_s:
+            self._scan()
+            self._next_scan_s = time.monotonic() + SCAN_S
+        found = [followed.row() for followed in self._followed.values()]
+        return sorted(found, key=lambda row: (not row.needs_person, row.status not in ALIVE))
+
+    def _scan(self) -> None:
+        now_unix_s = time.time()
+        before, self._followed, ended = self._followed, {}, 0
+        for row in reversed(rows(self._folder)):
+            run, alive = RunPaths(Path(row.path)), row.status in ALIVE
+            if alive or (ended < _MOST_ENDED and now_unix_s - _changed_unix_s(run) < _DAY_S):
+                ended += not alive
+                self._followed[row.run_id] = before.get(row.run_id) or _Followed(run)
+
+
+class _Followed:
+    """One run: its state, and its journal to continue from there."""
+
+    def __init__(self, run: RunPaths) -> None:
+        self._run = run
+        self._view = view_run(run)
+        self._tail = None
+        with suppress(StorageError):  # then the run is damaged, and stays so
+            self._state, self._tail = follow(run)
+
+    def row(self) -> LiveRow:
+        if self._tail is None:
+            return live_row(self._view)
+        state, view = self._state, self._view
+        try:
+            for event in self._tail.stream():
+                if event["kind"] == "config_amended":
+                    view = self._view = view_run(self._run)
+                apply(state, event)
+        except StorageError as error:
+            return live_row(RunView(view.run, state, "damaged", None, view.config, error.message))
+        held_by = driver(self._run)
+        status = "damaged" if view.problem else status_of(state, is_driven=held_by is not None)
+        pid = held_by.pid if held_by else None
+        return live_row(RunView(view.run, state, status, pid, view.config, view.problem))
+
+
+def live_row(view: RunView) -> LiveRow:
+    """Return the row of a run's state."""
+    state, last = view.state, view.state.last_step
+    running, waiting = view.status in ALIVE and not view.ended, state.queued.values()
+    pace_s = seconds_per_step(state) if running else None
+    total = view.total_steps
+    return LiveRow(
+        run_id=view.run.run_id,
+        status=view.status,
+        simulated=state.simulated,
+        step=state.step,
+        total_steps=total,
+        loss=number(last, "loss") if last else None,
+        tokens_per_s=view.config.tokens_per_step / pace_s if pace_s and view.config else None,
+        left_s=training_left_s(state, total) if running and total else None,
+        needs_person=view.status in NEEDS_PERSON or (running and any(job.needs_person for job in waiting)),
+        what=_what(view),
+    )
+
+
+def _what(view: RunView) -> str:
+    state = view.state
+    if view.problem or state.message or view.status == INTERRUPTED:
+        return view.problem or state.message or "its driver is not running"
+    if view.ended:
+        return ""
+    waits = [f"{name} {queued(job.reason, None)}" for name, job in state.queued.items()]
+    evaluates = [f"evaluating {count(m.milestone_tokens)}" for m in state.milestones.values() if m.status == "running"]
+    stages = [name for name in state.running_stages if name != "evaluate"]
+    return ", ".join([*stages, *waits, *evaluates]) or (state.warnings[-1] if state.warnings else "")
+
+
+def _changed_unix_s(run: RunPaths) -> float:
+    """Return when the driver last wrote its journal."""
+    try:
+        return os.stat(run.journal / "flow.jsonl").st_mtime
+    except OSError:
+        return 0.0

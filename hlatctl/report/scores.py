@@ -1,19 +1,26 @@
-"""A run's scores at all its milestones beside published ones: the rows of HLAT's tables, and the run's other tasks."""
+"""A run's scores at all its milestones beside published ones: the rows of HLAT's tables, and the run's other tasks.
+
+The accuracies of a task by length (``eval.normalised``), from the files ``tasks/<task>.json`` of its milestones.
+
+Scores have only the metrics that a suite asks for. These have the others, so that the one that says most about a small
+model can be found without another evaluation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hlatctl.report import baselines
-from hlatctl.report.cells import PUBLISHED_OTHERWISE, Cell
-from hlatctl.report.compare import Comparison, Row, RunScores, compare, run_scores
-from hlatctl.run import contract_record
+from hlatctl.report.compare import PUBLISHED_OTHERWISE, Cell, Comparison, Row, RunScores, compare, run_scores
+from hlatctl.run import contract, files
 from hlatctl.run.errors import EvaluationError
+from hlatctl.run.evaluations import ACCURACIES, HELD_OUT, headlines
+from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.scores import HELD_OUT
-from hlatctl.run.state import RunState
+from hlatctl.run.state import MilestoneState, RunState
 
 #: The set of published scores that every report has.
 PUBLISHED_SET = "hlat"
@@ -79,7 +86,7 @@ def read_courses(run: RunPaths, state: RunState) -> RunCourses:
     """Return the scores of a run's evaluated milestones."""
     recorded = None
     with suppress(EvaluationError):  # a damaged record: scores are compared by the hashes of their contracts
-        recorded = contract_record.read(run)
+        recorded = contract.read_record(run)
     scored = [
         run_scores(
             run.run_id,
@@ -130,3 +137,35 @@ def _table(newest: RunScores, published: baselines.Baselines) -> Comparison:
         rows=[replace(row, cells=[row.cells[at] for at in kept]) for row in rows],
         notes=whole.notes if len(kept) > 1 else [],
     )
+
+
+def with_variants(run: RunPaths, milestone: MilestoneState) -> MilestoneState:
+    """Return a milestone with a score ``<task>_<metric>`` for each accuracy of its headline tasks.
+
+    Groups, and tasks whose file is missing or damaged, have none.
+    """
+    found = dict(milestone.scores)
+    for task in headlines(milestone.scores):
+        metrics = _metrics(run, milestone, task)
+        for metric in ACCURACIES:
+            if f"{metric},none" in metrics and metric != milestone.scores[task].get("metric"):
+                found.setdefault(variant(task, metric), _score(metrics, metric))
+    return replace(milestone, scores=found)
+
+
+def variant(task: str, metric: str) -> str:
+    """Return the name of a task's score by another metric."""
+    return f"{task}_{metric}"
+
+
+def _metrics(run: RunPaths, milestone: MilestoneState, task: str) -> dict[str, Any]:
+    try:
+        found = files.read_json(run.eval(milestone.milestone_tokens) / "tasks" / f"{task}.json")["metrics"]
+    except (OSError, *DAMAGED):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _score(metrics: dict[str, Any], metric: str) -> dict[str, Any]:
+    keys = {"value": metric, "stderr": f"{metric}_stderr", "chance": f"{metric}_chance"}
+    return {"metric": metric, **{name: metrics.get(f"{key},none") for name, key in keys.items()}}

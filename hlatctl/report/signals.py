@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hlatctl.report.aligned import aligned
-from hlatctl.report.compare_runs import evaluated_milestone
-from hlatctl.report.variants import variant, with_variants
-from hlatctl.run import contract_record
+from hlatctl.report.compare import evaluated_milestone
+from hlatctl.report.scores import variant, with_variants
+from hlatctl.report.tabular import aligned
+from hlatctl.run import contract
+from hlatctl.run.evaluations import ACCURACIES, HELD_OUT, LOWER_IS_BETTER, bits_of, headlines
 from hlatctl.run.fold import read_state
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.scores import ACCURACIES, HELD_OUT, LOWER_IS_BETTER, bits_of, headlines
 from hlatctl.run.state import MilestoneState, RunState
 
 #: Standard errors that are no noise.
@@ -71,7 +71,7 @@ def read_signals(run: RunPaths, *, variants: bool = False) -> list[Signal]:
     """
     state = read_state(run)
     evaluated_milestone(run, state.milestones, None)
-    milestones = own_milestones(state, contract_record.own(run))
+    milestones = own_milestones(state, contract.own_contracts(run))
     return signals([with_variants(run, each) for each in milestones] if variants else milestones, variants=variants)
 
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from hlatctl.run.simulated import noted
+from hlatctl.run.labels import noted
 from hlatctl.run.sweep import SweepState, TrialState
 from hlatctl.units import count
 

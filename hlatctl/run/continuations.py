@@ -1,4 +1,4 @@
-"""How a run's milestones continue the prompts of ``eval.prompts``. ``eval.continuations`` writes these files.
+"""How a run's milestones continue the prompts of ``eval.prompts``. ``eval.tasks`` writes these files.
 
 The texts come from a model: they can contain any characters, so show them with ``hlatctl.units``.
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hlatctl.run import files
+from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED
 
 VERSION = 1
 

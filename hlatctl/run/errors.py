@@ -25,23 +25,75 @@ Tree (exit code)::
 Exit code 2 is a usage error of the command line, 130 an interrupt before anything was running.
 An error's text names the dotted field, its value and the rule; the hint is the command or edit that helps. Texts are
 for people: programs decide by an error's type and its ``code``.
+
+What helps against an error of the system: no room, no permission, a limit. The standard library only.
+
+Hints for a name that does not exist: the nearest one that does, or how to leave it out.
 """
 
 from __future__ import annotations
 
+import difflib
 import errno
 import json
 import os
+import pwd
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from hlatctl.run import startup
-from hlatctl.run.system_errors import FULL, OF_STORAGE, hint_of
 from hlatctl.units import printable
+
+#: The system's numbers for a disk or a quota without room.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_DENIED = (errno.EACCES, errno.EPERM)
+#: Failures of a file system that a person can fix.
+OF_STORAGE = (*FULL, *_DENIED, errno.EROFS, errno.EIO, errno.EFBIG)
+
+
+def hint_of(error: Exception) -> str:
+    """Return what helps against a failure of a file system; empty for other errors.
+
+    Exceptions of libraries in other languages have the system's text but not its number.
+    """
+    number = getattr(error, "errno", None) or next((n for n in OF_STORAGE if os.strerror(n) in str(error)), None)
+    if number in _DENIED:
+        return _of_owner(getattr(error, "filename", None))
+    hints: dict[int | None, str] = {
+        **dict.fromkeys(FULL, "free space (`df -h`) or quota, then try again"),
+        errno.EROFS: "it is mounted read-only; mount it writable, or use another folder",
+        errno.EIO: "repair the storage, then try again",
+        errno.EFBIG: "`ulimit -f` limits the size of files here; `ulimit -f unlimited` in the shell removes the limit",
+    }
+    return hints.get(number, "")
+
+
+def _of_owner(name: object) -> str:
+    """Return what helps a user who may not use a file: whose the closest visible folder is."""
+    if not isinstance(name, str):
+        return "check the permissions of the folder"
+    place = Path(name)
+    for folder in (place, *place.parents):
+        with suppress(OSError):
+            owner = folder.stat().st_uid
+            break
+    else:
+        return f"check the permissions of {place}"
+    if owner == os.geteuid():
+        return f"{folder} is yours; `chmod u+rwX {folder}` gives you access"
+    return f"{folder} belongs to {_name(owner)}; ask its owner for access, or use a folder of your own"
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:  # of another machine
+        return f"user {user}"
+
 
 #: Codes of errors that the restart policy treats in a way of their own.
 DISK_FULL, NONFINITE, STORAGE_AWAY = "disk_full", "nonfinite", "storage_away"
@@ -312,3 +364,27 @@ def _code_without_record(name: str, message: str) -> str:
     if name == "TrainingError":
         return NONFINITE
     return DISK_FULL if name == "StorageError" and _FULL_IN_OLD_RECORDS.search(message) else ""
+
+
+def nearest(name: str, known: Sequence[str], similarity: float = 0.5) -> str | None:
+    """Return the most similar of the known names, or None if none has at least this similarity (0 to 1)."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=similarity)), None)
+
+
+def suggest(name: str, known: Sequence[str], *, prefix: str = "", otherwise: str = "") -> str:
+    """Return a hint such as ``did you mean cluster=local? known: local, mock``.
+
+    Args:
+        name: what was asked for.
+        known: the names that exist.
+        prefix: what precedes the nearest name in the hint, such as ``cluster=``.
+        otherwise: the hint where no name is near; if given, the known names are not listed.
+    """
+    near = nearest(name, known)
+    question = f"did you mean {prefix}{near}?" if near else ""
+    return question or otherwise if otherwise else f"{question} known: {', '.join(known) or 'none'}".lstrip()
+
+
+def unset(key: str) -> str:
+    """Return a hint to a key that should not be set: ``~KEY`` is an error where only the override sets it."""
+    return f"leave it out, or use ~{key} if a file sets it"

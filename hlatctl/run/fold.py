@@ -1,15 +1,38 @@
-"""Computes a run's state from its events, with a handler for each kind of event."""
+"""Computes a run's state from its events, with a handler for each kind of event.
+
+How evaluations change a run's state over time: which milestones wait, and how long evaluations and tasks take.
+
+Handlers of ``hlatctl.run.fold`` for the events of a scheduler's queue.
+
+A run's folded state, kept beside its journal, so that reading a run doesn't take longer as it grows.
+
+``journal/.fold/state`` holds the state after the first events of the journal, and how far each writer's file was read.
+``journal/.fold/rows-*`` hold its steps. They are derived from the journal and never the truth: a reader folds the
+journal from the beginning if they are missing, damaged, of another version of this code, or don't fit the journal.
+``docs/decisions/0029-a-kept-fold.md`` explains why the result is the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+import json
+import math
+import sys
+import zlib
+from array import array
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from hlatctl.run import fold_evaluation, fold_queue, kept_fold, labels, stopping
-from hlatctl.run.journal import TRAIN_WRITER, Event, JournalTail
+from hlatctl.run import journal, labels, stopping
+from hlatctl.run.files import DAMAGED, from_plain, read_bytes
+from hlatctl.run.journal import TRAIN_WRITER, Event, JournalTail, Place
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED
 from hlatctl.run.state import (
+    NO_SPARE_NODE,
+    TRAIN_JOB,
     USED,
     AmendmentState,
     AttemptState,
@@ -17,9 +40,266 @@ from hlatctl.run.state import (
     EvaluationProgress,
     MilestoneState,
     ProfileState,
+    QueuedJob,
     RunState,
     StageState,
 )
+from hlatctl.run.steps import Home, Rows, Segment, StepSeries, segment_name, write_derived
+
+#: ``what`` of the alarm that milestones wait longer and longer.
+BEHIND = "evaluation_behind"
+
+
+def evaluation_taken(state: RunState, event: Event) -> None:
+    """An evaluator takes a milestone from the queue. ``eval_taken``; the milestone is known."""
+    state.milestones[int(event["milestone_tokens"])].taken_unix_s = float(event["time_unix_s"])
+
+
+def task_finished(state: RunState, event: Event) -> None:
+    """Keep the time of a task that was done in one go: one that an earlier try began takes less."""
+    progress = state.milestones[int(event["milestone_tokens"])].progress
+    task = str(event["task"])
+    if progress and progress.task == task and progress.began_unix_s and not progress.done_before:
+        progress.task_wall_s[task] = float(event["time_unix_s"]) - progress.began_unix_s
+
+
+def evaluation_finished(state: RunState, milestone: MilestoneState, event: Event) -> None:
+    """Keep the times of an evaluation under the run's first contract, before its progress is forgotten."""
+    if str(event.get("contract", "")) == state.contract:
+        if milestone.taken_unix_s is not None:
+            milestone.wall_s = float(event["time_unix_s"]) - milestone.taken_unix_s
+        if milestone.progress:
+            milestone.task_wall_s |= milestone.progress.task_wall_s
+    milestone.taken_unix_s = None
+
+
+def evaluation_caught_up(state: RunState) -> None:
+    """Allow another alarm once no milestone waits."""
+    if state.evaluation_behind:
+        state.evaluation_behind = any(milestone.waits for milestone in state.milestones.values())
+
+
+def evaluation_alarm(state: RunState, event: Event) -> None:
+    """Note that an alarm said that evaluation falls behind."""
+    state.evaluation_behind |= event.get("what") == BEHIND
+
+
+def job_queued(state: RunState, event: Event) -> None:
+    """The job waits; an earlier time of the same wait is kept."""
+    name, reason = str(event["job"]), str(event.get("reason") or "")
+    since_unix_s = state.queued[name].since_unix_s if name in state.queued else float(event["time_unix_s"])
+    start = event.get("expected_start_unix_s")
+    start_unix_s, needs_person = None if start is None else float(start), event.get("code") == NO_SPARE_NODE
+    state.queued[name] = QueuedJob(reason, since_unix_s, start_unix_s, needs_person)
+
+
+def job_started(state: RunState, event: Event) -> None:
+    """The job runs on its hosts."""
+    job_left_queue(state, event)
+    newest = state.attempt
+    if event["job"] == TRAIN_JOB and newest and newest.number == event["attempt"]:
+        newest.hosts = [str(host) for host in event.get("hosts") or []]
+
+
+def job_left_queue(state: RunState, event: Event) -> None:
+    """The job no longer waits."""
+    state.queued.pop(str(event["job"]), None)
+
+
+def only_training_waits(state: RunState) -> None:
+    """Forget the jobs of stages, which end with their driver."""
+    state.queued = {name: job for name, job in state.queued.items() if name == TRAIN_JOB}
+
+
+def training_left(state: RunState) -> None:
+    """Training's job no longer waits: its attempt has ended."""
+    state.queued.pop(TRAIN_JOB, None)
+
+
+Apply = Callable[[RunState, Event], None]
+
+#: New bytes of journal after which the state is kept again: about 7,000 steps, which fold in 0.1 s.
+KEEP_BYTES = 2 << 20
+#: The newest events are left out: a host whose clock is slow may still write earlier ones.
+_SETTLED_S = 600.0
+#: Bytes at the beginning, and before the place, of each file that must be as they were.
+_WITNESS_BYTES = 1024
+#: A state is smaller: it has up to 65,536 rows of 128 bytes, and what the journal says of attempts and checkpoints.
+_MAX_BYTES = 256 << 20
+#: The state is discarded if one of these modules has changed.
+_CODE = ("events", "fold", "journal", "labels", "state", "step_metrics", "steps", "stopping")
+
+
+def follow_kept(run: RunPaths, apply: Apply) -> tuple[RunState, JournalTail]:
+    """Return a run's state, and its journal to continue from there.
+
+    Raises:
+        StorageError: a file of the journal can't be read.
+    """
+    try:
+        return _continue(run, apply, *_kept(run, apply))
+    except (_UnfitError, OSError, *DAMAGED):
+        return _continue(run, apply, *_nothing(run, apply))
+
+
+class _UnfitError(Exception):
+    """The kept state doesn't fit the journal."""
+
+
+def _nothing(run: RunPaths, apply: Apply) -> tuple[RunState, JournalTail]:
+    return RunState(steps=StepSeries(_home(run, apply))), JournalTail(run)
+
+
+def _home(run: RunPaths, apply: Apply) -> Home:
+    def rebuild() -> Rows:
+        state = RunState()
+        for event in JournalTail(run).stream():
+            apply(state, event)
+        return state.steps.rows
+
+    return Home(run.fold, rebuild)
+
+
+def _continue(run: RunPaths, apply: Apply, state: RunState, tail: JournalTail) -> tuple[RunState, JournalTail]:
+    """Apply the rest of the journal, and keep the state on the way if there is much.
+
+    Raises:
+        _UnfitError: an event belongs before the kept ones.
+    """
+    began_unix_s, begun_bytes = tail.clock_unix_s, tail.bytes_read
+    settled_unix_s = _newest_unix_s(run) - _SETTLED_S
+    sizes = (path.stat().st_size for path in run.journal.glob("*.jsonl") if path.is_file())
+    may_keep = sum(sizes) - begun_bytes >= KEEP_BYTES
+    for event in tail.stream():
+        if tail.clock_unix_s < began_unix_s:
+            raise _UnfitError
+        if may_keep and tail.clock_unix_s > settled_unix_s:
+            may_keep = False
+            if tail.bytes_read - begun_bytes >= KEEP_BYTES and not tail.ends_damaged:
+                _keep(run, state, tail)
+        apply(state, event)
+    return state, tail
+
+
+def _newest_unix_s(run: RunPaths) -> float:
+    events = (journal.last_event(path) for path in run.journal.glob("*.jsonl") if path.is_file())
+    return max((journal.order_unix_s(event) for event in events if event), default=-math.inf)
+
+
+def _keep(run: RunPaths, state: RunState, tail: JournalTail) -> None:
+    """Write the state. A folder that can't be written, or a full disk, is no error."""
+    rows = state.steps.rows
+    with suppress(OSError):
+        head = {
+            "code": code(),
+            "byteorder": sys.byteorder,
+            "clock_unix_s": max(place[1] for place in tail.places.values()),
+            "places": tail.places,
+            "witnesses": {stem: _witness(run, stem, place[0]) for stem, place in tail.places.items()},
+            "state": {
+                field.name: _plain(getattr(state, field.name))
+                for field in dataclasses.fields(state)
+                if field.name != "steps"
+            },
+            "ranges": state.steps.ranges,
+            "others": rows.others,
+            "segments": [[segment.crc, segment.columns] for segment in rows.segments],
+            "rows": len(rows.tail[0]),
+        }
+        body = [json.dumps(head).encode() + b"\n", *(column.tobytes() for column in rows.tail)]
+        write_derived(run.fold / "state", [b"%08x\n" % _crc(body), *body])
+        known = {segment.path.name for segment in rows.segments}
+        for path in run.fold.glob("rows-*"):  # of an earlier course of the journal
+            if path.name not in known and int(path.name[5:10]) < len(known):
+                path.unlink()
+
+
+def _kept(run: RunPaths, apply: Apply) -> tuple[RunState, JournalTail]:
+    """Return the kept state.
+
+    Raises:
+        _UnfitError: it is damaged, of other code, or doesn't fit the journal.
+        OSError: there is none, or it can't be read.
+    """
+    content = read_bytes(run.fold / "state", most=_MAX_BYTES)
+    end = content.index(b"\n", 9)
+    head = json.loads(content[9:end])
+    if int(content[:8], 16) != zlib.crc32(memoryview(content)[9:]) or head["code"] != code():
+        raise _UnfitError
+    if head["byteorder"] != sys.byteorder:
+        raise _UnfitError
+    places: dict[str, Place] = {stem: tuple(place) for stem, place in head["places"].items()}
+    for stem, place in places.items():
+        if _witness(run, stem, place[0]) != head["witnesses"][stem]:
+            raise _UnfitError
+    state = from_plain(RunState, {**head["state"], "steps": StepSeries(_home(run, apply))})
+    state.steps.ranges = head["ranges"]
+    _restore(state.steps.rows, run.fold, head, memoryview(content)[end + 1 :])
+    tail = JournalTail(run)
+    tail.places, tail.clock_unix_s = places, head["clock_unix_s"]
+    return state, tail
+
+
+def _restore(rows: Rows, folder: Path, head: dict[str, Any], columns: memoryview) -> None:
+    rows.segments = [
+        Segment(folder / segment_name(number, crc), crc, count) for number, (crc, count) in enumerate(head["segments"])
+    ]
+    rows.others = head["others"]
+    rows.tail += [array("d") for _ in rows.others]
+    length = 8 * head["rows"]
+    for number, column in enumerate(rows.tail):
+        column.frombytes(columns[number * length : (number + 1) * length])
+
+
+def _witness(run: RunPaths, stem: str, offset: int) -> int:
+    """Return a checksum of the beginning of a file and of the bytes before an offset; -1 if it is shorter.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    path = run.journal / f"{stem}.jsonl"
+    if not path.is_file():  # opening a named pipe would wait for ever
+        return -1
+    with path.open("rb") as file:
+        begin = file.read(min(_WITNESS_BYTES, offset))
+        file.seek(max(0, offset - _WITNESS_BYTES))
+        before = file.read(min(_WITNESS_BYTES, offset))
+    complete = len(before) == min(_WITNESS_BYTES, offset)
+    return zlib.crc32(before, zlib.crc32(begin)) if complete else -1
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _crc(parts: list[bytes]) -> int:
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return crc
+
+
+@cache
+def code() -> int:
+    """Return a checksum of the modules that fold, in the place of a version number."""
+    return source_crc(Path(__file__).parent, _CODE)
+
+
+def source_crc(folder: Path, modules: Iterable[str], crc: int = 0) -> int:
+    """Return a checksum of the source of modules.
+
+    Args:
+        folder: of the modules.
+        modules: their names.
+        crc: a checksum to include.
+    """
+    for name in modules:
+        crc = zlib.crc32((folder / f"{name}.py").read_bytes(), crc)
+    return crc
 
 
 def fold(events: Iterable[Event]) -> RunState:
@@ -45,7 +325,7 @@ def follow(run: RunPaths) -> tuple[RunState, JournalTail]:
     Raises:
         StorageError: a file of the journal can't be read.
     """
-    return kept_fold.follow(run, apply)
+    return follow_kept(run, apply)
 
 
 def apply(state: RunState, event: Event) -> None:
@@ -76,7 +356,7 @@ def _head_started(state: RunState, event: Event) -> None:
     # The run is driven again: an earlier outcome, or request to stop an earlier driver, no longer counts.
     state.status, state.message = "running", ""
     stopping.fold_start(state, event)
-    fold_queue.only_training_waits(state)
+    only_training_waits(state)
     for milestone in state.milestones.values():  # the driver that took them has ended
         milestone.taken_unix_s = None
 
@@ -138,7 +418,7 @@ def _attempt_ended(state: RunState, event: Event) -> None:
         attempt.signature = event.get("signature", "")
         attempt.next_max_checkpoint_step = event.get("max_checkpoint_step")
         attempt.blamed_hosts = [str(host) for host in event.get("blamed_hosts") or []]
-        fold_queue.training_left(state)
+        training_left(state)
         _fail_profiles(state)
 
 
@@ -256,10 +536,10 @@ def _eval_finished(state: RunState, event: Event) -> None:
     # Scores under different contracts are never mixed. Show those under the run's first one.
     shown = milestone.judgements.get(state.contract, scores)
     milestone.scores, milestone.skipped, milestone.contract = shown.scores, shown.skipped, shown.contract
-    fold_evaluation.finished(state, milestone, event)
+    evaluation_finished(state, milestone, event)
     milestone.is_partial = bool(event.get("chosen")) and (milestone.is_partial or milestone.status != "evaluated")
     milestone.status, milestone.message, milestone.progress = "evaluated", "", None
-    fold_evaluation.caught_up(state)
+    evaluation_caught_up(state)
 
 
 def _eval_failed(state: RunState, event: Event) -> None:
@@ -346,7 +626,7 @@ def _warning(state: RunState, event: Event) -> None:
 
 def _alarm(state: RunState, event: Event) -> None:
     _warning(state, event)
-    fold_evaluation.alarm(state, event)
+    evaluation_alarm(state, event)
 
 
 _HANDLERS = {
@@ -368,11 +648,11 @@ _HANDLERS = {
     "checkpoint_deleted": _checkpoint_gone,
     "train_stopped": _train_stopped,
     "milestone": _milestone,
-    "eval_taken": fold_evaluation.taken,
+    "eval_taken": evaluation_taken,
     "eval_started": _eval_started,
     "eval_task_started": _eval_task_started,
     "eval_progress": _eval_progress,
-    "eval_task_finished": fold_evaluation.task_finished,
+    "eval_task_finished": task_finished,
     "eval_finished": _eval_finished,
     "eval_failed": _eval_failed,
     "eval_stopped": _eval_stopped,
@@ -383,9 +663,9 @@ _HANDLERS = {
     "alarm": _alarm,
     "environment_collision": _warning,
     "tracking_lost": _warning,
-    "job_queued": fold_queue.job_queued,
-    "job_started": fold_queue.job_started,
-    "job_left_queue": fold_queue.job_left_queue,
+    "job_queued": job_queued,
+    "job_started": job_started,
+    "job_left_queue": job_left_queue,
     "labelled": _labelled,
     "archived": _archived,
     "config_amended": _config_amended,

@@ -4,6 +4,8 @@ An event is ``{"v", "seq", "time_unix_s", "attempt", "kind", ...}``; ``docs/arch
 fields. A writer that dies can leave an incomplete last line: readers drop it, and the next writer of the file removes
 it. Each line ends with its CRC-32 (``crc``), which readers check and drop. Readers replace damaged lines by a
 ``warning`` event that is in no file.
+
+The lines of a journal: each is one event as JSON, and ends with its own CRC-32.
 """
 
 from __future__ import annotations
@@ -17,19 +19,136 @@ import os
 import stat
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from json.scanner import make_scanner
 from pathlib import Path
 from typing import IO, Any
 
-from hlatctl.run import lines, reading
-from hlatctl.run.errors import RunBusyError, StorageError, cannot_write
-from hlatctl.run.events import AFTER
-from hlatctl.run.locks import try_lock
+from hlatctl.run import files
+from hlatctl.run.errors import FULL, RunBusyError, StorageError, cannot_write
+from hlatctl.run.events import AFTER, is_event
+from hlatctl.run.files import parse_json, try_lock
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.system_errors import FULL
 
-Event = lines.Event
+LineEvent = dict[str, Any]
+
+LINE_VERSION = 1
+#: A line ends with ``,"crc":"01234567"}``. The checksum detects values that changed on the disk.
+_CRC = b',"crc":"'
+_CRC_BYTES = len(b',"crc":"01234567"\n')
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+#: The largest whole number that ``parse_json`` accepts too.
+_MAX_INT = 2**64
+_INFINITY = float("inf")
+#: Limit of a line; a longer one counts as damaged. The largest that a run writes lists a few thousand nodes or scores.
+MAX_BYTES = 4 << 20
+#: Bytes of a file that are read at once, from its end, to find its last event.
+_END_BYTES = 1 << 16
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+#: Without functions for numbers, the decoder is three times faster than that of ``parse_json``.
+_SCAN: Callable[[str, int], tuple[Any, int]] = make_scanner(_DECODER)  # type: ignore[arg-type]
+
+
+def to_line(event: LineEvent) -> bytes:
+    """Return an event's line, with its checksum and the end of line."""
+    line = _ENCODER.encode(event).encode()
+    if len(line) > MAX_BYTES - _CRC_BYTES:
+        raise ValueError(f"the {event['kind']} event has {len(line):,} bytes, readers ignore more than {MAX_BYTES:,}")
+    return b'%b,"crc":"%08x"}\n' % (line[:-1], zlib.crc32(line))
+
+
+def parse_line(line: bytes) -> LineEvent | None:
+    """Return the event of a line, without its checksum. None if it is damaged."""
+    if line[-18:-10] == _CRC:
+        before = line[:-18] + b"}"
+        if line[-10:-2] != b"%08x" % zlib.crc32(before):
+            return None
+        line = before
+    try:
+        event = _decode(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if is_event(event) else None
+
+
+def _decode(line: bytes) -> Any:
+    """Parse JSON with the limits of ``parse_json``: the same numbers, and the same depth."""
+    text = line.decode()
+    try:
+        event, end = _SCAN(text, 0)
+    except StopIteration:
+        return parse_json(text)
+    if end != len(text) or type(event) is not dict:
+        return parse_json(text)
+    for item in event.values():
+        kind = type(item)
+        if kind is float:
+            if not -_INFINITY < item < _INFINITY:
+                return parse_json(text)
+        elif (kind is int and not -_MAX_INT <= item <= _MAX_INT) or kind is dict or kind is list:
+            return parse_json(text)
+    return event
+
+
+def order_unix_s(event: LineEvent) -> float:
+    """Return the time that orders an event: its own, or a later one if a clock was set back."""
+    time_unix_s: float = event["time_unix_s"]
+    return max(time_unix_s, event[AFTER]) if AFTER in event else time_unix_s
+
+
+def last_event(path: Path) -> LineEvent | None:
+    """Return the last event of a file that is not damaged. The cost doesn't grow with the file."""
+    with path.open("rb") as file:
+        start = file.seek(0, 2)
+        begun = b""  # the beginning of the line that the next block ends in; of a long one, more bytes than allowed
+        while start:
+            end, start = start, max(0, start - _END_BYTES)
+            file.seek(start)
+            *found, last = file.read(end - start).split(b"\n")
+            found.append((last + begun)[: MAX_BYTES + 1])
+            for line in reversed(found[1 if start else 0 :]):
+                if line and len(line) <= MAX_BYTES and (event := parse_line(line)):
+                    return event
+            begun = found[0]
+        return None
+
+
+def ignored(count: int, writer: str, before: LineEvent, beside: LineEvent) -> LineEvent:
+    """Return the warning that stands in the place of damaged lines.
+
+    Args:
+        count: number of damaged lines.
+        writer: of the file.
+        before: the event before them; its ``seq`` is 0 if there is none.
+        beside: the event whose time and number the warning gets.
+    """
+    where = f"after event {before['seq']}" if before["seq"] else "at its beginning"
+    lines = "1 damaged line is ignored" if count == 1 else f"{count} damaged lines are ignored"
+    return warning(f"journal/{writer}.jsonl: {lines}, {where}", writer, beside)
+
+
+def warning(message: str, writer: str, beside: LineEvent) -> LineEvent:
+    """Return a ``warning`` event that is in no file, with the time and the number of another event."""
+    return {
+        "v": LINE_VERSION,
+        "seq": beside["seq"],
+        "time_unix_s": beside["time_unix_s"],
+        "attempt": 0,
+        "kind": "warning",
+        "message": message,
+        "writer": writer,
+    }
+
+
+Event = LineEvent
 
 FLOW_WRITER = "flow"
 EVALUATE_WRITER = "evaluate"
@@ -109,7 +228,7 @@ class JournalWriter:
                 hint="wait until it ends, or stop it, then retry",
             )
         self._cut_torn_line()
-        last = lines.last_event(self.path)
+        last = last_event(self.path)
         self._seq = last["seq"] + 1 if last else 1
         #: Order events after this time, even if this host's clock was set back. The driver has seen all events before
         #: it starts what writes them, so the newest event of its file is enough.
@@ -134,7 +253,7 @@ class JournalWriter:
             now_unix_s = self._now_unix_s()
             is_back = now_unix_s < self.after_unix_s
             event: Event = {
-                "v": lines.VERSION,
+                "v": LINE_VERSION,
                 "seq": self._seq,
                 "time_unix_s": now_unix_s,
                 **({AFTER: self.after_unix_s + _NEXT_S} if is_back else {}),
@@ -142,7 +261,7 @@ class JournalWriter:
                 "kind": kind,
                 **{key: _json_safe(value) for key, value in fields.items()},
             }
-            self._write(lines.to_line(event))
+            self._write(to_line(event))
             self._seq += 1
         if durable:  # without the lock: a slow disk must not delay other threads
             try:
@@ -209,8 +328,8 @@ class JournalWriter:
 def _clock_of(path: Path) -> float:
     """Return the time that orders a file's newest event; minus infinity if it has none, or can't be read."""
     with suppress(OSError):
-        if path.is_file() and (last := lines.last_event(path)):
-            return lines.clock_unix_s(last)
+        if path.is_file() and (last := last_event(path)):
+            return order_unix_s(last)
     return -math.inf
 
 
@@ -304,7 +423,7 @@ class JournalTail:
                 if stem not in self._reported:
                     self._reported.add(stem)
                     now: Event = {"seq": 0, "time_unix_s": os.lstat(path).st_mtime}
-                    note = lines.warning(f"journal/{stem}.jsonl: is not a regular file, ignored", stem, now)
+                    note = warning(f"journal/{stem}.jsonl: is not a regular file, ignored", stem, now)
                     yield iter([(now["time_unix_s"], stem, 0, note, _BEGIN)])
             elif size_bytes > self.places.get(stem, _BEGIN)[0]:
                 yield self._read(path, stem, size_bytes)
@@ -372,7 +491,7 @@ def _ordered(events: list[Event], writer: str, place: Place) -> Iterator[_Item]:
     """Yield events that are not read from the file; the writer's offset stays."""
     clock_unix_s = place[1]
     for index, event in enumerate(events):
-        clock_unix_s = max(clock_unix_s, lines.clock_unix_s(event))
+        clock_unix_s = max(clock_unix_s, order_unix_s(event))
         place = (place[0], clock_unix_s, event["seq"], event["time_unix_s"])
         yield clock_unix_s, writer, index, event, place
 
@@ -394,14 +513,14 @@ def _items(
     """
     offset, clock_unix_s, seq, time_unix_s = place
     damaged, index = 0, 0
-    for line, length in reading.lines(source, lines.MAX_BYTES):
+    for line, length in files.lines(source, MAX_BYTES):
         end = offset + length
         if end > size_bytes or line[-1] != 10:  # b"\n"
             break
         if wanted is not None and not wanted(line):
             offset = end
             continue
-        event = lines.parse(line.rstrip(b"\r\n")) if length <= lines.MAX_BYTES else None
+        event = parse_line(line.rstrip(b"\r\n")) if length <= MAX_BYTES else None
         if event is None:
             damaged += bool(line.strip(b"\r\n"))
         else:
@@ -409,18 +528,18 @@ def _items(
             if damaged:
                 beside = {"seq": seq or event["seq"], "time_unix_s": time_unix_s if seq else event["time_unix_s"]}
                 clock_unix_s = max(clock_unix_s, beside["time_unix_s"])
-                note = lines.ignored(damaged, writer, {"seq": seq}, beside)
+                note = ignored(damaged, writer, {"seq": seq}, beside)
                 yield clock_unix_s, writer, index, note, (offset, clock_unix_s, seq, time_unix_s)
                 damaged, index = 0, index + 1
             seq, time_unix_s = event["seq"], event["time_unix_s"]
-            clock_unix_s = max(clock_unix_s, lines.clock_unix_s(event))
+            clock_unix_s = max(clock_unix_s, order_unix_s(event))
             yield clock_unix_s, writer, index, event, (end, clock_unix_s, seq, time_unix_s)
             index += 1
         offset = end
     if damaged:
         beside = {"seq": seq, "time_unix_s": time_unix_s}
         clock_unix_s = max(clock_unix_s, time_unix_s)
-        note = lines.ignored(damaged, writer, beside, beside)
+        note = ignored(damaged, writer, beside, beside)
         yield clock_unix_s, writer, _AT_END, note, (offset, clock_unix_s, seq, time_unix_s)
 
 

@@ -1,4 +1,7 @@
-"""A run's or sweep's name, tags and notes: what people call it and say of it. Each change is an event."""
+"""A run's or sweep's name, tags and notes: what people call it and say of it. Each change is an event.
+
+The words that mark simulated runs and sweeps.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ def change(*, name: str | None = None, tags: Iterable[str] = (), untag: Iterable
     )
 
 
-def write(run: RunPaths, change: Change, *, by: str) -> None:
+def write_label(run: RunPaths, change: Change, *, by: str) -> None:
     """Journal a change of labels; an empty one writes nothing.
 
     Raises:
@@ -124,3 +127,28 @@ def _check_text(option: str, text: str, most: int, *, lines: bool = False) -> No
         raise ConfigError(f"{option}: has {len(text)} characters, at most {most} are allowed")
     if not all(char.isprintable() or (lines and char in "\n\t") for char in text):
         raise ConfigError(f"{option}={text!a:.80}: must not contain control characters")
+
+
+#: In names, progress lines and lists.
+MARK = "SIMULATED"
+#: Beside the name of an existing run.
+NOTE = f"{MARK}: nothing was trained"
+#: First line of commands that simulate.
+WARNING = f"{MARK}: nothing is trained, and every number is made up"
+#: Above a report.
+REPORT = "nothing was trained; every number below is made up."
+
+
+def noted(name: str, *, simulated: bool) -> str:
+    """Return the name of a run or a sweep, with a note if it is simulated."""
+    return f"{name}  {NOTE}" if simulated else name
+
+
+def marked(name: str, *, simulated: bool) -> str:
+    """Return the name of a run or a sweep, with a mark if it is simulated, for lists."""
+    return f"{name} ({MARK})" if simulated else name
+
+
+def leading(text: str, *, simulated: bool) -> str:
+    """Return a line of progress, with a mark before it if the run is simulated."""
+    return f"{MARK} · {text}" if simulated else text

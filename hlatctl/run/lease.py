@@ -22,9 +22,8 @@ from io import FileIO
 from pathlib import Path
 
 from hlatctl.run.errors import RunBusyError, cannot_write
-from hlatctl.run.locks import locked_file, try_lock
+from hlatctl.run.files import DAMAGED, locked_file, open_regular, parse_json, try_lock
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED, open_regular, parse_json
 
 _POLL_S = 0.2
 #: Interval of heartbeats, and the age at which another host's process may take a lease over.

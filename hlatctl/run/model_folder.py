@@ -1,13 +1,18 @@
-"""Which files a Hugging Face model folder needs for an evaluation, their sizes, and hashes of all but the weights."""
+"""Which files a Hugging Face model folder needs for an evaluation, their sizes, and hashes of all but the weights.
+
+``checkpoint.json`` in a model's folder: its weights are in a run's checkpoint. The folder has everything else.
+"""
 
 from __future__ import annotations
 
+import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hlatctl.run import files
 from hlatctl.run.contract import digest
-from hlatctl.run.files import sha256_file
-from hlatctl.run.reading import check_size
+from hlatctl.run.files import DAMAGED, check_size, sha256_file
 
 WEIGHTS = "safetensors weights"
 _NEEDED = {"config.json": "config.json", "tokenizer_config.json": "tokenizer_config.json", "*.safetensors": WEIGHTS}
@@ -60,3 +65,38 @@ def hashes(folder: Path, *, with_config: bool) -> dict[str, Any]:
     for name in [_GENERATION, *(["config.json"] if with_config else [])]:
         hashed[name] = sha256_file(folder / name) if (folder / name).is_file() else None
     return hashed
+
+
+LINK = "checkpoint.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Where a model's weights are.
+
+    Args:
+        run_dir: absolute path of the run.
+        step: of the checkpoint.
+        manifest_sha256: identifies the checkpoint, whose files were verified.
+    """
+
+    run_dir: str
+    step: int
+    manifest_sha256: str
+
+
+def write_link(folder: Path, *, run_dir: Path, step: int, manifest_sha256: str) -> None:
+    """Write the link into a model's folder."""
+    link = Link(run_dir=os.fspath(run_dir), step=step, manifest_sha256=manifest_sha256)
+    files.write_sealed_json(folder / LINK, asdict(link))
+
+
+def read_link(folder: Path) -> Link | None:
+    """Return a folder's link. None if it has none, or the file is damaged or someone else's."""
+    try:
+        record = files.read_sealed_json(folder / LINK)
+        return Link(
+            run_dir=str(record["run_dir"]), step=int(record["step"]), manifest_sha256=str(record["manifest_sha256"])
+        )
+    except (OSError, *DAMAGED):
+        return None

@@ -8,12 +8,19 @@ Layout (complete in ``docs/architecture.md``)::
     <runs_dir>/.prefect/   Prefect's database if no server is configured
     <runs_dir>/nodes.jsonl the node ledger of all runs
     <runs_dir>/mlflow.db   MLflow's database by default; its artifacts are in mlartifacts/
+
+The names of the files that training processes leave of a hang, in ``RunPaths.hang``.
+
+What `hlatctl profile` asks of running training, and the names of the files with the result.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from hlatctl.run.files import from_plain
 
 _ATTEMPT, _AMENDED = "attempt-", "config-"
 _NODES, _MLFLOW, _ARTIFACTS = "nodes.jsonl", "mlflow.db", "mlartifacts"
@@ -87,7 +94,7 @@ class RunPaths:
 
     @property
     def fold(self) -> Path:
-        """Folder of the kept fold of the journal; derived (``hlatctl.run.kept_fold``)."""
+        """Folder of the kept fold of the journal; derived (``hlatctl.run.fold``)."""
         return self.journal / ".fold"
 
     @property
@@ -139,7 +146,7 @@ class RunPaths:
         return self.root / "logs" / attempt_name(attempt)
 
     def hang(self, attempt: int) -> Path:
-        """Folder of what the processes of an attempt that hung have left (``hlatctl.run.hangs``)."""
+        """Folder of what the processes of an attempt that hung have left (``hlatctl.run.paths``)."""
         return self.logs(attempt) / "hang"
 
     @property
@@ -196,7 +203,7 @@ class RunPaths:
         return self.root / "profiles"
 
     def profile(self, number: int) -> Path:
-        """Folder of one complete profile (``hlatctl.run.profiles``)."""
+        """Folder of one complete profile (``hlatctl.run.paths``)."""
         return self.profiles / f"{number:04d}"
 
     def partial_profile(self, number: int) -> Path:
@@ -305,3 +312,64 @@ def is_reserved(name: str) -> bool:
     """Return whether hlatctl uses a name in the runs folder. Some file systems ignore case."""
     # SQLite adds -journal, -wal and -shm to its database's name.
     return name.lower() in (_NODES, _ARTIFACTS) or name.lower().startswith(_MLFLOW)
+
+
+def stacks_name(rank: int) -> str:
+    """Return the name of the stacks of a process's threads."""
+    return f"rank-{rank:05d}.stacks.txt"
+
+
+def collectives_name(rank: int) -> str:
+    """Return the name of the newest collectives of a process."""
+    return f"rank-{rank:05d}.collectives.json"
+
+
+def answered(folder: Path) -> int:
+    """Return how many processes have left their stacks."""
+    return sum(1 for _ in folder.glob("rank-*.stacks.txt"))
+
+
+#: A trace has every operator of every step.
+MOST_STEPS = 20
+#: Ranks of a profile. All ranks of a run write into one folder at once, and people look at a few.
+MOST_RANKS = 16
+
+
+@dataclass(frozen=True)
+class ProfileOrder:
+    """One profile that was asked for.
+
+    Args:
+        number: from 1 in a run.
+        steps: that are recorded.
+        ranks: that record.
+        memory: also record each allocation.
+    """
+
+    number: int
+    steps: int
+    ranks: list[int]
+    memory: bool
+
+    @classmethod
+    def of(cls, value: Any) -> ProfileOrder:
+        """Return the order of a JSON value.
+
+        Raises:
+            TypeError: a field is missing, unknown or of another type.
+            ValueError: a number is out of range.
+        """
+        order = from_plain(cls, value)
+        if not (order.number > 0 and 0 < order.steps <= MOST_STEPS and 0 < len(order.ranks) <= MOST_RANKS):
+            raise ValueError(f"a profile of {order.steps} steps of {len(order.ranks)} ranks")
+        return order
+
+
+def trace_name(rank: int) -> str:
+    """Return the name of a rank's trace, for a viewer of Chrome traces."""
+    return f"rank-{rank:05d}.trace.json.gz"
+
+
+def table_name(rank: int) -> str:
+    """Return the name of a rank's table of operators, as text."""
+    return f"rank-{rank:05d}.operators.txt"

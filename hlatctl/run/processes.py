@@ -2,6 +2,12 @@
 
 The kernel reuses process ids, and a recorded id can be older than the last reboot. So a process is identified by its
 id, its start time and the boot id, and is signalled only if all three match.
+
+Processes of Python that this one starts: their environment, and pipes to them.
+
+The name of this node, as the cluster knows it, and the names of many as text.
+
+How much memory the processes of this machine can still take. Linux only.
 """
 
 from __future__ import annotations
@@ -10,21 +16,24 @@ import contextlib
 import ctypes
 import functools
 import os
+import platform
 import re
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
+import hlatctl
 from hlatctl.run.errors import LaunchError
 
 #: Environment variable of all processes of a job: its token. It finds them even after their parents have died.
 JOB_ENV = "HLATCTL_JOB"
-#: Environment variable of processes that ``hlatctl.run.child`` prepares: the id of the process that starts them.
+#: Environment variable of processes that ``hlatctl.run.processes`` prepares: the id of the process that starts them.
 PARENT_ENV = "HLATCTL_PARENT"
 
 #: The most that a job's process raises its limit to; the kernel's default hard limit of a machine (fs.nr_open).
@@ -308,3 +317,91 @@ def _stat(pid: int) -> list[str]:
     except OSError:
         return []
     return text.rpartition(")")[2].split()
+
+
+#: Variables of OpenMP, and of libraries that follow it.
+THREADS, WAITS = "OMP_NUM_THREADS", "OMP_WAIT_POLICY"
+#: A thread that waits for others gives its core away. By default it spins for a while, and beside other work the
+#: others need that core.
+GIVES_CORE_AWAY = "passive"
+
+
+def child_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return an environment for a process that this one starts, by default a copy of this one's.
+
+    Python finds the packages of this process there, and the new process can end with this one
+    (:func:`hlatctl.run.processes.end_with_parent`).
+    Threads of OpenMP give their core away while they wait, unless the user has set another policy.
+    """
+    env = os.environ if env is None else env
+    package_root = os.fspath(Path(hlatctl.__file__).parent.parent)
+    search_path = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
+    return {WAITS: GIVES_CORE_AWAY, **env, "PYTHONPATH": search_path, PARENT_ENV: str(os.getpid())}
+
+
+def pipe_in(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    """Return the pipe to a process that was started with one."""
+    assert process.stdin is not None
+    return process.stdin
+
+
+def pipe_out(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    """Return the pipe from a process that was started with one."""
+    assert process.stdout is not None
+    return process.stdout
+
+
+def wait_and_close(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a process, and close the pipes to and from it."""
+    process.wait()
+    for stream in (pipe_in(process), pipe_out(process)):
+        with suppress(BrokenPipeError):
+            stream.close()
+
+
+NODE_NAME_ENV = "HLATCTL_NODE_NAME"
+#: Hosts that a text names.
+_NAMED = 8
+
+
+def node_name() -> str:
+    """Return the scheduler's name of this node, or else the machine's own."""
+    return os.environ.get(NODE_NAME_ENV) or platform.node()
+
+
+def host_names(hosts: Sequence[str]) -> str:
+    """Return the names of hosts as text, of many only the first ones."""
+    if len(hosts) <= _NAMED:
+        return ", ".join(hosts) or "unknown nodes"
+    return f"{', '.join(hosts[:_NAMED])} and {len(hosts) - _NAMED:,} more"
+
+
+#: The control group of a container, which sees its own as the root.
+_CGROUP = Path("/sys/fs/cgroup")
+_ADJUSTMENT = Path("/proc/self/oom_score_adj")
+#: The kernel's highest value (proc_pid_oom_score_adj(5)).
+_FIRST = "1000"
+
+
+def free_host_bytes() -> int:
+    """Return the memory that processes can still take: the host's, or the control group's if it has less."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    free = int(fields["MemAvailable"].split()[0]) << 10
+    with suppress(OSError, ValueError):  # no such control group, or no limit ("max")
+        limit, used = (int((_CGROUP / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
+        free = max(0, min(free, limit - used + _dropped_first_bytes()))
+    return free
+
+
+def _dropped_first_bytes() -> int:
+    """Return the memory of files that processes of the control group have read, which the kernel drops first."""
+    with suppress(OSError, ValueError):  # no such control group
+        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+        return int(stat.get("inactive_file", 0))
+    return 0
+
+
+def die_first() -> None:
+    """Have the kernel kill this process and those it starts before others when memory runs out."""
+    with suppress(OSError):  # no such file but on Linux
+        _ADJUSTMENT.write_text(_FIRST, encoding="ascii")

@@ -14,10 +14,17 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, RunExistsError, RunNotFoundError, StorageError, cannot_write, of_system
+from hlatctl.run.errors import (
+    ConfigError,
+    RunExistsError,
+    RunNotFoundError,
+    StorageError,
+    cannot_write,
+    of_system,
+    suggest,
+)
+from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import RunPaths, SweepPaths, cache_dir, is_reserved, trial_id
-from hlatctl.run.reading import DAMAGED
-from hlatctl.run.suggest import suggest
 
 LATEST = "latest"
 #: Begins the names of folders that are being created; no run's id begins with a dot.

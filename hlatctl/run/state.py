@@ -245,7 +245,7 @@ class ProfileState:
     Args:
         number: from 1, in order.
         attempt: that it is of.
-        steps, ranks, memory: what to record (``hlatctl.run.profiles``).
+        steps, ranks, memory: what to record (``hlatctl.run.paths``).
         by: who asked.
         first_step, last_step, bytes: what was recorded, and the size of its files.
         message: why it failed.

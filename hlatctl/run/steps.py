@@ -18,9 +18,8 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from hlatctl.run.atomic import new_file
-from hlatctl.run.lines import Event
-from hlatctl.run.reading import read_bytes
+from hlatctl.run.files import new_file, read_bytes
+from hlatctl.run.journal import LineEvent
 from hlatctl.run.step_metrics import MOST_OTHERS, PLACE, STEP_METRICS, TIME, others
 
 #: Fields of a ``step`` event that every run keeps.
@@ -78,7 +77,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.segments) * SEGMENT_ROWS + len(self.tail[0])
 
-    def append(self, event: Event) -> None:
+    def append(self, event: LineEvent) -> None:
         """Append a step event.
 
         Raises:
@@ -109,11 +108,11 @@ class Rows:
         columns, index = self._find(row)
         return columns[self.place(name)][index]
 
-    def event(self, row: int) -> Event:
+    def event(self, row: int) -> LineEvent:
         """Return a row as an event with the fields that it had."""
         columns, index = self._find(row)
         present = columns[_PRESENT][index]
-        event: Event = {"kind": "step"}
+        event: LineEvent = {"kind": "step"}
         for number, name in enumerate(FIELDS):
             if present >> number & 1:
                 event[name] = _as_json(columns[number][index])
@@ -125,7 +124,7 @@ class Rows:
     def columns(self, *names: str, ranges: Sequence[Sequence[int]] | None = None) -> list[array[Any]]:
         """Return fields of all rows, or of ranges of them. A number that is missing is NaN; a whole number, 0."""
         places = [self.place(name) for name in names]
-        found = [array(_CODES[at] if at < _PRESENT else "d") for at in places]
+        found: list[array[Any]] = [array(_CODES[at] if at < _PRESENT else "d") for at in places]
         for start, stop in [(0, len(self))] if ranges is None else ranges:
             for columns, first, last in self.blocks(start, stop):
                 for values, at in zip(found, places, strict=True):
@@ -170,7 +169,7 @@ class Rows:
         first = number * SEGMENT_ROWS
         return [column[first : first + SEGMENT_ROWS] for column in rebuilt.tail[: segment.columns]]
 
-    def _names(self, event: Event) -> list[str]:
+    def _names(self, event: LineEvent) -> list[str]:
         """Return the numbers without a row of the table, with those that this event is the first to have."""
         for name in others(event):
             if name not in self.others and len(self.others) < MOST_OTHERS:
@@ -193,7 +192,7 @@ class Rows:
         self.tail = [array(column.typecode) for column in self.tail]
 
 
-class StepSeries(Mapping[int, Event]):
+class StepSeries(Mapping[int, LineEvent]):
     """The steps that count, by step, in order. Each is an event with the fields in ``FIELDS``.
 
     Args:
@@ -213,7 +212,7 @@ class StepSeries(Mapping[int, Event]):
             for columns, first, last in self.rows.blocks(start, stop):
                 yield from columns[0][first:last]
 
-    def __getitem__(self, step: int) -> Event:
+    def __getitem__(self, step: int) -> LineEvent:
         row = self._place(step)
         if row is None or self.rows.at("step", row) != step:
             raise KeyError(step)
@@ -241,11 +240,11 @@ class StepSeries(Mapping[int, Event]):
         """Tokens of the newest step; 0 if there is none."""
         return int(self.rows.at("tokens", self.ranges[-1][1] - 1)) if self.ranges else 0
 
-    def last(self, count: int) -> Iterator[Event]:
+    def last(self, count: int) -> Iterator[LineEvent]:
         """Yield the newest steps, newest first. The cost doesn't depend on the length of the run."""
         return self._before(self.ranges, count)
 
-    def until(self, tokens: int, count: int) -> Iterator[Event]:
+    def until(self, tokens: int, count: int) -> Iterator[LineEvent]:
         """Yield the newest steps up to the first one that reached these tokens, newest first. None if none did."""
         at = bisect_left(self.ranges, tokens, key=lambda part: self.rows.at("tokens", part[1] - 1))
         if at == len(self.ranges):
@@ -254,7 +253,7 @@ class StepSeries(Mapping[int, Event]):
         row = bisect_left(range(start, stop), tokens, key=lambda row: self.rows.at("tokens", row)) + start
         return self._before([*self.ranges[:at], [start, row + 1]], count)
 
-    def first(self, count: int) -> Iterator[Event]:
+    def first(self, count: int) -> Iterator[LineEvent]:
         """Yield the first steps."""
         for start, stop in self.ranges:
             for row in range(start, min(stop, start + count)):
@@ -265,7 +264,7 @@ class StepSeries(Mapping[int, Event]):
         """Return fields of all steps that count, in order. A number that is missing is NaN; a whole number, 0."""
         return self.rows.columns(*names, ranges=self.ranges)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: LineEvent) -> None:
         """Add a step, in the place of an earlier one with the same number.
 
         Raises:
@@ -288,7 +287,7 @@ class StepSeries(Mapping[int, Event]):
         if self.ranges:
             self.ranges[-1][1] = self._after(self.ranges[-1][0], self.ranges[-1][1], after)
 
-    def _before(self, ranges: list[list[int]], count: int) -> Iterator[Event]:
+    def _before(self, ranges: list[list[int]], count: int) -> Iterator[LineEvent]:
         for start, stop in reversed(ranges):
             for row in range(stop - 1, max(start, stop - count) - 1, -1):
                 yield self.rows.event(row)

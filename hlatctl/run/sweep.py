@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hlatctl.run import labels, stopping
+from hlatctl.run.files import DAMAGED
 from hlatctl.run.journal import Event, number
 from hlatctl.run.labels import LabelState
-from hlatctl.run.reading import DAMAGED
 
 #: Statuses of trials that have ended.
 ENDED = ("finished", "pruned", "diverged", "failed")

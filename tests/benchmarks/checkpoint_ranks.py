@@ -17,15 +17,14 @@ import torch
 from torch import Tensor
 
 from conf.compose import compose
+from hlatctl.run.checkpoint import read_manifest, why_invalid
 from hlatctl.run.errors import run_main
 from hlatctl.run.journal import JournalWriter, train_writer
-from hlatctl.run.manifest import read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
 from trainer.backends.torch_native import TorchNative
 from trainer.checkpoint.manager import CheckpointManager, rng_state
-from trainer.chunks import chunks_of
+from trainer.checkpoint.shards import SUFFIX, chunks_of
 from trainer.process import follow_launcher
-from trainer.shard_file import SUFFIX
 
 _OVERRIDES = [
     "model=llama_tiny",

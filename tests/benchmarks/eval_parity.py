@@ -22,7 +22,7 @@ from pyarrow import parquet
 from conf.compose import compose
 from eval import harness, plan
 from eval.suites import Task
-from hlatctl.report import item_lines
+from hlatctl.report import items as item_lines
 from hlatctl.run import files
 from hlatctl.run.runs import list_runs
 from tests.benchmarks.eval_command import (

@@ -29,7 +29,7 @@ from hlatctl.run import files
 from hlatctl.run.paths import RunPaths
 from tests.benchmarks.gpu_cases import OURS, Case, config_of, schedule
 from tests.benchmarks.measured import COUNTING, Measured, compared, head, reason, row
-from trainer.precision import PRECISIONS
+from trainer.model.precision import PRECISIONS
 
 _ROOT = Path(__file__).parents[2]
 _LIMIT_S = float(os.environ.get("HLATCTL_BENCH_SECONDS", "540"))

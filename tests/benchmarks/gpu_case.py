@@ -16,8 +16,7 @@ from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 from tests.benchmarks.measured import SKIP_STEPS
 from trainer.backends.torch_native import TorchNative
-from trainer.loop import Training, train_journal
-from trainer.step_figures import memory_bytes
+from trainer.step.loop import Training, memory_bytes, train_journal
 
 _PROFILED_STEPS = 3
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from conf.load import load
 from tests.benchmarks import peers
-from trainer.loss import cross_entropy
+from trainer.model.loss import cross_entropy
 
 #: Llama 3's, beside that of the configuration.
 _LARGE_VOCAB = 128_256

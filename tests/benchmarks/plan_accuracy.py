@@ -12,7 +12,7 @@ from functools import cache
 
 from conf.compose import compose
 from conf.schema import ClusterConfig
-from hlatctl.plan.published_runs import PublishedRun, published_runs
+from hlatctl.plan.published import PublishedRun, published_runs
 
 _GIB = 1 << 30
 #: Goals for figures to which nothing was fitted: median and largest error of step times and of memory, in percent.

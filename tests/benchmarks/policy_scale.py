@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from conf.compose import compose
 from conf.schema import Config
 from flows.forecast import play
-from hlatctl.report import measured
+from hlatctl.report import goodput as measured
 from hlatctl.report.forecast import Simulation
 
 #: HLAT, arXiv 2404.10630, Table 1, and half of its downtime.

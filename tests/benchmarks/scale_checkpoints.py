@@ -29,15 +29,22 @@ from conf.compose import compose as compose_config
 from conf.sizes import parameters
 from hlatctl import node
 from hlatctl.run import files
-from hlatctl.run.manifest import read_manifest, write_manifest
-from hlatctl.run.rank_states import RANK_STATES, RankStates, read_rank_states
-from hlatctl.run.scratch import JOB_FOLDER_ENV
+from hlatctl.run.checkpoint import RANK_STATES, RankStates, read_manifest, read_rank_states, write_manifest
+from hlatctl.run.files import JOB_FOLDER_ENV
 from trainer.checkpoint.manager import rng_state
-from trainer.checkpoint.read_back import PIECE_BYTES, ReadBack
-from trainer.checkpoint.verify import drop_cached_pages
-from trainer.chunks import Chunk
-from trainer.shard_file import SUFFIX, StoredChunk, _header, file_name, read_header, write_shard
-from trainer.shard_index import INDEX, ShardIndex, compose
+from trainer.checkpoint.shards import (
+    INDEX,
+    SUFFIX,
+    Chunk,
+    ShardIndex,
+    StoredChunk,
+    _header,
+    compose,
+    file_name,
+    read_header,
+    write_shard,
+)
+from trainer.checkpoint.trust import PIECE_BYTES, ReadBack, drop_cached_pages
 
 _RANKS = [int(text) for text in os.environ.get("HLATCTL_BENCH_RANKS", "128,512,2048").split(",")]
 _STAGES, _SLICES, _LAYERS = 8, 8, 80

@@ -180,7 +180,7 @@ def _document(config: Config, target: Path) -> Callable[[], object]:
 def _reader(config: Config, target: Path) -> Callable[[], object]:
     from trainer.data.documents import sources_of
     from trainer.data.prepare import prepare
-    from trainer.data.read_ahead import in_order
+    from trainer.data.remote import in_order
 
     url = os.fspath(config.data.path or "").replace("s3:/", "s3://")
     prepare(replace(config, runs_dir=os.fspath(target), data=replace(config.data, path=url)), target / "data")

@@ -49,8 +49,8 @@ def run() -> None:
 
 
 def _exchanges() -> dict[str, Callable[[], object]]:
-    from trainer.backends.common import gather_json, gather_numbers, json_from_rank0
-    from trainer.monitor import RankTimes
+    from trainer.backends.base import gather_json, gather_numbers, json_from_rank0
+    from trainer.step.monitor import RankTimes
 
     times = RankTimes(1.5, 100)
     hosts = [f"node-{rank}" for rank in range(dist.get_world_size())]
@@ -167,9 +167,8 @@ def _reading() -> None:
 def _replica(dataset: dict[str, Any], path: Path, *, shared: bool) -> tuple[float, int]:
     """Return the processor seconds of a replica's 8 processes, played by threads, and the tokens of the replica."""
     from conf.schema import Config, DataConfig, TrainConfig
-    from trainer.data.loader import Loader
+    from trainer.data.loader import Loader, ReceivedBatches, Sender
     from trainer.data.prefetch import Batches
-    from trainer.data.relay import ReceivedBatches, Sender
 
     train = TrainConfig(seq_len=_SEQ_LEN, global_batch_size=_ROWS)
     config = Config(seed=1, train=train, data=DataConfig(prefetch_batches=1))

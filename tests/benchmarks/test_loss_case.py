@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.benchmarks import loss_case
-from trainer.loss import cross_entropy
+from trainer.model.loss import cross_entropy
 
 
 def test_the_exact_gradient_is_that_of_a_loss_in_fp64(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ import pytest
 from conf import folders
 from conf.compose import compose, default_runs_dir, groups
 from conf.folders import ENV, using
-from conf.space import parse
-from conf.variations import Variations
+from conf.space import Variations, parse
 from hlatctl.run.errors import ConfigError
 
 MINE = "# @package _global_\ndefaults: [/experiment/quickstart]\nexperiment_name: mine\ntrain: {tokens: 1000000}\n"

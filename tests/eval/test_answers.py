@@ -1,7 +1,13 @@
-"""Stored answers: which requests are asked again, in which batches, and how answers are sampled."""
+"""Stored answers: which requests are asked again, in which batches, and how answers are sampled.
+
+The order and the size of batches.
+
+The file of answers: which lines are found again, and how often it waits for the disk.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from eval.answers import Remembering
+from eval.answers import KeptAnswers, Remembering, likelihood_batches, text_batches
 
 _GREEDY = {"until": ["\n"], "do_sample": False, "max_gen_toks": 6}
 _SAMPLED = {"until": ["\n"], "do_sample": True, "temperature": 0.9, "max_gen_toks": 6}
@@ -226,3 +232,67 @@ def test_a_context_is_tokenized_once_for_all_its_choices(lm: Any, path: Path, mo
     _likelihoods(lm, path, "loglikelihood", _instances("loglikelihood", *[("The fox", choice) for choice in _CHOICES]))
     assert texts.count("The fox") == 1
     assert len(texts) == 1 + len(_CHOICES)
+
+
+def test_prompts_of_one_batch_have_the_same_settings_and_come_from_the_longest() -> None:
+    greedy, sampled = {"do_sample": False}, {"do_sample": True}
+    requests = [("a", greedy), ("b b", sampled), ("c c c", greedy), ("d d", greedy), ("a", greedy)]
+    assert text_batches(requests, 2, lambda prompt: len(prompt.split())) == [[2, 3], [0, 4], [1]]
+
+
+def test_a_prompt_that_is_asked_several_times_is_counted_once() -> None:
+    counted: list[str] = []
+
+    def tokens(prompt: str) -> int:
+        counted.append(prompt)
+        return 1
+
+    text_batches([("a", {}), ("a", {}), ("b", {})], 2, tokens)
+    assert sorted(counted) == ["a", "b"]
+
+
+def test_choices_that_differ_in_their_last_token_are_one_sequence_of_a_batch() -> None:
+    context, other = [5, 6, 7], [8, 9]
+    requests = [(None, context, [1]), (None, other, [1, 2]), (None, context, [2]), (None, context, [3, 4])]
+    assert likelihood_batches(requests, 1) == [[3], [0, 2], [1]]
+    assert likelihood_batches(requests, 2) == [[0, 2, 3], [1]], "a batch has its requests in their own order"
+
+
+def test_answers_are_found_by_content_and_number_with_every_bit_of_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "answers" / "task.jsonl"
+    kept = KeptAnswers(path, "one")
+    first, second, other = kept.keys([b"a", b"a", b"b"])
+    assert len({first, second, other}) == 3
+    kept.keep(second, [[-0.1 - 0.2, True], [-1e-17, False]])
+    again = KeptAnswers(path, "one")
+    assert again.keys([b"a", b"a"]) == [first, second]
+    assert again.find(second, 2) == [[-0.1 - 0.2, True], [-1e-17, False]]
+    assert again.find(first, 2) is None
+    assert again.find(second, 3) is None, "a batch has all its answers or none"
+    assert KeptAnswers(path, "two").keys([b"a", b"a"])[1] != second
+
+
+def test_a_line_is_in_the_file_at_once_and_the_disk_is_awaited_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[int] = []
+    now_s = 100.0
+    monkeypatch.setattr(os, "fsync", waits.append)
+    monkeypatch.setattr("eval.answers.time.monotonic", lambda: now_s)
+    path = tmp_path / "task.jsonl"
+    kept = KeptAnswers(path, "one")
+    for number, key in enumerate(kept.keys([b"a", b"b", b"c"]), start=1):
+        kept.keep(key, ["text"])
+        assert path.read_text(encoding="utf-8").count("\n") == number
+    assert waits == []
+    now_s += 60.0
+    kept.keep("key", ["text"])
+    kept.keep("key", ["text"])
+    assert len(waits) == 1
+
+
+def test_without_a_file_nothing_is_kept() -> None:
+    kept = KeptAnswers(None, "")
+    (key,) = kept.keys([b"a"])
+    kept.keep(key, ["text"])
+    assert kept.find(key, 1) is None

@@ -10,7 +10,7 @@ import pytest
 from conf.load import dump
 from conf.schema import Config, EvalConfig, TrainConfig
 from eval import check
-from hlatctl.run import contract_record
+from hlatctl.run import contract
 from hlatctl.run.contract import Contracts
 from hlatctl.run.paths import RunPaths
 
@@ -28,7 +28,7 @@ def test_a_model_without_a_run_has_the_contracts_that_its_new_run_will_have(
     assert check.main([*words, "--run-dir", str(run.root)]) == 0
     assert json.loads(capsys.readouterr().out) == alone
     other = Contracts(tasks={"smoke_crows_pairs": {"shots": 5}})
-    contract_record.admit(run, other)
+    contract.admit(run, other)
     (run.eval(0) / "tasks").mkdir(parents=True)
     (run.eval(0) / "tasks" / "smoke_crows_pairs.json").touch()
     assert check.main([*words, "--run-dir", str(run.root), "--new-contract"]) == 0

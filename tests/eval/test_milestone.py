@@ -24,7 +24,7 @@ from conf.compose import compose
 from conf.of_run import of_run
 from eval import milestone, sandbox
 from eval.tasks import Subject
-from hlatctl.run import contract_record, files, journal, orders
+from hlatctl.run import contract, files, journal, orders
 from hlatctl.run.contract import across_runs, digest
 from hlatctl.run.errors import ConfigError, DataError, DependencyError, EvaluationError, load_error
 from hlatctl.run.fold import fold
@@ -288,10 +288,10 @@ def test_a_model_from_elsewhere_has_no_held_out_text(make_run: MakeRun, model_fo
     run.dataset.unlink()
     made_of = {"tasks": ["smoke_crows_pairs"], "limit": 2}
     _evaluate(make_run(**made_of), model_folder, milestone_tokens=0, step=0, from_elsewhere=True)
-    (theirs,) = contract_record.read(run).tasks["smoke_crows_pairs"]
+    (theirs,) = contract.read_record(run).tasks["smoke_crows_pairs"]
     shutil.rmtree(run.evals)
     _evaluate(make_run(tasks=_QUICK, limit=2), model_folder)
-    (own,) = contract_record.read(run).tasks["smoke_crows_pairs"]
+    (own,) = contract.read_record(run).tasks["smoke_crows_pairs"]
     assert across_runs(own) == across_runs(theirs), "the scores of tasks can be compared"
     assert own != theirs
     with pytest.raises(
@@ -363,7 +363,7 @@ def test_a_group_s_figure_is_there_once_all_its_parts_are_and_names_their_contra
     whole = _evaluate(make_run(**keys, tasks=["reading"]), model_folder)
     both = [name for title in ("boolq", "reading", "winogrande") for name in (title, f"{title}_bpb")]
     assert sorted(whole["scores"]) == both
-    (figure,) = contract_record.read(make_run(**keys)).figures["reading"]
+    (figure,) = contract.read_record(make_run(**keys)).figures["reading"]
     assert figure["tasks"] == {name: whole["contracts"][name] for name in ("boolq", "winogrande")}
     assert whole["scores"]["reading"]["contract"] == whole["contracts"]["reading"] == digest(figure)
     assert whole["scores"]["reading_bpb"]["contract"] == digest(figure)
@@ -385,7 +385,7 @@ def test_a_tokenizer_that_has_changed_is_another_contract_and_leaves_the_results
         _evaluate(run, changed, from_elsewhere=True, weights="other")
     second = _evaluate(run, changed, from_elsewhere=True, weights="other", new_contract=True)
     assert (_kept(run), second["contract"]) == (first, "2")
-    own, other = contract_record.read(run).tasks["smoke_crows_pairs"]
+    own, other = contract.read_record(run).tasks["smoke_crows_pairs"]
     assert across_runs(own) == across_runs(other), "models may have tokenizers of their own"
 
 

@@ -9,7 +9,7 @@ import pytest
 from conf.schema import BackendConfig, ClusterConfig, Config, EvalConfig
 from eval import model
 from hlatctl.run.errors import DependencyError, EvaluationError
-from hlatctl.run.host import NODE_NAME_ENV
+from hlatctl.run.processes import NODE_NAME_ENV
 
 
 def test_a_missing_folder_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:

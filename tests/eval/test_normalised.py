@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eval import normalised
-from eval.right_answers import Answers
+from eval.normalised import Answers
 
 LM = SimpleNamespace(tok_encode=lambda text, add_special_tokens: text.split())
 

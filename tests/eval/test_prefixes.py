@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
-from eval import batches, prefixes, scoring
+from eval import answers as batches
+from eval import prefixes, scoring
 from eval.hugging_face import HuggingFace
 from eval.model import Loaded
 from hlatctl.run.errors import EvaluationError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conf.compose import compose
-from eval import asking, plan
+from eval import plan
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_suite_asks_for_its_tasks(suite: str, tasks: list[str], shots: set[int
 def test_the_programs_of_the_code_suite_are_tested_by_the_right_judge() -> None:
     asked, _ = plan.ask(compose(["eval=code"]).eval)
     assert {one.definition.name: one.settings.judge for one in asked} == {"humaneval": "human_eval", "mbpp": "mbpp"}
-    mbpp = asking.required_splits(asked[1])
+    mbpp = plan.required_splits(asked[1])
     assert [split.places for split in mbpp] == [("mbpp/full/test.jsonl", "mbpp/full.jsonl")]
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from conf.eval_rules import BUILT_IN_CODE_TASKS
+from conf.validate import BUILT_IN_CODE_TASKS
 from eval import suites
 
 

@@ -13,9 +13,9 @@ from conf.load import dump
 from conf.schema import Config
 from flows import contamination
 from hlatctl.cli.main import main
+from hlatctl.run.checkpoint import write_manifest
 from hlatctl.run.errors import CheckpointError, ConfigError, DataError, EvaluationError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
-from hlatctl.run.manifest import write_manifest
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState, RunState
 from hlatctl.units import duration

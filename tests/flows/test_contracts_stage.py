@@ -10,7 +10,7 @@ import pytest
 
 from conf.compose import compose
 from flows import evaluate
-from flows.stages import contracts
+from flows.stages import evaluate as contracts
 from hlatctl.run.fold import read_state
 
 

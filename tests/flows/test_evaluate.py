@@ -12,8 +12,7 @@ from conf.schema import Config
 from flows import evaluate, pretrain
 from flows.runtime.context import FlowContext
 from flows.simulation import checkpoints
-from flows.simulation.process import Script
-from flows.simulation.scripts import SCRIPTS
+from flows.simulation.world import SCRIPTS, Script
 from flows.tracking import follower
 from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, RunBusyError
 from hlatctl.run.fold import fold

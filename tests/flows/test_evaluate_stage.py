@@ -21,9 +21,9 @@ from flows.runtime.jobs import end_staying, run_job
 from flows.stages import evaluate as evaluate_stage
 from flows.stages.evaluate import _run_beside_training, due_milestones, evaluate_milestone
 from hlatctl.run import files
+from hlatctl.run.checkpoint import read_manifest, write_manifest
 from hlatctl.run.errors import EvaluationError
-from hlatctl.run.manifest import read_manifest, write_manifest
-from hlatctl.run.model_link import write_link
+from hlatctl.run.model_folder import write_link
 from tests.flows.conftest import Recorder
 from tests.waiting import WAIT_S, wait_for
 

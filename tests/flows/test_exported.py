@@ -15,8 +15,7 @@ from flows import pretrain
 from flows.launchers import open_context
 from flows.runtime.context import FlowContext
 from flows.stages import evaluate
-from flows.stages.evaluate import Asked
-from flows.stages.exported import remove_left_over
+from flows.stages.evaluate import Asked, remove_left_over
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.lease import Holder, hold
 from hlatctl.run.paths import RunPaths

@@ -16,8 +16,9 @@ from conf.sampling import Sampling
 from conf.schema import BackendConfig, ClusterConfig, Config, TrainConfig
 from flows import generate as flow
 from flows.generate import Source, source_of
-from flows.runtime.conversation import conversation
+from flows.runtime.programs import conversation
 from flows.targets import FolderTarget, RunTarget
+from hlatctl.run.checkpoint import write_manifest
 from hlatctl.run.errors import (
     CheckpointError,
     ConfigError,
@@ -27,7 +28,6 @@ from hlatctl.run.errors import (
     RunNotFoundError,
 )
 from hlatctl.run.lease import hold_driver
-from hlatctl.run.manifest import write_manifest
 from hlatctl.run.paths import RunPaths
 
 _CONFIG = Config(train=TrainConfig(seq_len=64), backend=BackendConfig(device="cuda"))

@@ -16,9 +16,7 @@ from flows import pretrain
 from flows.describe import describe
 from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
-from flows.simulation.process import Script
-from flows.simulation.scripts import SCRIPTS
-from flows.simulation.world import World
+from flows.simulation.world import SCRIPTS, Script, World
 from flows.stages.compile import merge_nodes
 from flows.stages.train import training_job
 from hlatctl.run import files
@@ -97,7 +95,7 @@ def test_a_missing_graph_ends_the_run_before_training(mock_config: Config, monke
 
 def test_the_gate_is_passed_once_a_run_and_only_where_it_is_asked_for(mock_config: Config) -> None:
     from flows.launchers import open_context
-    from flows.stages.coverage import check_coverage
+    from flows.stages.compile import check_coverage
 
     run = pretrain.create(nxd(mock_config), argv=[])
     pretrain.drive(run)

@@ -12,11 +12,9 @@ import pytest
 from conf.schema import Config
 from flows import pretrain
 from flows.launch.base import Job
-from flows.simulation.process import Script
-from flows.simulation.scripts import SCRIPTS, argument
-from flows.simulation.world import World
+from flows.simulation.world import SCRIPTS, Script, World, argument
 from flows.stages.preflight import _differences
-from hlatctl.report.timeline import account
+from hlatctl.report.goodput import account
 from hlatctl.run import files
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths

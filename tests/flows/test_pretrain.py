@@ -18,12 +18,10 @@ from flows.pretrain import PlainCaller
 from flows.recovery import node_ledger
 from flows.runtime.clock import RealClock
 from flows.runtime.context import FlowContext
-from flows.simulation.mock import MockLauncher
-from flows.simulation.process import Script
-from flows.simulation.scripts import SCRIPTS, argument
-from flows.simulation.world import START_UNIX_S, World
+from flows.simulation.world import SCRIPTS, START_UNIX_S, MockLauncher, Script, World, argument
 from flows.stages.train import _start, training_job
 from hlatctl.run import files
+from hlatctl.run.checkpoint import checkpoint_steps
 from hlatctl.run.errors import (
     ConfigError,
     DataError,
@@ -38,7 +36,6 @@ from hlatctl.run.errors import (
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import read_events, train_writer
 from hlatctl.run.lease import hold_driver
-from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths, nodes_file
 from tests.flows.conftest import Recorder
 from tests.waiting import WAIT_S

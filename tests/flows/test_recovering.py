@@ -18,9 +18,7 @@ from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
 from flows.launchers import open_context
 from flows.runtime.clock import RealClock, VirtualClock
-from flows.simulation.process import Script
-from flows.simulation.scripts import SCRIPTS, argument
-from flows.simulation.world import World
+from flows.simulation.world import SCRIPTS, Script, World, argument
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError, PreflightError, StoppedError, StorageError, dump_error
 from hlatctl.run.fold import fold

@@ -13,7 +13,7 @@ from conf.compose import compose
 from conf.schema import Config, FailureRatesConfig
 from flows import forecast, pretrain
 from flows.recovery import policy
-from flows.simulation.failures import OF_CLUSTER, Failures
+from flows.simulation.draws import OF_CLUSTER, Failures
 from flows.simulation.world import WORLD_WRITER
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.run.errors import TrainingError

@@ -10,9 +10,9 @@ import pytest
 
 from conf.schema import ClusterConfig, SlurmConfig
 from flows.launch.base import Handle, Status
-from flows.launch.place import token_file
-from flows.launch.slurm import accounting, commands, launcher, script
-from flows.launch.slurm.accounting import Accounting
+from flows.launch.endings import token_file
+from flows.launch.slurm import commands, launcher, script
+from flows.launch.slurm.commands import Accounting
 from flows.launch.slurm.launcher import SlurmLauncher
 from hlatctl import node
 from hlatctl.allocation import ended_file
@@ -39,7 +39,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
 
         for module in (commands, launcher):
             monkeypatch.setattr(module, "slurm", slurm)
-        monkeypatch.setattr(accounting, "sacct", lambda *words: (0, slurm("sacct", *words)))
+        monkeypatch.setattr(commands, "sacct", lambda *words: (0, slurm("sacct", *words)))
         commands.hosts_of.cache_clear()
         return SlurmLauncher(ClusterConfig(launcher="slurm", slurm=SlurmConfig(partition="gpu"))).status(handle)
 
@@ -107,7 +107,7 @@ def test_the_end_of_a_job_that_the_scheduler_has_forgotten_is_in_its_accounting(
 def test_a_cluster_without_accounting_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [(1, "sacct: error: Connection refused\n"), (1, "Slurm accounting storage is disabled\n")]
     remaining = iter(answers)
-    monkeypatch.setattr(accounting, "sacct", lambda *_: next(remaining))
+    monkeypatch.setattr(commands, "sacct", lambda *_: next(remaining))
     accounts = Accounting()
     for _ in range(3):
         assert accounts.job("hlatctl:/runs/a/train", TOKEN, 1e9) is None

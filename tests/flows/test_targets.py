@@ -9,8 +9,8 @@ import pytest
 from flows import targets
 from flows.targets import FolderTarget, RunTarget
 from hlatctl.run import runs
+from hlatctl.run.checkpoint import write_manifest
 from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, HlatctlError, RunNotFoundError
-from hlatctl.run.manifest import write_manifest
 from hlatctl.run.paths import RunPaths
 
 

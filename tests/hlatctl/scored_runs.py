@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.load import dump
-from hlatctl.run import contract_record, contract_v1, files
+from hlatctl.run import contract, files
 from hlatctl.run.contract import Contracts, Fields, digest
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import Script, example_config
@@ -50,7 +50,7 @@ FIELDS: Fields = {
 }
 OTHER_FIELDS: Fields = {**FIELDS, "versions": {"lm_eval": "0.4.12"}}
 #: Hashes of whole contracts, as an earlier release recorded them.
-CONTRACT, OTHER = contract_v1.of_tasks(FIELDS), contract_v1.of_tasks(OTHER_FIELDS)
+CONTRACT, OTHER = contract.of_tasks(FIELDS), contract.of_tasks(OTHER_FIELDS)
 RECORDED = {CONTRACT: FIELDS, OTHER: OTHER_FIELDS}
 MILESTONES = {200_000_000_000: 47_684, 400_000_000_000: 95_368}
 
@@ -100,7 +100,7 @@ def hlat_scores(shift: float = 0.0) -> Scores:
 
 def contracts_of(whole: Fields) -> Contracts:
     """Return the contracts of tasks and groups that have the fields of a whole contract."""
-    tasks = contract_v1.tasks_of(whole) | {"validation": {"sha256": "cd" * 32}}
+    tasks = contract.tasks_of(whole) | {"validation": {"sha256": "cd" * 32}}
     figures = {
         name: {"aggregate": [], "metrics": [], "tasks": {task: digest(tasks[task]) for task in figure["tasks"]}}
         for name, figure in whole["figures"].items()
@@ -141,6 +141,6 @@ def scored_run(
         if whole:
             files.write_json(run.eval(tokens) / "results.json", {**at, **named, "scores": mine})
     if contracts:
-        contract_record.admit(run, contracts)
+        contract.admit(run, contracts)
     script.add("flow", "milestone", milestone_tokens=600_000_000_000, tokens=600_000_000_000, step=143_052)
     return run

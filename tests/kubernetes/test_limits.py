@@ -14,8 +14,8 @@ import yaml
 
 from conf.compose import compose
 from conf.schema import Config
-from flows.kubernetes_checks import _user, check_kubernetes
-from flows.launch.kubernetes import limits
+from flows.cluster_checks import _user, check_kubernetes
+from flows.launch.kubernetes import api
 from flows.launch.kubernetes.api import Api, ApiAwayError, RefusedError
 from flows.launch.kubernetes.launcher import KubernetesLauncher
 from flows.stages.validate import check_shape
@@ -90,14 +90,14 @@ def test_nodes_of_any_type_may_grow_so_a_pod_that_is_too_large_now_is_a_warning(
     nodes += [node("a", neuron="")]
     cluster = configured().cluster
     anywhere = replace(cluster, kubernetes=replace(cluster.kubernetes, node_selector={}))
-    assert limits.check(anywhere).startswith("cluster.nodes=2: 0 of 1 ")
+    assert api.check_limits(anywhere).startswith("cluster.nodes=2: 0 of 1 ")
 
 
 @pytest.mark.parametrize(
     ("quantity", "number"), [("8", 8), ("127900m", 127.9), ("5Gi", 5 * 2**30), ("2M", 2_000_000), ("1.5k", 1500)]
 )
 def test_quantities_are_compared_as_numbers(quantity: str, number: float) -> None:
-    assert float(limits.amount(quantity)) == number
+    assert float(api.amount(quantity)) == number
 
 
 class Server:

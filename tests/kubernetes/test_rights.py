@@ -13,8 +13,8 @@ import flows
 from conf.schema import ClusterConfig, KubernetesConfig
 from flows.launch.kubernetes import api
 from flows.launch.kubernetes import launcher as launching
+from flows.launch.kubernetes.api import FOR_DOCTOR, IN_CLUSTER, IN_NAMESPACE, Right
 from flows.launch.kubernetes.launcher import KubernetesLauncher
-from flows.launch.kubernetes.rights import FOR_DOCTOR, IN_CLUSTER, IN_NAMESPACE, Right
 from tests.flows.launch.contract import python_job
 
 DEPLOY = Path(flows.__file__).parents[1] / "deploy" / "kubernetes"

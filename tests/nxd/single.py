@@ -14,8 +14,8 @@ import torch
 
 from conf.load import load
 from hlatctl.run.paths import RunPaths
-from trainer import loop
 from trainer.backends.nxd import Nxd
+from trainer.step import loop
 
 
 def compiled_at_each_boundary(backend: Nxd, run: RunPaths) -> list[int]:

@@ -23,7 +23,7 @@ from hlatctl.run import files
 from hlatctl.run.paths import RunPaths
 from tests.nxd.test_training import Events, begin_from, launch, make_layout, reference  # noqa: F401 (fixtures are found by their names here)
 from trainer.convert.export import export, read_weights
-from trainer.model import Llama
+from trainer.model.decoder import Llama
 
 pytestmark = pytest.mark.processes
 

@@ -16,10 +16,10 @@ import pytest
 
 from conf.load import load
 from hlatctl.run import processes as process_tree
-from hlatctl.run.manifest import MANIFEST, why_invalid
+from hlatctl.run.checkpoint import MANIFEST, why_invalid
 from hlatctl.run.paths import RunPaths, step_name
+from trainer.checkpoint.shards import read_tensors
 from trainer.convert.export import read_weights
-from trainer.storage import read_tensors
 
 pytestmark = pytest.mark.processes
 

@@ -13,7 +13,7 @@ import pytest
 
 from conf.schema import ClusterConfig, SlurmConfig
 from flows.launch.base import Job
-from flows.launch.slurm import allocation
+from flows.launch.slurm import kept_nodes
 from flows.launch.slurm.launcher import SlurmLauncher
 from tests.flows.launch.contract import SLEEPS, end_of, submit
 from tests.slurm.lab import Lab
@@ -98,7 +98,7 @@ def test_jobs_run_in_turn_on_kept_nodes_and_a_spare_one_replaces_a_lost_one(lab:
 
     excluded = dataclasses.replace(trains, excluded_hosts=(trained[0],))
     assert launcher.allocation(excluded) is None, "one node is left"
-    folder = allocation.newest(place / "launch")
+    folder = kept_nodes.newest(place / "launch")
     launcher.release(place)
     assert folder
     wait_for(lambda: not lab.command("squeue", "-h", f"--name={folder.job_name}").stdout)

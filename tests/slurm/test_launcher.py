@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from conf.schema import ClusterConfig, SlurmConfig
-from flows.drill.small_disk import fill
+from flows.drill.arena import fill_disk
 from flows.launch.base import Handle, Job
-from flows.launch.endings import has_ended
-from flows.launch.place import token_file
+from flows.launch.endings import has_ended, token_file
 from flows.launch.slurm.launcher import SlurmLauncher
 from flows.launch.slurm.script import job_name
 from flows.runtime.jobs import job_error
@@ -155,7 +154,7 @@ def test_a_job_stops_by_itself_on_a_full_disk_and_stays_given_up(
     handle = submit(launcher, what)
     runs(launcher, handle, what)
     ballast = lab.disk / "ballast"
-    fill(ballast)
+    fill_disk(ballast)
     assert "No space left on device" in launcher.dump_stacks(handle)
     launcher.cancel(handle, grace_s=60)
     status = launcher.status(handle)

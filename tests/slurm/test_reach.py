@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conf.schema import ClusterConfig, Config
-from flows.drill.reach import OnSlurm
+from flows.drill.arena import OnSlurm
 from flows.launch.base import Handle, Job, Status
 from flows.launch.slurm.launcher import SlurmLauncher
 from hlatctl.run.errors import LaunchError

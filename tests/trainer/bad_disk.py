@@ -15,8 +15,8 @@ from torch import Tensor
 from hlatctl.run.errors import run_main
 from trainer.__main__ import main
 from trainer.backends.torch_native import TorchNative
+from trainer.checkpoint.shards import ShardFile
 from trainer.process import follow_launcher
-from trainer.shard_file import ShardFile
 
 _SECOND = ".tmp-step-00000100-attempt-0001"
 _save = TorchNative.save

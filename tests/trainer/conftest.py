@@ -21,9 +21,9 @@ from conf.schema import Config, SourceConfig
 from hlatctl import node
 from hlatctl.run import files, processes
 from hlatctl.run.errors import ERROR_FILE_ENV
+from hlatctl.run.files import JOB_FOLDER_ENV
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.scratch import JOB_FOLDER_ENV
 from tests.trainer.s3_server import Server, make_bucket
 
 ROOT = Path(__file__).parents[2]

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Train every run of the list."""
-    from trainer import reduction
     from trainer.backends.torch_native import TorchNative
+    from trainer.parallel import layout
 
-    reduction.BUCKET_ENTRIES = 5_000  # several buckets of a small model
+    layout.BUCKET_ENTRIES = 5_000  # several buckets of a small model
     backend = None
     for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
         run = RunPaths(Path(job["run"]))
@@ -43,8 +43,8 @@ def main() -> int:
 
 
 def _train(config: Config, run: RunPaths, backend: Backend, job: dict[str, Any]) -> None:
-    from trainer import loop
     from trainer.data.loader import Loader
+    from trainer.step import loop
 
     journal = loop.train_journal(run, backend, job["attempt"])
     training = loop.Training(config, run, backend, journal)

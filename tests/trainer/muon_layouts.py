@@ -12,11 +12,10 @@ from torch import Tensor
 from conf.load import load
 from hlatctl.run.paths import RunPaths
 from trainer.backends.torch_native import TorchNative
-from trainer.init import initialize
-from trainer.model import Llama, slice_dim
-from trainer.muon import Muon
-from trainer.optim import ParameterShard, local
-from trainer.parallel import Layout
+from trainer.model.decoder import Llama, initialize, slice_dim
+from trainer.optim.adamw import ParameterShard, local
+from trainer.optim.muon import Muon
+from trainer.parallel.layout import Layout
 
 _STEPS = 3
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 
-from hlatctl.cache.objects import connect
+from hlatctl.cache.store import connect
 from tests.ports import free_port
 from tests.waiting import wait_for
 

@@ -7,10 +7,10 @@ import sys
 import threading
 from typing import Any
 
-from trainer import evidence
 from trainer.__main__ import main
 from trainer.data.prefetch import Batches
 from trainer.process import show_stacks_when_asked
+from trainer.step import evidence
 
 
 def stand_still(batches: type[Batches], before: int) -> None:

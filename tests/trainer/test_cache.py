@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from hlatctl.cache.manifest import write_manifest
+from hlatctl.cache.graphs import write_manifest
 from hlatctl.run.errors import StorageError, load_error
 from tests.trainer.conftest import Finish, MakeConfig, MakeRun, Start
-from trainer import coverage
-from trainer.model import Llama
-from trainer.parallel import make_layout, prepare
-from trainer.precision import PRECISIONS
+from trainer.model.decoder import Llama
+from trainer.model.precision import PRECISIONS
+from trainer.parallel.layout import make_layout, prepare
+from trainer.step import coverage
 
 pytestmark = pytest.mark.processes
 

@@ -18,7 +18,7 @@ from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import MakeRun
 from tests.trainer.damage import WAYS, damage
 from trainer.backends.torch_native import TorchNative
-from trainer.loop import Training
+from trainer.step.loop import Training
 
 #: Of a run of 24 steps.
 _SAVED = (8, 16, 24)

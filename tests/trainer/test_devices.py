@@ -18,9 +18,9 @@ from conf.devices import DEVICES
 from hlatctl.run.errors import DependencyError
 from tests.trainer.conftest import EventsOf, Finish, MakeConfig, MakeRun, Start, TrainHere
 from trainer.backends.torch_native import TorchNative
-from trainer.model import Llama
-from trainer.parallel import make_layout, prepare
-from trainer.precision import PRECISIONS
+from trainer.model.decoder import Llama
+from trainer.model.precision import PRECISIONS
+from trainer.parallel.layout import make_layout, prepare
 
 _STEPS = {"tokens": 6 * 4 * 32}
 

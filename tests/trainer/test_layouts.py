@@ -13,10 +13,10 @@ import pytest
 
 from conf.load import load
 from conf.sizes import CHECKPOINT_BYTES_PER_PROCESS, checkpoint_bytes
-from hlatctl.run.manifest import read_manifest
+from hlatctl.run.checkpoint import read_manifest
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start
-from trainer.storage import read_tensors
+from trainer.checkpoint.shards import read_tensors
 
 pytestmark = pytest.mark.processes
 

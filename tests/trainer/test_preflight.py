@@ -12,13 +12,13 @@ import pytest
 from conf.compose import compose
 from conf.load import load
 from conf.sizes import checkpoint_bytes
-from hlatctl.plan.arithmetic import budget
+from hlatctl.plan.budget import budget
 from hlatctl.plan.sections import sections
 from hlatctl.run import files
 from hlatctl.run.errors import PreflightError, load_error
 from hlatctl.run.paths import RunPaths, step_name
-from trainer import preflight, preflight_nodes
-from trainer.checkpoint.tiers import Tiers
+from trainer import preflight
+from trainer.checkpoint.trust import Tiers
 
 
 @pytest.mark.processes
@@ -141,7 +141,7 @@ class TwoNodes:
 
 def compare(run: RunPaths, rank: int, *others: dict[str, Any]) -> list[str]:
     """Compare nodes in a job whose time is nearly over."""
-    return preflight_nodes.compare(run, TwoNodes(rank, *others), timeout_s=0)[1]  # type: ignore[arg-type]
+    return preflight.compare_nodes(run, TwoNodes(rank, *others), timeout_s=0)[1]  # type: ignore[arg-type]
 
 
 def test_the_node_that_does_not_share_the_run_directory_fails_and_the_first_one_does_not(
@@ -150,7 +150,7 @@ def test_the_node_that_does_not_share_the_run_directory_fails_and_the_first_one_
     monkeypatch.setenv("HLATCTL_NODE_NAME", "n1")
     run = RunPaths(tmp_path / "run")
     theirs = run.preflight_nodes / "n2.token"
-    other = {"host": "n2", "path": os.fspath(theirs), "token": "theirs", "versions": preflight_nodes.versions()}
+    other = {"host": "n2", "path": os.fspath(theirs), "token": "theirs", "versions": preflight.versions()}
     missing = (
         f"run directory {run.root}: is not the same folder on n1 and n2: what n2 wrote there can't be read "
         "(No such file or directory); runs_dir must be on storage that all nodes share"
@@ -174,10 +174,8 @@ def test_a_node_with_other_software_fails_and_the_driver_decides_a_draw(
     theirs = run.preflight_nodes / "n1.token"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("theirs")
-    usual = {**preflight_nodes.versions(), "torch": "0.1"}
-    files.write_json(run.provenance, {"packages": {"torch": driver_has or preflight_nodes.versions()["torch"]}})
+    usual = {**preflight.versions(), "torch": "0.1"}
+    files.write_json(run.provenance, {"packages": {"torch": driver_has or preflight.versions()["torch"]}})
     other = {"host": "n1", "path": os.fspath(theirs), "token": "theirs", "versions": usual}
     failures = compare(run, 1, other, {})
-    assert failures == (
-        [f"torch {preflight_nodes.versions()['torch']}: 1 of 2 nodes have 0.1"] if failing == "n2" else []
-    )
+    assert failures == ([f"torch {preflight.versions()['torch']}: 1 of 2 nodes have 0.1"] if failing == "n2" else [])

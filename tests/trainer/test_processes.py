@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hlatctl.run import fence
+from hlatctl.run.checkpoint import checkpoint_steps
 from hlatctl.run.errors import RunBusyError, StorageError
-from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths
 from tests.ports import free_port
 from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start, TrainHere

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows.launch.base import Handle, Job
-from flows.launch.local import LocalLauncher
-from flows.launch.records import started
+from flows.launch.local import LocalLauncher, recorded_start
 from hlatctl.run.errors import LaunchError, load_error
 from tests.sockets import LOOPBACK, hosts, listening
 from tests.waiting import WAIT_S
@@ -65,7 +64,7 @@ def _wait_until(true: Callable[[], object], job: Job) -> None:
 
 
 def _listening(handle: Handle) -> list[str]:
-    record = started(handle)
+    record = recorded_start(handle)
     assert record
     return listening(process.pid for process in record.members())
 

@@ -16,8 +16,8 @@ import pytest
 from hlatctl import node
 from hlatctl.cache.environment import Layout, pack
 from hlatctl.run import files, processes
-from hlatctl.run.host import NODE_NAME_ENV
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.processes import NODE_NAME_ENV
 from tests.ports import free_port
 from tests.trainer.conftest import ROOT, EventsOf, MakeRun
 from tests.waiting import wait_for

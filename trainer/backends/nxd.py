@@ -21,19 +21,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from conf.devices import HOST_PROCESS_GROUP
 from conf.schema import Config
 from hlatctl.run import peers
-from trainer.backends.base import Optimizer, StepMetrics
-from trainer.backends.common import TorchDistributed, largest_difference
+from trainer.backends.base import HostStopwatch, Optimizer, StepMetrics, Stopwatch, TorchDistributed, largest_difference
 from trainer.backends.nxd_library import import_library, join, set_environment
-from trainer.collectives import TensorParallel
-from trainer.init import initial_slice, initialize
-from trainer.model import Llama
-from trainer.optim import local
-from trainer.parallel import Layout, parameter_shards
-from trainer.shard_file import ShardFile
-from trainer.shard_index import ShardIndex
-from trainer.shared_heads import SharedHeads
-from trainer.stopwatch import HostStopwatch, Stopwatch
-from trainer.storage import load_tensors, save_tensors
+from trainer.checkpoint.shards import ShardFile, ShardIndex, load_tensors, save_tensors
+from trainer.model.decoder import Llama, initial_slice, initialize
+from trainer.optim.adamw import local
+from trainer.parallel.layout import Layout, parameter_shards
+from trainer.parallel.tensor import SharedHeads, TensorParallel
 
 if TYPE_CHECKING:
     from trainer.backends.nxd_optim import NxdAdamW

@@ -12,7 +12,7 @@ from conf.environment import CASTING
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DependencyError
 from trainer import rendezvous
-from trainer.precision import PRECISIONS
+from trainer.model.precision import PRECISIONS
 
 
 def set_environment(config: Config) -> None:

@@ -18,7 +18,7 @@ from neuronx_distributed.parallel_layers import parallel_state
 from torch import Tensor, nn
 
 from conf.schema import OptimizerConfig
-from trainer.optim import ParameterShard
+from trainer.optim.adamw import ParameterShard
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 #: For :meth:`NxdAdamW.replicated_norms`: the processes that share a key/value head.

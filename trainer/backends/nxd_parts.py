@@ -18,11 +18,9 @@ from torch import Tensor, nn
 from torch_xla.utils.checkpoint import checkpoint
 
 from conf.schema import ParallelConfig
-from trainer.attention import Mask
-from trainer.model import Layer, Llama, Parts
-from trainer.norms import RMSNorm
-from trainer.rotary import Rotary
-from trainer.shared_heads import SharedHeads
+from trainer.model.attention import Mask
+from trainer.model.decoder import Layer, Llama, Parts, RMSNorm, Rotary
+from trainer.parallel.tensor import SharedHeads
 
 #: Dimension of (batch, seq, hidden) that sequence parallelism shards.
 _SEQUENCE = 1
@@ -32,7 +30,7 @@ _FLASH_SEQ_TILE, _FLASH_HEAD_DIM = 2048, 128
 
 
 class NxdParts(Parts):
-    """See :class:`trainer.model.Parts`.
+    """See :class:`trainer.model.decoder.Parts`.
 
     Args:
         parallel: degrees, and whether sequences are sharded.
@@ -48,7 +46,7 @@ class NxdParts(Parts):
             parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_size(), heads
         )
         self._flash, self._sequence = flash, parallel.sequence_parallel
-        # trainer.init sets the initial values.
+        # trainer.model.decoder sets the initial values.
         self._weight: dict[str, Any] = {"dtype": dtype, "init_method": _leave}
         # Without sequence parallelism the backward pass sums a copy in `reduce_dtype`, and drops the sum if activations
         # have another dtype (layers_utils.py, in 0.11 to 0.18). So `reduce_dtype` must be theirs.

@@ -21,21 +21,23 @@ from conf.schema import Config
 from hlatctl.run import peers
 from hlatctl.run.errors import DependencyError
 from trainer import rendezvous
-from trainer.backends.base import Optimizer, StepMetrics
-from trainer.backends.common import TorchDistributed, largest_difference
-from trainer.init import initialize
-from trainer.model import Llama
-from trainer.muon import Muon
-from trainer.optim import AdamW, clip_divisor, local
-from trainer.parallel import before_micro_batch, loss_of, make_layout, parameter_shards, prepare
-from trainer.reduction import OverlappedSum
-from trainer.shard_file import ShardFile
-from trainer.shard_index import ShardIndex
-from trainer.stopwatch import DeviceStopwatch, HostStopwatch, Stopwatch
-from trainer.storage import load_tensors, save_tensors
+from trainer.backends.base import (
+    DeviceStopwatch,
+    HostStopwatch,
+    Optimizer,
+    StepMetrics,
+    Stopwatch,
+    TorchDistributed,
+    largest_difference,
+)
+from trainer.checkpoint.shards import ShardFile, ShardIndex, load_tensors, save_tensors
+from trainer.model.decoder import Llama, initialize
+from trainer.optim.adamw import AdamW, clip_divisor, local
+from trainer.optim.muon import Muon
+from trainer.parallel.layout import OverlappedSum, before_micro_batch, loss_of, make_layout, parameter_shards, prepare
 
 if TYPE_CHECKING:
-    from trainer.pipeline import Pipeline
+    from trainer.parallel.pipeline import Pipeline
 
 #: Collectives fail after this long; far above the time of a compilation. None waits for a checkpoint's storage.
 _TIMEOUT = timedelta(minutes=15)
@@ -89,7 +91,7 @@ class TorchNative(TorchDistributed):
                 document_end_id=document_end_id,
             ).to(self._precision.weights)
         if self._precision.fp8:
-            from trainer import fp8
+            from trainer.model import fp8
 
             fp8.check(config, self.device)
             fp8.use_fp8(model, config.precision.fp8_scaling, emulate=self._facts.fp8_capability is None)
@@ -99,7 +101,7 @@ class TorchNative(TorchDistributed):
         model.to_empty(device=self.device)
         initialize(model, config.model, config.seed)
         if config.parallel.pipeline_parallel_size > 1:
-            from trainer.pipeline import Pipeline  # importing torch's pipelining takes half a second
+            from trainer.parallel.pipeline import Pipeline  # importing torch's pipelining takes half a second
 
             self._pipeline = Pipeline(
                 model, layout, lambda hidden, targets: self._loss(model, hidden, targets) * self._scale, self.device

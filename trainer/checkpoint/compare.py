@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hlatctl.run import processes
+from hlatctl.run.checkpoint import read_manifest
 from hlatctl.run.errors import run_main
-from hlatctl.run.manifest import read_manifest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.shard_index import StoredTensor
+    from trainer.checkpoint.shards import StoredTensor
 
 #: Elements that are subtracted at once.
 _BLOCK = 1 << 24
@@ -62,7 +62,7 @@ def compare(folder: Path, other: Path) -> Compared:
     Raises:
         CheckpointError: one can't be read.
     """
-    from trainer.shard_index import read_index
+    from trainer.checkpoint.shards import read_index
 
     ours, theirs = ({one.name: one for one in read_index(path).tensors()} for path in (folder, other))
     sums, other_sums = ({str(e["path"]): e["sha256"] for e in read_manifest(path).files} for path in (folder, other))
@@ -80,7 +80,7 @@ def compare(folder: Path, other: Path) -> Compared:
 
 
 def _read(folder: Path, stored: StoredTensor) -> Tensor:
-    from trainer.storage import read_tensors
+    from trainer.checkpoint.shards import read_tensors
 
     return read_tensors(folder, lambda name: name == stored.name)[stored.name].reshape(-1)
 

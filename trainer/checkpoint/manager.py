@@ -25,20 +25,17 @@ from conf.schema import Config
 from conf.sizes import checkpoint_bytes
 from conf.training_rules import BLOCKING, SaveReason
 from hlatctl.run import files
+from hlatctl.run.checkpoint import RankStates, read_rank_states
 from hlatctl.run.errors import DISK_FULL, HlatctlError, StorageError, from_record
+from hlatctl.run.files import reading
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.rank_states import RankStates, read_rank_states
-from hlatctl.run.reading import reading
 from trainer.backends.base import Backend
-from trainer.checkpoint.fetch import Fetcher
-from trainer.checkpoint.mirror import Mirror
-from trainer.checkpoint.tiers import Tiers
+from trainer.checkpoint.mirror import Fetcher, Mirror
+from trainer.checkpoint.shards import ShardIndex, read_index
 from trainer.checkpoint.together import Together
-from trainer.checkpoint.trust import CheckpointRecords
-from trainer.checkpoint.verify import Verifier
+from trainer.checkpoint.trust import CheckpointRecords, Tiers, Verifier
 from trainer.checkpoint.writer import STATE, Save, Writer
-from trainer.shard_index import ShardIndex, read_index
 
 #: Prefix of the weights among a checkpoint's tensors.
 WEIGHTS = "model."
@@ -145,7 +142,7 @@ class CheckpointManager:
             self._mirror.close()
 
     def reconfigure(self, config: Config) -> None:
-        """Take other values of the keys in ``conf.amendable.LIVE``, while training runs."""
+        """Take other values of the keys in ``conf.amendments.LIVE``, while training runs."""
         self._config = config
         self._records.reconfigure(config)
         if self._mirror:

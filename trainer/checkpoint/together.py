@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hlatctl.run.errors import HlatctlError, StorageError, code_of, from_record, to_record
-from hlatctl.run.system_errors import hint_of
+from hlatctl.run.errors import HlatctlError, StorageError, code_of, from_record, hint_of, to_record
 from trainer.backends.base import Backend
 
 #: Longest pause between two exchanges, s. The end of the slowest rank's work is noticed at once.

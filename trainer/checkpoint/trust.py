@@ -3,28 +3,170 @@
 A checkpoint is written (under a temporary name), committed (renamed), verified (read again: ``verify.py`` lists the
 checks), and finally has survived (finite steps followed it). Each of these is an event. The state is read
 from the journal, so an attempt continues with the state of the previous one.
+
+Verification of a checkpoint by all ranks, each its share of the files.
+
+Checked are: size and SHA-256 of every file in the manifest; that JSON files can be parsed; that the tensors in each
+shard's header fill it exactly; that the shards have every element of every tensor; that no shard is unlisted. Tensor
+values are covered by the hashes.
+
+The folders of a run's checkpoints: in the run directory and, optionally, on the node's own disk.
+
+Folders are created under a temporary name, renamed when they are complete, copied and deleted here.
+
+The hash of a shard as it comes back from storage, computed while the shard is still being written.
+
+Verifying a checkpoint after it is written takes as long again as writing it. Storage that writes and reads at the same
+time has both done at about the same time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from conf.schema import Config
 from conf.sizes import checkpoint_bytes
 from conf.training_rules import CheckpointPolicy
+from hlatctl.run import files
+from hlatctl.run.checkpoint import MANIFEST, read_manifest, steps_in, why_invalid
 from hlatctl.run.errors import CheckpointError
+from hlatctl.run.fence import Fence
+from hlatctl.run.files import DAMAGED, REPLACED, fsync, read_json, replace_folder, why
 from hlatctl.run.fold import apply
 from hlatctl.run.journal import JournalTail, JournalWriter, no_steps
 from hlatctl.run.lease import is_held
-from hlatctl.run.manifest import read_manifest, steps_in
-from hlatctl.run.model_link import read_link
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.model_folder import read_link
+from hlatctl.run.paths import RunPaths, attempt_name, step_name
 from hlatctl.run.state import MilestoneState, RunState
-from trainer.checkpoint.tiers import Tiers
+from trainer.backends.base import Backend
+from trainer.checkpoint.shards import INDEX, SUFFIX, number_of, read_header, read_index
+from trainer.checkpoint.together import Together
+
+_TEMPORARY = ".tmp-"
+
+
+class Tiers:
+    """The folders that hold a run's checkpoints.
+
+    Args:
+        run: its directory, on shared storage.
+        attempt: that writes, until it is over; 0: none.
+    """
+
+    def __init__(self, config: Config, run: RunPaths, attempt: int = 0) -> None:
+        self.shared = run.checkpoints
+        self._fence = Fence(run, attempt)
+        self.fast: Path | None = None
+        if config.checkpoint.fast_dir is not None:
+            # Runs in other runs folders may have the same id.
+            of_run = hashlib.sha256(os.fsencode(run.root)).hexdigest()[:8]
+            self.fast = Path(config.checkpoint.fast_dir).expanduser() / f"{run.run_id}-{of_run}"
+
+    @property
+    def folders(self) -> list[Path]:
+        """All folders. Checkpoints are written to the first, the fastest."""
+        return [self.shared] if self.fast is None else [self.fast, self.shared]
+
+    def copies(self) -> Iterator[tuple[int, Path]]:
+        """Yield step and folder of every checkpoint: newest step first, of each step the fastest folder first."""
+        for step in sorted({step for folder in self.folders for step in steps_in(folder)}, reverse=True):
+            for folder in self.folders:
+                if (folder / step_name(step)).is_dir():
+                    yield step, folder / step_name(step)
+
+    def temporary(self, step: int) -> Path:
+        """Return the folder that a checkpoint is written to before it is committed."""
+        return self.folders[0] / self._temporary_name(step)
+
+    def partial(self, step: int) -> Path:
+        """Return the folder in the run directory that a checkpoint is copied to before it has its final name."""
+        return self.shared / self._temporary_name(step)
+
+    def _temporary_name(self, step: int) -> str:
+        """Each attempt has its own: a process of an earlier one may still write there."""
+        attempt = self._fence.attempt
+        return f"{_TEMPORARY}{step_name(step)}{f'-{attempt_name(attempt)}' if attempt else ''}"
+
+    def check(self) -> None:
+        """Raise an error if the attempt is over (see :class:`hlatctl.run.fence.Fence`)."""
+        self._fence.check(now=True)
+
+    def begin(self, step: int) -> None:
+        """Create an empty temporary folder."""
+        self.check()
+        shutil.rmtree(self.temporary(step), ignore_errors=True)
+        self.temporary(step).mkdir(parents=True)
+
+    def abandon(self, step: int) -> None:
+        """Delete the temporary folder."""
+        shutil.rmtree(self.temporary(step), ignore_errors=True)
+
+    def commit(self, step: int) -> Path:
+        """Rename the temporary folder durably; return its new path."""
+        self.check()
+        return replace_folder(self.temporary(step), self.folders[0] / step_name(step))
+
+    def begin_copy(self, step: int) -> None:
+        """Create an empty folder in the run directory for the copy of a checkpoint from the fast folder."""
+        self.abandon_copy(step)
+        self.partial(step).mkdir(parents=True)
+
+    def copy(self, step: int, names: Iterable[str]) -> None:
+        """Copy files of a checkpoint durably from the fast folder.
+
+        Raises:
+            OSError: the run directory can't be written, or a file is not in the fast folder.
+        """
+        assert self.fast is not None
+        for name in names:
+            target = self.partial(step) / name
+            shutil.copyfile(self.fast / step_name(step) / name, target)
+            fsync(target)
+
+    def finish_copy(self, step: int) -> Path:
+        """Copy the manifest, last, and give the copy its final name durably; return its path."""
+        self.copy(step, [MANIFEST])
+        fsync(self.partial(step))
+        self.check()
+        return replace_folder(self.partial(step), self.shared / step_name(step))
+
+    def abandon_copy(self, step: int) -> None:
+        """Delete what is copied so far."""
+        shutil.rmtree(self.partial(step), ignore_errors=True)
+
+    def delete(self, step: int) -> None:
+        """Delete a checkpoint in all folders."""
+        self.check()
+        for folder in self.folders:
+            _delete(folder / step_name(step))
+
+    def trim_fast(self, newest: int) -> None:
+        """Delete checkpoints from the fast folder that are older than one that the run directory has too."""
+        if self.fast is not None:
+            for step in steps_in(self.fast):
+                if step < newest:
+                    _delete(self.fast / step_name(step))
+
+    def clean(self) -> None:
+        """Delete the remains of interrupted writes."""
+        self.check()
+        for folder in self.folders:
+            for left_over in folder.iterdir() if folder.is_dir() else ():
+                if left_over.name.startswith((_TEMPORARY, REPLACED)):
+                    shutil.rmtree(left_over, ignore_errors=True)
+
+
+def _delete(checkpoint: Path) -> None:
+    (checkpoint / MANIFEST).unlink(missing_ok=True)  # first, so that a partly deleted folder never counts
+    shutil.rmtree(checkpoint, ignore_errors=True)
+
 
 #: Time allowed for writing or reading a checkpoint: this many times what the newest took to write, and at least 15 min.
 _PATIENCE, _SHORTEST_LIMIT_S = 4.0, 900.0
@@ -219,3 +361,156 @@ class CheckpointRecords:
                 self._manifests[event["step"]] = event.get("manifest_sha256", "")
             if event["kind"] == "checkpoint_written" and event["wall_s"] > 0:
                 self._bytes_per_s = event["bytes"] / event["wall_s"]
+
+
+#: Read at once, after it has reached storage. Two may remain when the file is complete: 7 % of a shard of 70B on 2,048
+#: ranks.
+PIECE_BYTES = 16 << 20
+_BLOCK_BYTES = 8 << 20
+_POLL_S = 0.05
+
+
+class ReadBack:
+    """Follows a file that another thread writes from beginning to end. Linux only; elsewhere it reads nothing.
+
+    Args:
+        path: of the file, which may not exist yet. It may be renamed once :meth:`written` was called.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self._path, self._digest = path, hashlib.sha256()
+        self._written = threading.Event()
+        self._result: str | None = None
+        # A daemon thread, so that a process can exit while its storage doesn't answer.
+        self._thread = threading.Thread(target=self._run, name="checkpoint-read-back", daemon=True)
+        if hasattr(os, "posix_fadvise"):
+            self._thread.start()
+
+    def written(self) -> None:
+        """Note that the file is complete, or will never be."""
+        self._written.set()
+
+    def sha256(self) -> str | None:
+        """Wait until all of a written file has come back; return its SHA-256. None: it could not be read."""
+        if self._thread.ident:
+            self._thread.join()
+        return self._result
+
+    def _run(self) -> None:
+        with suppress(OSError):  # the usual verification reads the file again, and names the error
+            while not self._path.exists() and not self._written.wait(_POLL_S):
+                pass
+            self._follow(os.open(self._path, os.O_RDONLY))
+
+    def _follow(self, descriptor: int) -> None:
+        at = 0
+        try:
+            while True:
+                is_whole = self._written.wait(_POLL_S)
+                size = os.fstat(descriptor).st_size
+                while size - at >= (1 if is_whole else PIECE_BYTES):
+                    at = self._read(descriptor, at, min(size, at + PIECE_BYTES))
+                if is_whole:
+                    self._result = self._digest.hexdigest()
+                    return
+        finally:
+            os.close(descriptor)
+
+    def _read(self, descriptor: int, begin: int, end: int) -> int:
+        """Read a piece from storage, not from the page cache; return where it ended."""
+        os.fdatasync(descriptor)  # pages that aren't on storage yet can't be dropped
+        os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
+        while begin < end:
+            block = os.pread(descriptor, min(_BLOCK_BYTES, end - begin), begin)
+            if not block:
+                raise OSError(f"{self._path}: has become shorter")
+            self._digest.update(block)
+            begin += len(block)
+        return begin
+
+
+class Verifier:
+    """Verifies checkpoints. All ranks call :meth:`why_invalid` together."""
+
+    def __init__(self, backend: Backend, together: Together) -> None:
+        self._backend, self._together = backend, together
+
+    def why_invalid(
+        self, folder: Path, *, of_run: bool = True, from_storage: bool = False, read_back: ReadBack | None = None
+    ) -> str | None:
+        """Return why a checkpoint is invalid, with the file's name; None if it is valid.
+
+        Args:
+            folder: of the checkpoint.
+            of_run: it is in a run's folder of checkpoints, so its name must be that of its step.
+            from_storage: read the files from storage, not from the page cache. A start doesn't: what it verifies is
+                then read from the page cache.
+            read_back: of this rank's shard, which is read again only if it came back differently, or not at all.
+        """
+        found = self._together.on_rank0(lambda: _list(folder, of_run=of_run))
+        if found["reason"]:
+            return str(found["reason"])
+        mine = share(found["files"], self._backend.rank, self._backend.world_size)
+        reasons = self._together.everywhere(lambda: _why_bad(folder, mine, read_back, from_storage=from_storage))
+        reason = next(filter(None, reasons), None) or self._together.on_rank0(lambda: why_incomplete(folder))
+        return None if reason is None else str(reason)
+
+
+def share(entries: Iterable[dict[str, Any]], rank: int, world_size: int) -> list[dict[str, Any]]:
+    """Return the files that a rank verifies: the shard that it wrote, or loads after a start with the same layout."""
+    return [entry for entry in entries if ((number_of(entry["path"]) or 1) - 1) % world_size == rank]
+
+
+def why_unreadable(folder: Path, names: Iterable[str]) -> str | None:
+    """Return the first JSON file or shard that can't be read as its type, as ``"name: reason"``; None if all can."""
+    for name in names:
+        try:
+            if name.endswith(".json"):
+                read_json(folder / name)
+            elif name.endswith(SUFFIX):
+                read_header(folder / name)
+        except (OSError, ValueError) as error:
+            return f"{name}: {error}"
+    return None
+
+
+def why_incomplete(folder: Path) -> str | None:
+    """Return a tensor that the shards don't have, or a file that isn't in the manifest; None if there is none."""
+    sizes = {entry["path"]: entry["bytes"] for entry in read_manifest(folder).files}
+    for path in (*sorted(folder.glob(f"*{SUFFIX}")), folder / INDEX):
+        if path.name not in sizes and path.exists():  # it would be read too
+            return f"{path.name}: not in the manifest"
+    try:
+        return read_index(folder).why_incomplete(sizes)
+    except CheckpointError as error:
+        return error.message
+    except DAMAGED as error:
+        return f"{INDEX}: {why(error)}"
+
+
+def drop_cached_pages(path: Path) -> None:
+    """Drop a file from the page cache, so that it is read from storage; only on Linux."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _list(folder: Path, *, of_run: bool) -> dict[str, Any]:
+    reason = why_invalid(folder, checksums=False, of_run=of_run)
+    return {"reason": reason, "files": [] if reason else read_manifest(folder).files}
+
+
+def _why_bad(
+    folder: Path, entries: list[dict[str, Any]], read_back: ReadBack | None, *, from_storage: bool
+) -> str | None:
+    came_back = (read_back.name, read_back.sha256()) if read_back else None
+    unread = [entry for entry in entries if (entry["path"], entry["sha256"]) != came_back]
+    for entry in unread:
+        if from_storage:
+            drop_cached_pages(folder / entry["path"])
+    return files.first_difference(folder, unread) or why_unreadable(folder, [entry["path"] for entry in entries])

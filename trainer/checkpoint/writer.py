@@ -1,10 +1,13 @@
 """Writing of one checkpoint, in the training thread or beside it.
 
 The writing threads of all ranks communicate over a process group of their own.
+
+The copy of a checkpoint from the node's own disk to the run directory, to which each rank adds its share.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,19 +21,41 @@ from conf.initial_weights import MODEL
 from conf.schema import Config
 from conf.training_rules import REQUIRED, SaveReason
 from hlatctl.run import files
+from hlatctl.run.checkpoint import RANK_STATES, WORLD_SIZE, RankStates, read_manifest, write_manifest
 from hlatctl.run.errors import DISK_FULL, HlatctlError, RunBusyError, StorageError, from_record, to_record
-from hlatctl.run.manifest import write_manifest
-from hlatctl.run.rank_states import RANK_STATES, WORLD_SIZE, RankStates
+from hlatctl.run.paths import step_name
 from trainer.backends.base import Backend
 from trainer.checkpoint.mirror import Mirror
-from trainer.checkpoint.read_back import ReadBack
-from trainer.checkpoint.shared_copy import copy_to_shared
-from trainer.checkpoint.tiers import Tiers
+from trainer.checkpoint.shards import INDEX, ShardFile, ShardIndex, StoredChunk, compose, file_name
 from trainer.checkpoint.together import Failure, Together
-from trainer.checkpoint.trust import CheckpointRecords
-from trainer.checkpoint.verify import Verifier
-from trainer.shard_file import ShardFile, StoredChunk, file_name
-from trainer.shard_index import INDEX, ShardIndex, compose
+from trainer.checkpoint.trust import CheckpointRecords, ReadBack, Tiers, Verifier, share
+
+
+def copy_to_shared(step: int, tiers: Tiers, backend: Backend, together: Together) -> Path:
+    """Return a committed checkpoint's folder in the run directory, after copying it if there is a fast folder.
+
+    All ranks call this together.
+
+    Raises:
+        HlatctlError: a rank can't copy its share; on all ranks. Nothing of the copy is left.
+    """
+    if tiers.fast is None:
+        return tiers.shared / step_name(step)
+    source = tiers.fast / step_name(step)
+
+    def copy_share() -> None:
+        entries = share(read_manifest(source).files, backend.rank, backend.world_size)
+        tiers.copy(step, [entry["path"] for entry in entries])
+
+    try:
+        together.on_rank0(lambda: tiers.begin_copy(step))
+        together.everywhere(copy_share)
+        return Path(together.on_rank0(lambda: os.fspath(tiers.finish_copy(step))))
+    except HlatctlError:
+        if backend.rank == 0:
+            tiers.abandon_copy(step)
+        raise
+
 
 STATE = "state.json"
 

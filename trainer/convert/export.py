@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING, Any
 from conf.of_run import of_run
 from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.atomic import new_folder
+from hlatctl.run.checkpoint import folder_steps, read_manifest, why_invalid
 from hlatctl.run.errors import CheckpointError, DataError, run_main
-from hlatctl.run.manifest import folder_steps, read_manifest, why_invalid
-from hlatctl.run.model_link import write_link
+from hlatctl.run.files import DAMAGED, new_folder, why
+from hlatctl.run.model_folder import write_link
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED, why
-from trainer.convert.hugging_face import hugging_face_config
-from trainer.convert.weights import WEIGHTS, Weights
-from trainer.storage import read_tensors
+from trainer.checkpoint.shards import read_tensors
+from trainer.convert.hugging_face import WEIGHTS, Weights, hugging_face_config
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,19 +1,98 @@
-"""Convert weights and model configurations to and from those of Hugging Face's architectures; no files."""
+"""Convert weights and model configurations to and from those of Hugging Face's architectures; no files.
+
+The architectures of Hugging Face that our decoder can be, and their names of our weights.
+
+A checkpoint's weights by the names of Hugging Face, read a few tensors at a time, in any layout.
+
+``export`` writes them to files, and ``serve`` sends them to the process that evaluates them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.constraints import violations
 from conf.load import decode_dataclass
-from conf.schema import ModelConfig
+from conf.schema import Config, ModelConfig
+from hlatctl.run.checkpoint import why_invalid
 from hlatctl.run.errors import CheckpointError, ConfigError
-from trainer.convert.families import FAMILIES, family_of
+from trainer.checkpoint.shards import describe_tensors, load_tensors, read_index
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_FAMILIES_NAMES = {"attention.o.weight": "self_attn.o_proj.weight", "mlp.down.weight": "mlp.down_proj.weight"}
+_PRE_NORMS = {"attention_norm.weight": "input_layernorm.weight", "mlp_norm.weight": "post_attention_layernorm.weight"}
+_POST_NORMS = {
+    "attention_norm.weight": "post_attention_layernorm.weight",
+    "mlp_norm.weight": "post_feedforward_layernorm.weight",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """An architecture.
+
+    Args:
+        model_type: in their ``config.json``.
+        architecture: their class.
+        qk_norm: our ``model.qk_norm``.
+        norm_position: our ``model.norm_position``.
+        rms_norm_eps: if their ``config.json`` has none.
+        head_dim: the same; None: hidden size / heads.
+        layer_names: their names of a layer's weights by ours, without the coalesced ones.
+    """
+
+    model_type: str
+    architecture: str
+    qk_norm: str
+    norm_position: str
+    rms_norm_eps: float
+    head_dim: int | None = None
+    layer_names: dict[str, str]
+
+
+def _qk_norms(kind: str) -> dict[str, str]:
+    return {f"attention.norms.{part}_{kind}.weight": f"self_attn.{part}_norm.weight" for part in "qk"}
+
+
+FAMILIES = (
+    Family(
+        model_type="llama",
+        architecture="LlamaForCausalLM",
+        qk_norm="none",
+        norm_position="pre",
+        rms_norm_eps=1e-6,
+        layer_names=_PRE_NORMS | _FAMILIES_NAMES,
+    ),
+    Family(
+        model_type="qwen3",
+        architecture="Qwen3ForCausalLM",
+        qk_norm="head",
+        norm_position="pre",
+        rms_norm_eps=1e-6,
+        head_dim=128,
+        layer_names=_PRE_NORMS | _qk_norms("head_norm") | _FAMILIES_NAMES,
+    ),
+    Family(
+        model_type="olmo2",
+        architecture="Olmo2ForCausalLM",
+        qk_norm="all",
+        norm_position="post",
+        rms_norm_eps=1e-5,
+        layer_names=_POST_NORMS | _qk_norms("norm") | _FAMILIES_NAMES,
+    ),
+)
+
+
+def family_of(model: ModelConfig) -> Family:
+    """Return a valid model's family."""
+    return next(f for f in FAMILIES if (f.qk_norm, f.norm_position) == (model.qk_norm, model.norm_position))
+
 
 _NAMES = {
     "embedding.weight": "model.embed_tokens.weight",
@@ -272,7 +351,7 @@ def _join_qkv(q: Tensor, k: Tensor, v: Tensor, model: ModelConfig) -> Tensor:
 
 
 def _split_gate_up(weight: Tensor, model: ModelConfig) -> tuple[Tensor, Tensor]:
-    from trainer.model import mlp_blocks
+    from trainer.model.decoder import mlp_blocks
 
     blocks = weight.view(mlp_blocks(model), 2, -1, model.hidden_size)
     gate, up = (part.flatten(0, 1).contiguous() for part in blocks.unbind(1))
@@ -282,7 +361,75 @@ def _split_gate_up(weight: Tensor, model: ModelConfig) -> tuple[Tensor, Tensor]:
 def _join_gate_up(gate: Tensor, up: Tensor, model: ModelConfig) -> Tensor:
     import torch
 
-    from trainer.model import mlp_blocks
+    from trainer.model.decoder import mlp_blocks
 
     shape = (mlp_blocks(model), -1, model.hidden_size)
     return torch.stack([gate.view(shape), up.view(shape)], dim=1).flatten(0, 2)
+
+
+#: Prefix of the weights among a checkpoint's tensors.
+WEIGHTS = "model."
+
+
+class Weights:
+    """The weights of a checkpoint; the moments are not read.
+
+    Args:
+        folder: the checkpoint's.
+        config: of its run.
+
+    Raises:
+        CheckpointError: it has no weights, or others than the run's model, or can't be read.
+    """
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        self._folder, self._config = folder, config
+        stored = describe_tensors(folder)
+        self.ours = {name.removeprefix(WEIGHTS): stored[name] for name in stored if name.startswith(WEIGHTS)}
+        if not self.ours:
+            raise CheckpointError(f"{folder}: has no weights", hint="choose a trained run; --dry-run trains nothing")
+        self._check_shapes()
+        self._index = read_index(folder)
+
+    def described(self) -> dict[str, tuple[str, Tensor]]:
+        """Return, by Hugging Face's names, our name of the tensor that each is in, and the tensor without values."""
+        return {
+            name: (ours, part)
+            for ours, tensor in self.ours.items()
+            for name, part in to_hugging_face({ours: tensor}, self._config.model).items()
+        }
+
+    def read(self, ours: Sequence[str]) -> dict[str, Tensor]:
+        """Return some tensors of ours by Hugging Face's names, with the coalesced ones split.
+
+        Raises:
+            CheckpointError: they can't be read, or the checkpoint was removed meanwhile.
+        """
+        import torch
+
+        values = {name: torch.empty_like(self.ours[name], device="cpu") for name in ours}
+        try:
+            load_tensors({WEIGHTS + name: tensor for name, tensor in values.items()}, self._folder, self._index)
+        except CheckpointError as error:
+            reason = why_invalid(self._folder, checksums=False)  # a running run may delete the checkpoint
+            if reason is None:
+                raise
+            raise CheckpointError(
+                f"{self._folder}: was removed while it was read ({reason})",
+                hint="use a milestone's checkpoint, which is kept until it is evaluated",
+            ) from error
+        return to_hugging_face(values, self._config.model)
+
+    def _check_shapes(self) -> None:
+        """Check that the checkpoint has every tensor of the run's model, in its shape."""
+        import torch
+
+        from trainer.model.decoder import Llama
+
+        with torch.device("meta"):
+            expected = Llama(self._config.model, self._config.train.seq_len).state_dict()
+        for name, tensor in expected.items():
+            if name not in self.ours:
+                raise CheckpointError(f"{self._folder}: {WEIGHTS}{name} is missing")
+            if (shape := tuple(self.ours[name].shape)) != (wanted := tuple(tensor.shape)):
+                raise CheckpointError(f"{self._folder}: {WEIGHTS}{name} has shape {shape}, expected {wanted}")

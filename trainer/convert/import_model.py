@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 from conf.initial_weights import MODEL
 from conf.sizes import BF16_BYTES, parameters
 from hlatctl.run import files
-from hlatctl.run.atomic import new_folder
+from hlatctl.run.checkpoint import write_manifest
 from hlatctl.run.errors import CheckpointError, run_main
-from hlatctl.run.manifest import write_manifest
-from hlatctl.run.reading import check_size, why
+from hlatctl.run.files import check_size, new_folder, why
 from hlatctl.units import size
+from trainer.checkpoint.shards import save_tensors
 from trainer.convert.hugging_face import from_hugging_face, model_config, to_hugging_face
-from trainer.storage import save_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,7 +130,7 @@ def _expected(model: ModelConfig) -> dict[str, Tensor]:
     """Return a model's weights by their names, on the meta device."""
     import torch
 
-    from trainer.model import Llama
+    from trainer.model.decoder import Llama
 
     with torch.device("meta"):
         ours = dict(Llama(model, 2).named_parameters())

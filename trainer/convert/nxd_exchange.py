@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, Any
 from conf.initial_weights import MODEL
 from conf.of_run import of_run
 from conf.schema import Config
-from hlatctl.run import files, node_copy
-from hlatctl.run.atomic import new_folder
+from hlatctl.run import files
+from hlatctl.run.checkpoint import read_manifest, write_manifest
 from hlatctl.run.errors import CheckpointError, ConfigError, run_main
-from hlatctl.run.manifest import read_manifest, write_manifest
+from hlatctl.run.files import new_folder, parse_json, reading
 from hlatctl.run.paths import RunPaths, step_name
-from hlatctl.run.reading import parse_json, reading
-from trainer.shard_file import StoredChunk
-from trainer.shard_index import INDEX, ShardIndex, compose, read_index
+from trainer.checkpoint.shards import INDEX, ShardIndex, StoredChunk, compose, read_index
 
 if TYPE_CHECKING:
     from trainer.backends.nxd import Nxd
@@ -126,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, required=True, help="new folder")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
-    config = of_run(run, read=node_copy.read_text)
+    config = of_run(run, read=files.read_shared_text)
     if config.backend.name != "nxd":
         raise ConfigError(
             f"backend.name={config.backend.name}: must be nxd, because the library's checkpoints need its processes",

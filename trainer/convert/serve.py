@@ -1,6 +1,6 @@
 """``python -m trainer.convert.serve --run-dir RUN --step N --manifest SHA256``: send weights to the parent process.
 
-For ``eval.linked``, which evaluates a checkpoint without a copy of its weights. First comes a line of JSON,
+For ``eval.model``, which evaluates a checkpoint without a copy of its weights. First comes a line of JSON,
 ``{"tensors": {NAME: {"dtype", "shape"}}}``, by Hugging Face's names. Then each line ``{"name", "slices"}`` on stdin is
 answered by a line ``{"shape"}`` and the values' bytes, in C order; ``slices`` has ``[start, stop, step]`` for each
 leading dimension. Errors are lines ``{"error": ...}``. Ends with its stdin, or with its parent.
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from conf.of_run import of_run
 from hlatctl.run import processes
+from hlatctl.run.checkpoint import read_manifest, why_invalid
 from hlatctl.run.errors import CheckpointError, HlatctlError, run_main, to_record
-from hlatctl.run.manifest import read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
-from trainer.convert.weights import Weights
+from trainer.convert.hugging_face import Weights
 
 if TYPE_CHECKING:
     from torch import Tensor

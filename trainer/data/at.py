@@ -13,18 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conf.amend import AMENDED, batch_after, skipped_batches
+from conf.data_changes import AMENDED, batch_after, skipped_batches
 from conf.of_run import check_step, of_run
 from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.batches import events_about
+from hlatctl.run.checkpoint import checkpoint_steps, events_about, read_rank_states
 from hlatctl.run.errors import DataError, HlatctlError, run_main
+from hlatctl.run.files import DAMAGED, why
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import Event
-from hlatctl.run.manifest import checkpoint_steps
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.rank_states import read_rank_states
-from hlatctl.run.reading import DAMAGED, why
 
 _EXCERPT_CHARACTERS = 60
 #: The trainer's own amendments take effect within an attempt; an operator's take effect in the next one.

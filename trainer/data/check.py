@@ -16,7 +16,7 @@ from conf.schema import Config
 from hlatctl.run.errors import HlatctlError, run_main
 from trainer.data import corpus
 from trainer.data.prepare_tokens import check_tokens, fetch_indexes
-from trainer.data.stand_in import in_words, is_remote, stand_ins
+from trainer.data.remote import in_words, is_remote, stand_ins
 
 
 def check(config: Config) -> None:

@@ -18,16 +18,12 @@ from hlatctl.run import files
 from hlatctl.run.errors import DataError
 from hlatctl.units import counted
 from trainer.data import tokenizer
-from trainer.data.convert import CORRUPT_KEPT
-from trainer.data.corpus import Corpus, check_vocabulary
-from trainer.data.damage import fail
+from trainer.data.arrow_index import index_file
+from trainer.data.corpus import COLUMN, CORRUPT_KEPT, Corpus, InPlace, Piece, check_vocabulary, held_out_name
 from trainer.data.documents import Source
-from trainer.data.encoder import make_encoder
-from trainer.data.index import index_file
-from trainer.data.indexing import InPlace
-from trainer.data.pieces import Piece
-from trainer.data.read_ahead import RemoteDocuments, in_order
-from trainer.data.split import COLUMN, held_out_name
+from trainer.data.formats import fail
+from trainer.data.remote import RemoteDocuments, in_order
+from trainer.data.tokenizer import make_encoder
 
 DATASET = "dataset.json"
 VALIDATION = "validation.jsonl"
@@ -47,7 +43,7 @@ class Prepared:
         corpora: of the configuration.
         pieces: the inputs of each.
         in_place: the files of each that are used where they lie.
-        units: results of ``trainer.data.convert``.
+        units: results of ``trainer.data.corpus``.
     """
 
     corpora: list[Corpus]

@@ -3,16 +3,24 @@
 A file is checked (:func:`check_file`: existence, schema, first line) before it is read (:func:`read_documents`: one
 document after another in bounded memory); both raise the same errors. A row's number is 1-based: the line of JSON
 Lines, the row of a table, the piece of a plain text. No torch, no transformers.
+
+Read lines of a file, decompressed or in a range, and documents from JSON Lines.
+
+What readers of a corpus report: damage, with file and place; and the errors that they share.
 """
 
 from __future__ import annotations
 
+import gzip
 import io
+import json
 import mmap
 import os
+import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +28,165 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hlatctl.run import files
 from hlatctl.run.errors import DataError
-from trainer.data.damage import MAX_TEXT_BYTES, Report, Row, fail, guard, no_column, not_utf8, too_long
-from trainer.data.json_lines import json_rows, open_lines
+
+#: Limit of a document, and of a line that contains one. The longest of public corpora have some 10 MB.
+MAX_TEXT_BYTES = 64 << 20
+#: A row's number, and its text if it has one.
+Row = tuple[int, str | None]
+#: Called with damage: raises it, or returns to skip the damaged part.
+Report = Callable[[DataError], None]
+
+
+def fail(error: DataError) -> None:
+    """Raise the error: damage stops the reading."""
+    raise error
+
+
+@contextmanager
+def guard(path: Path, report: Report, where: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """Report an error inside a reader with file and place; the rest of the block is skipped."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, EOFError, zlib.error, _zstd_error()) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        message = f"{path}: truncated or damaged {where()}".rstrip()
+        report(DataError(f"{message} ({reason})", hint="copy the file again, or set data.on_corrupt=skip"))
+
+
+def _zstd_error() -> type[Exception]:
+    import zstandard
+
+    return zstandard.ZstdError
+
+
+def not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
+    """Return the error of text that is not UTF-8."""
+    return DataError(f"{where}: not UTF-8 text (byte {error.start})", hint="convert the file to UTF-8")
+
+
+def too_long(where: str, size_bytes: int) -> DataError:
+    """Return the error of a document that is larger than a process should hold."""
+    return DataError(
+        f"{where}: the document has {size_bytes:,} bytes, the limit is {MAX_TEXT_BYTES:,}",
+        hint="split it, or set data.on_corrupt=skip",
+    )
+
+
+def no_column(where: str, column: str, names: list[str]) -> DataError:
+    """Return the error of a file or row without the configured column."""
+    return DataError(
+        f"{where}: data.text_column='{column}' is not there; it has: {', '.join(names)}",
+        hint=f"set data.text_column={names[0]}" if len(names) == 1 else "set data.text_column to one of them",
+    )
+
+
+_BLOCK_BYTES = 1 << 20
+
+
+@contextmanager
+def open_lines(path: Path) -> Iterator[Iterable[tuple[bytes, int]]]:
+    """Open a file's lines, decompressed, as :func:`hlatctl.run.files.lines` yields them.
+
+    Only a line feed ends one; a carriage return is part of the text.
+    """
+    name = path.name.lower()
+    with path.open("rb") as raw:
+        stream: Any = raw
+        if name.endswith(".gz"):
+            stream = gzip.GzipFile(fileobj=raw)
+        elif name.endswith(".zst"):
+            import zstandard
+
+            unpacked = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+            stream = io.BufferedReader(unpacked)
+        yield files.lines(stream, MAX_TEXT_BYTES)
+
+
+class LineRange:
+    """The lines of a file that begin in a range of bytes.
+
+    Args:
+        path: of an uncompressed file.
+        start: first byte.
+        end: byte after the last one.
+    """
+
+    def __init__(self, path: Path, start: int, end: int) -> None:
+        self.path, self._start, self._end = path, start, end
+        self.count = self.read_bytes = 0
+        """Number of lines read so far, and their bytes."""
+
+    def __iter__(self) -> Iterator[tuple[bytes, int]]:
+        with self.path.open("rb") as file:
+            position = max(0, self._start - 1)
+            file.seek(position)
+            lines = files.lines(file, MAX_TEXT_BYTES)
+            if self._start:
+                position += next(lines, (b"", 0))[1]
+            while position < self._end and (found := next(lines, None)):
+                position += found[1]
+                self.count += 1
+                self.read_bytes += found[1]
+                yield found
+
+    @cached_property
+    def before(self) -> int:
+        """The number of lines before the range; reads all of them."""
+        with self.path.open("rb") as file:
+            blocks = iter(lambda: file.read(min(_BLOCK_BYTES, self._start - file.tell())), b"")
+            last, count = b"\n", 0
+            for last in blocks:
+                count += last.count(b"\n")
+            return count + (not last.endswith(b"\n"))  # a line that begins before the range is not part of it
+
+
+def read_lines(lines: LineRange, column: str, report: Report) -> Iterator[Row]:
+    """Yield the rows of JSON Lines in a range; their numbers count from its first line. See :func:`read_documents`."""
+    yield from json_rows(lines.path, lines, column, report, lambda: lines.before)
+
+
+def json_rows(
+    path: Path, lines: Iterable[tuple[bytes, int]], column: str, report: Report, before: Callable[[], int] = lambda: 0
+) -> Iterator[Row]:
+    """Yield the rows of lines; ``before`` returns the number of the file's lines before them, for messages."""
+    number = 0
+
+    def where() -> str:
+        return f"{path}:{before() + number}"
+
+    with guard(path, report, lambda: f"after line {before() + number}"):
+        for number, (line, length) in enumerate(lines, start=1):
+            if length > MAX_TEXT_BYTES:
+                report(too_long(where(), length))
+            elif line.strip():
+                try:
+                    text = _json_document(line, column, where)
+                except DataError as error:
+                    report(error)
+                else:
+                    yield number, text
+
+
+def _json_document(line: bytes, column: str, where: Callable[[], str]) -> str | None:
+    try:
+        row = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise not_utf8(where(), error) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{where()}: not a JSON value ({str(error)[:200]})", hint="JSON Lines has one object on every line"
+        ) from None
+    if not isinstance(row, dict):
+        raise DataError(f"{where()}: is {type(row).__name__}, must be an object with the field '{column}'")
+    if column not in row:
+        raise no_column(where(), column, list(row))
+    text = row[column]
+    if text is not None and not isinstance(text, str):
+        raise DataError(f"{where()}: field '{column}' is {type(text).__name__}, must be text")
+    return text
+
 
 #: A plain text file is cut at the first line end after this many bytes.
 TEXT_DOCUMENT_BYTES = 64 * 1024

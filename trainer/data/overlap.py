@@ -1,6 +1,6 @@
 """``python -m trainer.data.overlap --run-dir RUN --step N --items FILE --to DIR``: find items in what a run has read.
 
-Scans the documents that a run had read at a checkpoint for n-grams of evaluation items (``trainer.data.overlap_items``
+Scans the documents that a run had read at a checkpoint for n-grams of evaluation items (``trainer.data.overlap_scan``
 says which), in several processes, each document once. Prints a summary as JSON. What is done is kept in ``DIR``: the
 same command continues after it was stopped, and ``--shard I/N`` scans a part, on any node that has the folder. A
 complete scan writes ``result.json``. Each scan has a folder of its own in ``DIR``, named by the hash of what decides
@@ -27,16 +27,13 @@ from typing import Any
 
 from conf.fingerprint import digest
 from hlatctl.run import files
+from hlatctl.run.checkpoint import read_rank_states
 from hlatctl.run.errors import ConfigError, DataError, LaunchError, RunBusyError, cannot_write, run_main
-from hlatctl.run.host_memory import die_first, free_host_bytes
 from hlatctl.run.lease import Holder, hold
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.processes import end_with_parent
-from hlatctl.run.rank_states import read_rank_states
-from trainer.data import overlap_parts
-from trainer.data.overlap_items import Place
-from trainer.data.overlap_parts import Part
-from trainer.data.overlap_scan import Scan, Task, Worker, dataset_of, scan_chunk, worker_of
+from hlatctl.run.processes import die_first, end_with_parent, free_host_bytes
+from trainer.data import overlap_scan
+from trainer.data.overlap_scan import Part, Place, Scan, Task, Worker, dataset_of, scan_chunk, worker_of
 from trainer.data.workers import Progress, spread
 
 RESULT = "result.json"
@@ -137,11 +134,11 @@ def _scan(tasks: list[Task], part: Part, path: Path, identity: Mapping[str, Any]
         for scanned in spread(scan_chunk, tasks, progress, processes=workers):
             part.add(scanned)
             if time.monotonic() - saved_s >= _SAVE_EVERY_S:
-                overlap_parts.write(path, part, identity)
+                overlap_scan.write_part(path, part, identity)
                 saved_s = time.monotonic()
     finally:
         if tasks:
-            overlap_parts.write(path, part, identity)
+            overlap_scan.write_part(path, part, identity)
 
 
 def _summary(parts: Path, identity: Mapping[str, Any], worker: Worker) -> dict[str, Any]:
@@ -167,7 +164,7 @@ def _summary(parts: Path, identity: Mapping[str, Any], worker: Worker) -> dict[s
 
 
 def _read(path: Path, identity: Mapping[str, Any], worker: Worker) -> Part:
-    return overlap_parts.read(path, identity, ngrams=len(worker.items), chunks=len(worker.consumed.chunks))
+    return overlap_scan.read_part(path, identity, ngrams=len(worker.items), chunks=len(worker.consumed.chunks))
 
 
 def _identity(run: RunPaths, step: int, items: Path) -> dict[str, Any]:

@@ -1,29 +1,383 @@
-"""One chunk of a corpus is scanned for the n-grams of items: what a process of ``trainer.data.overlap`` does."""
+"""One chunk of a corpus is scanned for the n-grams of items: what a process of ``trainer.data.overlap`` does.
+
+The evaluation items whose n-grams are looked for in a corpus, and what a scan has found of each.
+
+The number of words of an n-gram is a task's own, by GPT-3's rule (arXiv 2005.14165, appendix C): the 5th percentile of
+the lengths of its items, at least 8 and at most 13. An n-gram in more than half of a task's items is part of the
+template, not of an item, and is not counted.
+
+How far a scan of a corpus is: a file for each of its shards, which can be read together in any number.
+
+A file is replaced as a whole and has a checksum. One that is damaged, or of other items or another corpus, counts as
+missing: its chunks are scanned again.
+
+Which documents a run has read up to a checkpoint, in chunks that can be read in any order, by any process.
+
+The order of documents is computed (``trainer.data.packing``), and a checkpoint has the position of each row of the
+global batch. So nothing is replayed or tokenized: the numbers of finished documents say which they are. Once all rows
+have finished a source's first epoch, its documents are read in the order of the files. A document that is read a second
+time before that is read twice here, too. Documents of skipped batches count as read.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from conf.of_run import of_run
+from conf.schema import Config
 from hlatctl.run import files
+from hlatctl.run.checkpoint import read_rank_states
+from hlatctl.run.errors import CheckpointError, DataError
+from hlatctl.run.files import DAMAGED, parse_json, reading, why
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.rank_states import read_rank_states
-from hlatctl.run.reading import reading
 from trainer.data import tokenizer, workers
-from trainer.data.consumed import Chunk, Consumed, Reading
-from trainer.data.encoder import make_encoder
-from trainer.data.ngrams import blocks, normalise
-from trainer.data.overlap_items import MOST_WORDS, Items, Place
-from trainer.data.overlap_parts import Part
-from trainer.data.packing import encoded
-from trainer.data.read_ahead import in_order
-from trainer.data.token_bytes import decoder
+from trainer.data.documents import Source, TokenSource, sources_of
+from trainer.data.ngrams import Block, Flags, Table, Words, blocks, normalise
+from trainer.data.packing import Deal, Position, encoded
+from trainer.data.remote import in_order
+from trainer.data.tokenizer import decoder, make_encoder
+
+#: Words of an n-gram, at least and at most, and the percentile of the lengths.
+_LEAST_WORDS, MOST_WORDS, _PERCENTILE = 8, 13, 5
+#: A task of fewer items has no templates.
+_TEMPLATE_ITEMS = 10
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Where an n-gram was found first: the number of the chunk, the source's index, the document's position there."""
+
+    chunk: int
+    source: int
+    position: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    words: int
+    items: list[str]
+    #: Of its first item in the table of its n-grams.
+    first: int
+
+
+class Items:
+    """The n-grams of all items, numbered over all tasks.
+
+    Args:
+        path: JSON Lines with ``task``, ``item`` and ``text``.
+
+    Raises:
+        DataError: the file can't be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        texts = _read(path)
+        self.tables: list[Table] = []
+        self._tasks: dict[str, tuple[int, _Task]] = {}
+        by_words: dict[int, list[bytes]] = {}
+        tasks: dict[str, _Task] = {}
+        for task, items in texts.items():
+            words = _words([len(text.split()) for text in items.values()])
+            table = by_words.setdefault(words, [])
+            tasks[task] = _Task(words=words, items=list(items), first=len(table))
+            table.extend(items.values())
+        for words, table in by_words.items():
+            self._tasks |= {name: (len(self.tables), task) for name, task in tasks.items() if task.words == words}
+            self.tables.append(Table(table, words))
+        self._starts = np.cumsum([0, *(len(table) for table in self.tables)]).tolist()
+
+    def __len__(self) -> int:
+        """Return the number of different n-grams."""
+        return int(self._starts[-1])
+
+    def unknown(self) -> list[Flags]:
+        """Return a false flag for each n-gram of each table, for :meth:`find`."""
+        return [np.zeros(len(table), np.bool_) for table in self.tables]
+
+    def find(self, block: Block, known: list[Flags]) -> Iterator[tuple[int, int]]:
+        """Yield the number of each n-gram of a block that is not known yet, and the number of its document."""
+        words = Words(block.text)
+        for table, start, flags in zip(self.tables, self._starts, known, strict=False):
+            for ngram, byte in table.find(words, flags):
+                yield start + ngram, block.document_at(byte)
+
+    def results(self, found: Mapping[int, Place]) -> dict[str, dict[str, Any]]:
+        """Return what was found of each task.
+
+        Args:
+            found: n-grams by number.
+
+        Returns:
+            By task: ``words``; ``items``, their number; ``short``, how many have fewer words; ``overlapping``: by item
+            ``ngrams`` (different ones), ``found``, the first one found as ``example``, and its ``place``.
+        """
+        return {name: self._result(table, task, found) for name, (table, task) in self._tasks.items()}
+
+    def _result(self, number: int, task: _Task, found: Mapping[int, Place]) -> dict[str, Any]:
+        table, start = self.tables[number], self._starts[number]
+        own = (table.text_of >= task.first) & (table.text_of < task.first + len(task.items))
+        pairs = np.unique(np.stack([table.text_of[own] - task.first, table.ngram_of[own]]), axis=1)
+        ngrams, counts = np.unique(pairs[1], return_counts=True)
+        templates = ngrams[counts > max(_TEMPLATE_ITEMS, len(task.items) / 2)]
+        of_items = pairs[:, ~np.isin(pairs[1], templates)]
+        hit = np.fromiter((start + ngram in found for ngram in of_items[1].tolist()), np.bool_, of_items.shape[1])
+        total = np.bincount(of_items[0], minlength=len(task.items))
+        overlapping: dict[str, Any] = {}
+        # Pairs are sorted by item, so an item's hits follow each other.
+        hit_items, starts = np.unique(of_items[0][hit], return_index=True)
+        for item, own_hits in zip(hit_items.tolist(), np.split(of_items[1][hit], starts)[1:], strict=True):
+            hits = own_hits.tolist()
+            first = min(hits, key=lambda ngram: (found[start + ngram], table.place(ngram)))
+            overlapping[task.items[item]] = {
+                "ngrams": int(total[item]),
+                "found": len(hits),
+                "example": table.text(first).decode("utf-8", "replace"),
+                "place": found[start + first],
+            }
+        short = len(task.items) - len(np.unique(table.text_of[own]))
+        return {"words": task.words, "items": len(task.items), "short": short, "overlapping": overlapping}
+
+
+def _words(lengths: list[int]) -> int:
+    return int(np.clip(np.percentile(lengths, _PERCENTILE), _LEAST_WORDS, MOST_WORDS))
+
+
+def _read(path: Path) -> dict[str, dict[str, bytes]]:
+    """Return the normalised texts by task and item."""
+    texts: dict[str, dict[str, bytes]] = {}
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                record = parse_json(line)
+                texts.setdefault(str(record["task"]), {})[str(record["item"])] = normalise(str(record["text"]))
+    except (OSError, *DAMAGED) as error:
+        raise DataError(f"{path}: no items can be read ({why(error)})", hint="run the same command again") from None
+    return texts
+
+
+@dataclass(kw_only=True)
+class Part:
+    """What was scanned, and found.
+
+    Args:
+        done: numbers of chunks.
+        found: where each n-gram is, by number.
+        documents, text_bytes: that were read.
+        cpu_s: time of all processes.
+    """
+
+    done: set[int] = field(default_factory=set)
+    found: dict[int, Place] = field(default_factory=dict)
+    documents: int = 0
+    text_bytes: int = 0
+    cpu_s: float = 0.0
+
+    def add(self, other: Part) -> None:
+        """Add another part; an n-gram that both have found is where it is first."""
+        self.done |= other.done
+        for ngram, place in other.found.items():
+            self.found[ngram] = min(place, self.found.get(ngram, place))
+        self.documents += other.documents
+        self.text_bytes += other.text_bytes
+        self.cpu_s += other.cpu_s
+
+
+def write_part(path: Path, part: Part, identity: Mapping[str, Any]) -> None:
+    """Write a part; ``identity`` says what is scanned for what."""
+    record = {
+        "identity": dict(identity),
+        "done": _ranges(part.done),
+        "found": [[ngram, place.chunk, place.source, place.position] for ngram, place in part.found.items()],
+        "documents": part.documents,
+        "text_bytes": part.text_bytes,
+        "cpu_s": part.cpu_s,
+    }
+    files.write_sealed_json(path, record)
+
+
+def read_part(path: Path, identity: Mapping[str, Any], *, ngrams: int, chunks: int) -> Part:
+    """Return a part; an empty one if there is none to continue.
+
+    Args:
+        identity: of the scan.
+        ngrams, chunks: how many there are.
+    """
+    try:
+        record = files.read_sealed_json(path)
+        if record["identity"] != dict(identity):
+            return Part()
+        part = Part(
+            done={number for first, last in record["done"] for number in range(int(first), min(int(last), chunks))},
+            found={int(ngram): Place(*map(int, place)) for ngram, *place in record["found"]},
+            documents=int(record["documents"]),
+            text_bytes=int(record["text_bytes"]),
+            cpu_s=float(record["cpu_s"]),
+        )
+        if not all(0 <= ngram < ngrams for ngram in part.found) or min(part.done, default=0) < 0:
+            raise ValueError("names n-grams or chunks that don't exist")
+    except FileNotFoundError:
+        return Part()
+    except (OSError, *DAMAGED) as error:
+        print(f"{path}: can't be read ({why(error)}); its chunks are scanned again", file=sys.stderr, flush=True)
+        return Part()
+    return part
+
+
+def _ranges(numbers: Iterable[int]) -> list[list[int]]:
+    """Return ``[[1, 4], [7, 8]]`` for 1, 2, 3, 7."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and ranges[-1][1] == number:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([number, number + 1])
+    return ranges
+
+
+#: Text of a chunk, at least and at most; a small corpus has :data:`_CHUNKS`. 1.8 T tokens have about 28,000.
+_LEAST_BYTES, _MOST_BYTES, _CHUNKS = 1 << 20, 256 << 20, 64
+#: Documents of a chunk, at most: their places are in memory, about 200 bytes each.
+_MOST_DOCUMENTS = 1 << 18
+#: UTF-8 bytes of a token, for corpora that don't say it.
+_TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some of a source's documents.
+
+    Args:
+        number: in the order of chunks.
+        source: index.
+        first, last: in the source's list of read documents; the last one is excluded.
+        opened: the documents are those that rows have begun and not finished, of all sources.
+    """
+
+    number: int
+    source: int
+    first: int
+    last: int
+    opened: bool = False
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A document's position in its source, and how many of its tokens were read; None: all."""
+
+    source: int
+    position: int
+    tokens: int | None = None
+
+
+class Consumed:
+    """The documents that a run has read.
+
+    Args:
+        config: of the run.
+        dataset: ``dataset.json``.
+        state: rows of the data loaders of a checkpoint.
+
+    Raises:
+        CheckpointError: the state belongs to another global batch size.
+        DataError: the corpus can't be read.
+    """
+
+    def __init__(self, config: Config, dataset: dict[str, Any], state: Sequence[Sequence[int]]) -> None:
+        self.sources = sources_of(dataset)
+        rows = config.train.global_batch_size
+        if len(state) != rows:
+            raise CheckpointError(
+                f"the checkpoint's global batch has {len(state)} sequences, train.global_batch_size={rows}"
+            )
+        try:
+            self._rows = [Position.from_json([int(n) for n in row[1:]], len(self.sources)) for row in state]
+        except (TypeError, ValueError):
+            raise CheckpointError(f"the data loader's state is invalid: {str(state)[:200]}") from None
+        self._counts = [len(source.documents) for source in self.sources]
+        self._deal = Deal(
+            self._counts,
+            keys=[source.fingerprint for source in self.sources],
+            weights=[source.weight for source in config.data.sources] or [1.0] * len(self.sources),
+            rows=rows,
+            seed=config.seed,
+        )
+        #: For each source, the sums of the rows' finished documents; None: all of its documents were read.
+        self._sums = [None if self._is_whole(i) else self._finished(i) for i in range(len(self.sources))]
+        self._size = [bytes_of(s) / max(1, n) for s, n in zip(self.sources, self._counts, strict=True)]
+        self.chunks = list(self._chunks())
+
+    def __len__(self) -> int:
+        """Return the number of documents, but those that are not finished."""
+        return sum(self._documents(source) for source in range(len(self.sources)))
+
+    @property
+    def text_bytes(self) -> int:
+        """Estimated UTF-8 bytes of the documents."""
+        return round(sum(self._documents(source) * size for source, size in enumerate(self._size)))
+
+    def readings(self, chunk: Chunk) -> list[Reading]:
+        """Return the documents of a chunk in the order of their positions, each once."""
+        if chunk.opened:
+            return list(self._opened())
+        sums = self._sums[chunk.source]
+        if sums is None:
+            return [Reading(chunk.source, position) for position in range(chunk.first, chunk.last)]
+        return [Reading(chunk.source, position) for position in sorted(set(self._dealt(chunk, sums)))]
+
+    def _dealt(self, chunk: Chunk, sums: npt.NDArray[np.int64]) -> Iterator[int]:
+        for place in range(chunk.first, chunk.last):
+            row = int(np.searchsorted(sums, place, side="right"))
+            nth = place - (int(sums[row - 1]) if row else 0)
+            yield self._deal.document(row, chunk.source, nth)
+
+    def _opened(self) -> Iterator[Reading]:
+        """Yield the beginning of each row's open document, unless its whole source was read."""
+        for row, position in enumerate(self._rows):
+            source = self._deal.source(row, position.finished)
+            if position.token and self._sums[source] is not None:
+                document = self._deal.document(row, source, position.finished[source][0])
+                yield Reading(source, document, position.token)
+
+    def _documents(self, source: int) -> int:
+        sums = self._sums[source]
+        return self._counts[source] if sums is None else int(sums[-1])
+
+    def _finished(self, source: int) -> npt.NDArray[np.int64]:
+        return np.cumsum([row.finished[source][0] for row in self._rows], dtype=np.int64)
+
+    def _is_whole(self, source: int) -> bool:
+        """Return whether every document of a source was read: the rows share them, or each row goes through all."""
+        count, rows = self._counts[source], len(self._rows)
+        finished = [row.finished[source][0] for row in self._rows]
+        if count < rows:
+            return max(finished) >= count
+        return all(n >= len(range(row, count, rows)) for row, n in enumerate(finished))
+
+    def _chunks(self) -> Iterator[Chunk]:
+        target = min(max(self.text_bytes // _CHUNKS, _LEAST_BYTES), _MOST_BYTES)
+        number = 0
+        for source, size in enumerate(self._size):
+            documents, step = self._documents(source), min(max(1, round(target / max(1.0, size))), _MOST_DOCUMENTS)
+            for first in range(0, documents, step):
+                yield Chunk(number, source, first, min(first + step, documents))
+                number += 1
+        yield Chunk(number, 0, 0, 0, opened=True)
+
+
+def bytes_of(source: Source | TokenSource) -> int:
+    """Return the UTF-8 bytes of a source's text; an estimate for token ids."""
+    return source.text_bytes if isinstance(source, Source) else source.estimated_tokens * _TOKEN_BYTES
+
 
 #: The progress is counted after so many bytes of text.
 _COUNT_BYTES = 1 << 20

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trainer.data.encoder import Tokens
 from trainer.data.packing import Position, Span
+from trainer.data.tokenizer import Tokens
 
 #: How often a thread that waits looks whether it shall stop.
 STOP_POLL_S = 0.1

@@ -17,18 +17,14 @@ from pathlib import Path
 
 from conf.load import load
 from conf.schema import Config
-from hlatctl.run.atomic import fsync
 from hlatctl.run.errors import STORAGE_AWAY, HlatctlError, cannot_write, run_main
-from hlatctl.run.locks import locked_file
+from hlatctl.run.files import fsync, locked_file
 from hlatctl.run.paths import partial_data
-from trainer.data.convert import Task, convert
-from trainer.data.corpus import Corpus, check
+from trainer.data.corpus import Corpus, Task, check, convert, index_in_place, pieces_of, units_of
 from trainer.data.dataset import DATASET, Prepared, write_dataset
-from trainer.data.indexing import index_in_place
-from trainer.data.pieces import pieces_of, units_of
+from trainer.data.documents import TokenCorpus
 from trainer.data.prepare_tokens import check_tokens, fetch_indexes, write_token_dataset
-from trainer.data.stand_in import in_words, is_remote, stand_ins, tidy
-from trainer.data.tokenized import TokenCorpus
+from trainer.data.remote import in_words, is_remote, stand_ins, tidy
 from trainer.data.workers import Progress, spread
 
 _Checked = tuple[list[TokenCorpus], list[Corpus]]

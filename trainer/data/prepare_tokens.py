@@ -18,14 +18,13 @@ from conf.fingerprint import digest
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, DataError
-from hlatctl.run.reading import reading
-from trainer.data import megatron, tokenizer
-from trainer.data.corpus import check_vocabulary
+from hlatctl.run.files import reading
+from trainer.data import documents as megatron
+from trainer.data import tokenizer
+from trainer.data.corpus import COLUMN, check_vocabulary
 from trainer.data.dataset import DATASET, VALIDATION
-from trainer.data.read_ahead import in_order
-from trainer.data.split import COLUMN
-from trainer.data.stand_in import fetch_ranges, files_of
-from trainer.data.tokenized import MANIFEST, TokenCorpus, TokenDocuments, TokenSource, check_counts, describe_pair, find
+from trainer.data.documents import MANIFEST, TokenCorpus, TokenDocuments, TokenSource, check_counts, describe_pair, find
+from trainer.data.remote import fetch_ranges, files_of, in_order
 
 #: Documents of Megatron's files that are held out, at most: they are decoded to text.
 _MOST_HELD_OUT = 2000

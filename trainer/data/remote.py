@@ -1,24 +1,177 @@
-"""Reads objects of a corpus in object storage by ranges. Which objects there are: ``trainer.data.listing``.
+"""Reads objects of a corpus in object storage by ranges. Which objects there are: ``trainer.data.remote``.
 
 Credentials come from the environment or the machine's role, as for the mirror of checkpoints.
+
+Reads documents of object storage before they are needed, so that the latency of a request doesn't limit a reader.
+
+Requests run in daemon threads of the process, :data:`IN_FLIGHT` at most. They hold up neither its end nor each other.
+
+Lists a corpus in object storage (``data.path=s3://bucket/folder``).
+
+Stand-ins: local folders of sparse files that stand for corpora in object storage.
+
+A stand-in has the names and sizes of the listed files. Whoever reads a file's content first fills the part that it
+needs: the headers of an Arrow file to index it, a whole file to convert it. So everything that is done with a folder
+on a disk is done with a stand-in in the same way, and gives the same index, order and fingerprint.
+
+The folder's name ends in ``.remote``, and it contains its listing. A prepared corpus keeps the listing, and the
+``.idx`` files of token ids.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import re
+import shutil
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
-from functools import lru_cache
-from typing import Any, TypeVar
+from functools import lru_cache, partial
+from pathlib import Path, PurePosixPath
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
 
-from conf.listing import Entry
-from hlatctl.cache.objects import connect
-from hlatctl.run.errors import STORAGE_AWAY, DataError
+from conf.listing import Entry, Listing, is_url, kept, kept_at
+from conf.schema import Config
+from hlatctl.cache.store import connect, within
+from hlatctl.run import files
+from hlatctl.run.errors import STORAGE_AWAY, DataError, DependencyError, StorageError, cannot_write
 from hlatctl.run.redact import hide
-from trainer.data.read_ahead import IN_FLIGHT
 
+Document = TypeVar("Document", covariant=True)
 _T = TypeVar("_T")
+#: Requests of a process at once. At 100 ms each, 64 give 640 a second.
+IN_FLIGHT = 64
+#: Documents that a process reads ahead, at most, but one for each row and source. A row begins with a few, and reads
+#: twice as many ahead each time it had to wait: rows of long documents keep few of them in memory.
+_MOST_AHEAD, _FIRST_AHEAD = 512, 4
+
+
+class RemoteDocuments(Protocol[Document]):
+    """Documents by position, some of which may need requests."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether reading a document needs requests."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, position: int, /) -> Document: ...
+
+
+class ReadAhead:
+    """Documents that rows read in an order that is known in advance.
+
+    Args:
+        documents: of the source.
+        readers: how many rows and sources share the process.
+    """
+
+    def __init__(self, documents: RemoteDocuments[Any], readers: int) -> None:
+        self._documents = documents
+        self._most = max(1, _MOST_AHEAD // readers)
+        self._waiting: dict[int, deque[Future[Any]]] = {}
+        self._depth: dict[int, int] = {}
+        self._lock, self._closed = threading.Lock(), False
+
+    def read(self, row: int, nth: int, position_of: Callable[[int], int]) -> Any:
+        """Return a row's ``nth`` document, and request those that follow. A row reads them in order.
+
+        Args:
+            row: that reads.
+            nth: number of the document in the row's order.
+            position_of: the position of each number's document.
+        """
+        waiting = self._waiting.setdefault(row, deque())
+        depth = self._depth.setdefault(row, min(_FIRST_AHEAD, self._most))
+        with self._lock:
+            if self._closed:
+                raise DataError("the reader of documents is closed")
+            while len(waiting) <= depth:
+                waiting.append(submit(partial(self._documents.__getitem__, position_of(nth + len(waiting)))))
+            future = waiting[0]
+        if not future.done():
+            self._depth[row] = min(2 * depth, self._most)
+        try:
+            return future.result()
+        except CancelledError:
+            raise DataError("the reader of documents is closed") from None
+        finally:
+            waiting.popleft()
+
+    def close(self) -> None:
+        """End all waiting, also of a thread that waits for a document now."""
+        with self._lock:
+            self._closed = True
+            for future in (future for waiting in self._waiting.values() for future in waiting):
+                with suppress(InvalidStateError):  # it is read
+                    future.set_exception(CancelledError())
+
+
+def in_order(documents: RemoteDocuments[Document], positions: Iterable[int]) -> Iterator[Document]:
+    """Yield documents at some positions, and read those in object storage ahead."""
+    if not documents.is_remote:
+        yield from (documents[position] for position in positions)
+        return
+    yield from spread_requests(documents.__getitem__, positions)
+
+
+def spread_requests(work: Callable[[Any], _T], tasks: Iterable[Any]) -> Iterator[_T]:
+    """Yield the result of each task in order, with all threads at work."""
+    waiting: deque[Future[_T]] = deque()
+    for task in tasks:
+        waiting.append(submit(partial(work, task)))
+        if len(waiting) > 2 * IN_FLIGHT:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+class _Pool:
+    """Daemon threads, unlike those of ``concurrent.futures``, which a process waits for when it ends."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._threads: Sequence[threading.Thread] = ()
+        self._lock = threading.Lock()
+
+    def submit(self, work: Callable[[], _T]) -> Future[_T]:
+        with self._lock:
+            if not self._threads:
+                self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(IN_FLIGHT)]
+                for thread in self._threads:
+                    thread.start()
+        future: Future[_T] = Future()
+        self._queue.put((future, work))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            future, work = self._queue.get()
+            if future.done():  # its reader is closed
+                continue
+            with suppress(InvalidStateError):  # the same, meanwhile
+                try:
+                    future.set_result(work())
+                except BaseException as error:  # raised where the document is needed
+                    future.set_exception(error)
+
+
+_pool = _Pool()
+
+
+def submit(work: Callable[[], _T]) -> Future[_T]:
+    """Call ``work`` in one of the process's threads for requests."""
+    return _pool.submit(work)
+
+
 #: A failing request is repeated for this long; well below ``recovery.hang_floor_s``.
 _PATIENCE_S = 240.0
 #: Pause after the first failure; it doubles up to the last.
@@ -34,7 +187,7 @@ def connect_corpus(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for reading a corpus with many requests in flight, and the path in it.
 
     Raises:
-        StorageError, DependencyError: as :func:`hlatctl.cache.objects.connect`.
+        StorageError, DependencyError: as :func:`hlatctl.cache.store.connect`.
     """
     return connect(url, **(_S3_OPTIONS if url.startswith(("s3://", "s3a://")) else {}))
 
@@ -159,3 +312,284 @@ def _code(error: Exception) -> str:
     """Return the S3 error code of an exception; empty if it has none."""
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
+#: A service that needs longer for a listing, of which a page has 1,000 files, is not usable.
+_LIST_S = 90.0
+#: Token ids can be named by the prefix of their two files, or by one of them.
+_PAIR = (".bin", ".idx")
+
+
+def list_corpus(runs_dir: str, url: str) -> Listing:
+    """List a corpus now and keep the listing, from which fingerprints are computed.
+
+    Args:
+        runs_dir: that keeps it.
+        url: of a folder, a file, or the prefix of token ids.
+
+    Raises:
+        DataError: it can't be listed, or nothing is there.
+        DependencyError: the package for this kind of URL is missing.
+        StorageError: the listing can't be written.
+    """
+    try:
+        system, root = connect_corpus(url.rstrip("/"))
+    except (StorageError, DependencyError) as error:
+        raise type(error)(f"data.path={error.message}", hint=error.hint) from None
+    try:
+        listing = within(_LIST_S, lambda: _list(system, root, url.rstrip("/")))
+    except DataError:
+        raise
+    except Exception as error:  # whatever the service's own package raises
+        raise away(f"data.path={url}", "can't be listed", error) from None
+    if listing != kept(runs_dir, url):
+        path = kept_at(runs_dir, url)
+        try:
+            with files.created_like(path.parent.parent):
+                listing.write(path)
+        except OSError as error:
+            raise cannot_write(path, error, hint="free space, or set another runs_dir") from None
+    return listing
+
+
+def kept_or_listed(runs_dir: str, url: str) -> Listing:
+    """Return the kept listing of a URL, or list it; raises as :func:`list_corpus`."""
+    return kept(runs_dir, url) or list_corpus(runs_dir, url)
+
+
+def _list(system: Any, root: str, url: str) -> Listing:
+    found = _find(system, root)
+    if found and set(found) != {root}:
+        return _listing(url, "", root, found)
+    prefix, name = root.rpartition("/")[0], root.rpartition("/")[2]
+    if not found or name.endswith(_PAIR):
+        base = root[: -len(_PAIR[0])] if name.endswith(_PAIR) else root
+        found = {path: info for end in _PAIR for path, info in _find(system, base + end).items() if path == base + end}
+    if not found:
+        system.ls(root, detail=True)  # its error, such as a missing bucket, says more
+        raise DataError(f"data.path={url}: the folder is empty", hint="name a folder that contains files")
+    return _listing(url.rpartition("/")[0], name, prefix, found)
+
+
+def _find(system: Any, root: str) -> dict[str, dict[str, Any]]:
+    try:
+        return {str(path): info for path, info in system.find(root, detail=True).items()}
+    except FileNotFoundError:
+        return {}
+
+
+def _listing(folder: str, at: str, root: str, found: dict[str, dict[str, Any]]) -> Listing:
+    names = {path[len(root) :].lstrip("/"): info for path, info in found.items() if not path.endswith("/")}
+    for name, info in names.items():
+        parts = PurePosixPath(name).parts
+        if name != "/".join(parts) or ".." in parts or "\0" in name or any(str(p) in names for p in _above(name)):
+            raise DataError(
+                f"data.path={folder}: the object {name!r} can't be a file of a folder", hint="rename or move the object"
+            )
+        if not version_of(info):
+            raise DataError(
+                f"data.path={folder}/{name}: its storage tells neither ETag nor time of change, so a changed object "
+                "would be used unnoticed",
+                hint="copy the corpus to a storage that does, such as s3:// or gs://, or to a folder",
+            )
+    entries = [Entry(name, int(info["size"]), version_of(info)) for name, info in sorted(names.items())]
+    return Listing(folder=folder, at=at, entries=tuple(entries))
+
+
+def _above(name: str) -> list[PurePosixPath]:
+    """Return the folders above a file, without the root."""
+    return list(PurePosixPath(name).parents)[:-1]
+
+
+_SUFFIX, _LISTING = ".remote", ".listing.json"
+_ROOT = re.compile(rf"/[^\s'\"]*?{re.escape(_SUFFIX)}(?=/|\b)")
+_CHUNK_BYTES = 2 << 20
+#: What a check of a file's schema or first line reads of each end.
+_END_BYTES = 256 << 10
+
+
+def is_remote(config: Config) -> bool:
+    """Return whether a corpus of the configuration is in object storage."""
+    return any(is_url(source.path) for source in config.data.inputs)
+
+
+def stand_ins(config: Config, folder: Path, *, fresh: bool) -> Config:
+    """Make a stand-in of each corpus in object storage; return the configuration with their paths.
+
+    Args:
+        config: of the run.
+        folder: to make them in; those of a preparation that was killed are replaced.
+        fresh: list the corpora now. Otherwise, the kept listings are used if there are any.
+
+    Raises:
+        DataError, DependencyError, StorageError: a corpus can't be listed.
+    """
+    listed = list_corpus if fresh else kept_or_listed
+
+    def local(path: str, number: int) -> str:
+        return os.fspath(_make(folder / f"source-{number:02d}{_SUFFIX}", listed(config.runs_dir, path)))
+
+    data = config.data
+    if data.path is not None and is_url(data.path):
+        return replace(config, data=replace(data, path=local(data.path, 0)))
+    sources = [
+        replace(source, path=local(source.path, number)) if is_url(source.path) else source
+        for number, source in enumerate(data.sources)
+    ]
+    return replace(config, data=replace(data, sources=sources))
+
+
+def remote_of(path: Path | str) -> RemoteObject | None:
+    """Return the object that a file of a stand-in stands for; None for any other file.
+
+    Raises:
+        DataError: the listing has no such file.
+    """
+    root = _root_of(Path(path))
+    if root is None:
+        return None
+    listing, entries = _listed(root)
+    name = Path(path).relative_to(root).as_posix()
+    if name not in entries:
+        raise DataError(f"{listing.folder}/{name}: is not among the files that were listed", hint="list it again")
+    return remote_object(f"{listing.folder}/{name}", entries[name])
+
+
+def shown(path: Path | str) -> str:
+    """Return the URL that a path of a stand-in stands for; the path itself for any other."""
+    root = _root_of(Path(path))
+    if root is None:
+        return os.fspath(path)
+    name = Path(path).relative_to(root).as_posix()
+    return _listed(root)[0].folder + ("" if name == "." else f"/{name}")
+
+
+def in_words(message: str) -> str:
+    """Return a message with the URLs of stand-ins instead of their paths."""
+    return _ROOT.sub(lambda match: shown(match[0]), message)
+
+
+def fetch(path: Path, start: int = 0, size: int | None = None, *, whole_lines: bool = False) -> None:
+    """Fill a range of a stand-in's file from its object.
+
+    Args:
+        path: of the file.
+        start: first byte.
+        size: bytes; None: all that follow.
+        whole_lines: also the byte before, and the rest of the last line.
+
+    Raises:
+        DataError: the object can't be read.
+    """
+    remote = _object(path)
+    end = remote.size if size is None else min(start + size, remote.size)
+    start = max(0, start - 1) if whole_lines else start
+    fetch_ranges([(path, start, end - start)])
+    line_ends = not whole_lines
+    while not line_ends and end < remote.size:
+        content = remote.read(end - 1, min(_END_BYTES, remote.size - end + 1))
+        _write(path, end - 1, content)
+        line_ends = b"\n" in content
+        end += len(content) - 1
+    set_time(path, remote)
+
+
+def fetch_ranges(ranges: Iterable[tuple[Path, int, int]]) -> None:
+    """Fill ranges of stand-ins' files, many at once: path, first byte, bytes.
+
+    Raises:
+        DataError: an object can't be read.
+    """
+    ranges = list(ranges)
+    parts = [
+        (path, first, min(_CHUNK_BYTES, start + size - first))
+        for path, start, size in ranges
+        for first in range(start, start + size, _CHUNK_BYTES)
+    ]
+
+    def fill(part: tuple[Path, int, int]) -> None:
+        path, start, size = part
+        _write(path, start, _object(path).read(start, size))
+
+    for _ in spread_requests(fill, parts):
+        pass
+    for path in {path for path, _, _ in ranges}:
+        set_time(path, _object(path))
+
+
+def files_of(path: Path) -> list[tuple[Path, int]]:
+    """Return the files of the stand-in that contains a path, with their sizes; [] if none does."""
+    root = _root_of(path)
+    return [] if root is None else [(root / entry.path, entry.size) for entry in _listed(root)[0].entries]
+
+
+def fetch_ends(path: Path) -> None:
+    """Fill both ends of a file, where formats have their schema."""
+    size = path.stat().st_size
+    fetch(path, 0, _END_BYTES)
+    fetch(path, max(0, size - _END_BYTES), _END_BYTES)
+
+
+def drop(path: Path) -> None:
+    """Free the disk space of a stand-in's file; its size stays."""
+    remote = _object(path)
+    with path.open("r+b") as file:
+        file.truncate(0)
+        file.truncate(remote.size)
+    set_time(path, remote)
+
+
+def _object(path: Path) -> RemoteObject:
+    remote = remote_of(path)
+    assert remote is not None
+    return remote
+
+
+def _write(path: Path, start: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        os.pwrite(file.fileno(), content, start)
+
+
+def set_time(path: Path, remote: RemoteObject) -> None:
+    """Give a file the time that is made of its object's version."""
+    os.utime(path, ns=(remote.time_ns, remote.time_ns))
+
+
+def tidy(folder: Path, keep: Sequence[str]) -> None:
+    """Remove the files of all stand-ins in a folder, without listings and files with some suffixes."""
+    for root in folder.glob(f"*{_SUFFIX}"):
+        for parent, _, names in os.walk(root, topdown=False):
+            for name in names:
+                if name != _LISTING and not name.endswith(tuple(keep)):
+                    (Path(parent) / name).unlink()
+            with suppress(OSError):  # it still has files
+                Path(parent).rmdir()
+
+
+def _make(root: Path, listing: Listing) -> Path:
+    """Make a stand-in; return the path of the corpus in it."""
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    listing.write(root / _LISTING)
+    _listed.cache_clear()
+    for entry in listing.entries:
+        path = root / entry.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            file.truncate(entry.size)
+        set_time(path, remote_object(f"{listing.folder}/{entry.path}", entry))
+    return root / listing.at
+
+
+def _root_of(path: Path) -> Path | None:
+    return next((p for p in (path, *path.parents) if p.suffix == _SUFFIX and (p / _LISTING).is_file()), None)
+
+
+@lru_cache(maxsize=32)
+def _listed(root: Path) -> tuple[Listing, dict[str, Entry]]:
+    try:
+        listing = Listing.read(root / _LISTING)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        hint = "remove its folder under .cache/data and run again"
+        raise DataError(f"{root / _LISTING}: missing or damaged ({error})", hint=hint) from None
+    return listing, {entry.path: entry for entry in listing.entries}

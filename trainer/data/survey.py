@@ -17,14 +17,12 @@ from conf.load import load
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import run_main
-from hlatctl.run.reading import reading
+from hlatctl.run.files import reading
 from trainer.data import tokenizer
-from trainer.data.documents import Source, sources_of
-from trainer.data.encoder import Encode, make_encoder
-from trainer.data.packing import encoded
-from trainer.data.permutation import Permutation
-from trainer.data.read_ahead import RemoteDocuments, in_order
-from trainer.data.tokenized import TokenSource
+from trainer.data.documents import Source, TokenSource, sources_of
+from trainer.data.packing import Permutation, encoded
+from trainer.data.remote import RemoteDocuments, in_order
+from trainer.data.tokenizer import Encode, make_encoder
 
 _SAMPLE_TOKENS = 200
 

@@ -23,16 +23,13 @@ import numpy as np
 
 from conf.load import load
 from hlatctl.run import files
-from hlatctl.run.atomic import fsync
 from hlatctl.run.errors import DISK_FULL, DataError, LaunchError, StorageError, cannot_write, run_main
-from hlatctl.run.locks import lock_folder
+from hlatctl.run.files import fsync, lock_folder, reading
 from hlatctl.run.processes import end_with_parent
-from hlatctl.run.reading import reading
-from trainer.data import megatron
+from trainer.data import documents
 from trainer.data.dataset import VALIDATION
-from trainer.data.documents import Source, sources_of
+from trainer.data.documents import MANIFEST, Source, sources_of
 from trainer.data.tokenize_part import PLAN, Part, Plan, read_plan, read_record, write_part
-from trainer.data.tokenized import MANIFEST
 from trainer.data.workers import Progress, spread
 
 #: Text per part. A kill loses at most one part per process. 1.8 T tokens make about 7,000 parts.
@@ -145,7 +142,7 @@ def _plan(dataset_path: Path, dataset: dict[str, Any], source: Source, work: Pat
         fingerprint=dataset["fingerprint"],
         documents=len(source.documents),
         part_documents=-(-len(source.documents) // max(1, round(source.text_bytes / part_bytes))),
-        dtype=megatron.dtype_for(dataset["tokenizer"]["vocab_size"]).name,
+        dtype=documents.dtype_for(dataset["tokenizer"]["vocab_size"]).name,
     )
     files.write_sealed_json(work / PLAN, asdict(plan))
     return plan

@@ -15,12 +15,12 @@ import numpy as np
 
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
-from hlatctl.run.reading import DAMAGED, reading
-from trainer.data import megatron, tokenizer, workers
+from hlatctl.run.files import DAMAGED, reading
+from trainer.data import documents, tokenizer, workers
 from trainer.data.documents import Source, sources_of
-from trainer.data.encoder import Encode, make_encoder
 from trainer.data.packing import encoded
-from trainer.data.read_ahead import in_order
+from trainer.data.remote import in_order
+from trainer.data.tokenizer import Encode, make_encoder
 
 PLAN = "plan.json"
 #: The progress is counted after this many bytes of text.
@@ -86,7 +86,7 @@ def write_part(part: Part) -> dict[str, Any]:
     """
     plan, source, encode, eos_id = _prepared(part.folder)
     positions, prefix = plan.part(part.number), part.prefix
-    with megatron.Writer(prefix, np.dtype(plan.dtype)) as writer:
+    with documents.Writer(prefix, np.dtype(plan.dtype)) as writer:
         tokens = text_bytes = counted_tokens = counted_bytes = 0
         for position, text in zip(positions, in_order(source.documents, positions), strict=True):
             ids = encoded(text, encode, eos_id)
@@ -101,8 +101,8 @@ def write_part(part: Part) -> dict[str, Any]:
         "documents": len(positions),
         "tokens": tokens,
         "text_bytes": text_bytes,
-        "bin_sha256": files.sha256_file(megatron.data_path(prefix)),
-        "idx_sha256": files.sha256_file(megatron.index_path(prefix)),
+        "bin_sha256": files.sha256_file(documents.data_path(prefix)),
+        "idx_sha256": files.sha256_file(documents.index_path(prefix)),
     }
     files.write_sealed_json(part.record, record)
     return record
@@ -112,8 +112,8 @@ def read_record(part: Part) -> dict[str, Any] | None:
     """Return the record of a part whose files are complete; None if it must be written."""
     try:
         record = files.read_sealed_json(part.record)
-        header = megatron.read_header(part.prefix)
-        size = megatron.data_path(part.prefix).stat().st_size
+        header = documents.read_header(part.prefix)
+        size = documents.data_path(part.prefix).stat().st_size
         complete = (header.documents, size) == (record["documents"], record["tokens"] * header.dtype.itemsize)
     except (OSError, DataError, *DAMAGED):
         return None

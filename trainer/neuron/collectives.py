@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from hlatctl.run.checks import Check
-from hlatctl.run.scratch import private_folder
+from hlatctl.run.files import private_folder
 from trainer.neuron import tools
 
 #: Large enough that bandwidth dominates and not latency (the guide's own table levels off above).

@@ -20,7 +20,7 @@ from typing import Any
 
 from hlatctl.run import files
 from hlatctl.run.errors import ERROR_FILE_ENV, CompileError, DependencyError, load_error, run_main
-from hlatctl.run.host import node_name
+from hlatctl.run.processes import node_name
 from trainer.neuron import tools
 
 _TOOL = "neuron_parallel_compile"

@@ -17,12 +17,34 @@ from typing import Any
 
 from conf.schema import ClusterConfig
 from flows.launch.base import Allocation, Handle, Job, Plan, Status
-from flows.launch.endings import NodeRecord, conclude, has_ended, node_records
+from flows.launch.endings import (
+    NodeRecord,
+    base_of,
+    conclude,
+    give_up,
+    has_ended,
+    node_records,
+    order,
+    read_token,
+    token_file,
+)
 from flows.launch.kubernetes.api import Api, ApiAwayError, RefusedError
 from flows.launch.kubernetes.manifest import TOKEN_LABEL, manifest, object_name, submitted, text_of
-from flows.launch.kubernetes.pods import Pod, is_ready, is_usable, newest_event, pod_of
-from flows.launch.kubernetes.seen import Seen, all_good, code_of, is_ours, nodes_of, ordered, version_of, was_asked
-from flows.launch.place import base_of, give_up, order, read_token, token_file
+from flows.launch.kubernetes.pods import (
+    Pod,
+    Seen,
+    all_good,
+    code_of,
+    is_ours,
+    is_ready,
+    is_usable,
+    newest_event,
+    nodes_of,
+    ordered,
+    pod_of,
+    version_of,
+    was_asked,
+)
 from hlatctl import node
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, LaunchError, cannot_write

@@ -14,11 +14,11 @@ import yaml
 from conf.devices import DEVICES
 from conf.schema import ClusterConfig, KubernetesConfig
 from flows.launch.base import Job, export_lines, quote
-from flows.launch.place import token_file
+from flows.launch.endings import token_file
 from hlatctl import node
 from hlatctl.allocation import TOKEN_ENV
 from hlatctl.run.errors import ERROR_FILE_ENV
-from hlatctl.run.host import NODE_NAME_ENV
+from hlatctl.run.processes import NODE_NAME_ENV
 
 #: Labels of everything that a job creates. The token names the submission; it is set when the job is created.
 MANAGED = {"app.kubernetes.io/managed-by": "hlatctl"}

@@ -2,19 +2,29 @@
 
 The Job itself is not asked: a pod on a node that can't be reached never ends, and its Job waits for ever
 (kubernetes/enhancements#6262).
+
+What the cluster and the run directory have of a job, and how it has ended by both.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from flows.launch.base import Verdict
-from flows.launch.kubernetes.manifest import INDEX
+import yaml
 
-Object = Mapping[str, Any]
+from flows.launch.base import Verdict
+from flows.launch.endings import NodeRecord
+from flows.launch.kubernetes.manifest import INDEX
+from hlatctl import node
+from hlatctl.run import files
+from hlatctl.run.files import DAMAGED
+
+Fields = Mapping[str, Any]
 #: Reasons of the condition DisruptionTarget (Kubernetes, "Pod disruption conditions").
 _DISRUPTIONS: dict[str, Verdict] = {
     "DeletionByPodGC": "node_failed",
@@ -58,7 +68,7 @@ class Pod:
         return self.phase in ("Succeeded", "Failed")
 
 
-def pod_of(value: Object) -> Pod:
+def pod_of(value: Fields) -> Pod:
     """Return a pod from the cluster's JSON."""
     metadata, status = value["metadata"], value.get("status", {})
     containers = status.get("containerStatuses") or [{}]
@@ -82,7 +92,7 @@ def pod_of(value: Object) -> Pod:
     )
 
 
-def _reason(disrupted: Object, status: Object, scheduled: Object, waits: Object) -> str:
+def _reason(disrupted: Fields, status: Fields, scheduled: Fields, waits: Fields) -> str:
     """Return the first that says something: a disruption, the pod's end, its place in the queue, its start."""
     unscheduled = scheduled if scheduled.get("status") == "False" else {}
     for one in (disrupted, status, unscheduled, waits):
@@ -91,20 +101,20 @@ def _reason(disrupted: Object, status: Object, scheduled: Object, waits: Object)
     return ""
 
 
-def is_ready(node: Object) -> bool:
+def is_ready(node: Fields) -> bool:
     """Whether a node answers the cluster."""
     conditions = {one["type"]: one["status"] for one in node.get("status", {}).get("conditions") or []}
     return conditions.get("Ready") == "True"
 
 
-def is_usable(node: Object, selector: Mapping[str, str]) -> bool:
+def is_usable(node: Fields, selector: Mapping[str, str]) -> bool:
     """Whether new pods of a job may be placed on a node, as far as labels and its state tell."""
     labels = node["metadata"].get("labels") or {}
     matches = all(labels.get(key) == value for key, value in selector.items())
     return is_ready(node) and matches and not node.get("spec", {}).get("unschedulable")
 
 
-def newest_event(events: Sequence[Object]) -> str:
+def newest_event(events: Sequence[Fields]) -> str:
     """Return the newest warning about an object, such as a volume that can't be mounted; empty if there is none."""
     warnings = [one for one in events if one.get("type") == "Warning"]
     newest = max(warnings, key=lambda one: one.get("lastTimestamp") or one.get("eventTime") or "", default=None)
@@ -114,3 +124,100 @@ def newest_event(events: Sequence[Object]) -> str:
 def unix_s(text: str) -> float:
     """Return a time of the cluster in seconds."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+Object = dict[str, Any]
+
+
+class Seen:
+    """What the cluster has of a job.
+
+    Args:
+        work: the Job; None: there is none.
+        pods: of the job.
+        lost: those on nodes that don't answer, after the cluster has asked them to end.
+        gone: those that were there before and said why they were ended.
+    """
+
+    def __init__(self, work: Object | None, pods: list[Pod], lost: list[Pod], gone: list[Pod]) -> None:
+        self.work, self.pods, self.lost = work, pods, lost
+        self.time_s, self.took_s = time.monotonic(), 0.0
+        now = {pod.name: pod for pod in (*gone, *pods) if pod.verdict}
+        self.disrupted = sorted(now.values(), key=lambda pod: pod.rank)
+
+    @property
+    def name(self) -> str:
+        """The Job's name."""
+        return str(self.work["metadata"]["name"]) if self.work else ""
+
+    @property
+    def version(self) -> str:
+        """The Job's version."""
+        return version_of(self.work) if self.work else ""
+
+    @property
+    def exists(self) -> bool:
+        """Whether the cluster still has anything of the job."""
+        return self.work is not None or bool(self.pods)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the Job was not asked to end."""
+        return self.work is not None and "deletionTimestamp" not in self.work["metadata"]
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the Job waits to be admitted."""
+        return bool(self.work and self.work["spec"].get("suspend"))
+
+    @property
+    def failed(self) -> bool:
+        """Whether a pod has failed, or the Job has: its other pods are being ended."""
+        conditions = (self.work or {}).get("status", {}).get("conditions") or []
+        over = any(one["type"] in ("Failed", "FailureTarget") and one["status"] == "True" for one in conditions)
+        return over or self.work is None or not self.alive or any(pod.phase == "Failed" for pod in self.pods)
+
+
+def version_of(one: Object) -> str:
+    """Return the version of an object, which changes with each change of it."""
+    return str(one["metadata"]["resourceVersion"])
+
+
+def all_good(records: list[NodeRecord], nodes: int) -> bool:
+    """Whether all nodes have ended well."""
+    return len(records) == nodes and all(record.code == 0 for record in records)
+
+
+def code_of(pods: list[Pod], records: list[NodeRecord], nodes: int) -> int | None:
+    """Return the exit code of a whole job: 0 only if all of its nodes have ended well."""
+    codes = [pod.exit_code for pod in pods if pod.exit_code is not None]
+    failed = next((code for code in codes if code), None)
+    return failed if failed is not None else 0 if len(codes) == nodes or all_good(records, nodes) else None
+
+
+def was_asked(records: list[NodeRecord]) -> bool:
+    """Whether the first node that ended was asked to. After a failure, the cluster asks the others."""
+    ended = [record for record in records if record.code is not None]
+    return bool(ended) and min(ended, key=lambda record: record.ended_unix_s).asked_to_stop
+
+
+def is_ours(base: Path) -> bool:
+    """Whether a driver has asked the job to stop or to end."""
+    return ordered(base) in ("stop", "end")
+
+
+def ordered(base: Path) -> str:
+    """Return the newest order to the nodes; empty if there is none."""
+    try:
+        return str(files.read_json(node.orders(base)).get("what"))
+    except (OSError, *DAMAGED):
+        return ""
+
+
+def nodes_of(base: Path) -> int:
+    """Return on how many nodes a job runs, from its manifest."""
+    try:
+        work = list(yaml.safe_load_all(base.with_name(f"{base.name}.yaml").read_text(encoding="utf-8")))[-1]
+        return int(work["spec"]["completions"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, IndexError):
+        return 1

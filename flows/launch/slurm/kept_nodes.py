@@ -1,16 +1,27 @@
-"""The nodes that a run keeps on a Slurm cluster: one Slurm job at a time, in which its jobs run in turn, as rounds."""
+"""The nodes that a run keeps on a Slurm cluster: one Slurm job at a time, in which its jobs run in turn, as rounds.
+
+The nodes that are kept for a run: one Slurm job at a time, in which the run's jobs run as rounds.
+
+An allocation is a folder beside the launch folders of attempts, ``launch/allocation-0001``: its script, its token, and
+the files of :mod:`hlatctl.allocation`, its batch program. The newest folder counts. A job that runs in an allocation
+has a file ``JOB.round``, which names the folder and the round.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
-from conf.schema import ClusterConfig
+from conf.cluster_rules import SIGNAL_EARLY_S
+from conf.schema import ClusterConfig, SlurmConfig
 from flows.launch.base import Allocation, Job, Plan
-from flows.launch.slurm import allocation
+from flows.launch.endings import give_up, read_token, token_file
 from flows.launch.slurm import script as scripts
-from flows.launch.slurm.allocation import Folder
 from flows.launch.slurm.commands import (
     RUNS,
     WAITS,
@@ -21,10 +32,130 @@ from flows.launch.slurm.commands import (
     node_states,
     patiently,
     scancel,
+    slurm,
 )
-from hlatctl.allocation import UNUSABLE, Round
+from flows.launch.slurm.limits import seconds
+from hlatctl.allocation import TOKEN_ENV, UNUSABLE, Order, Round, rounds
+from hlatctl.run import files
+from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import TRAIN_JOB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """An allocation on the disk."""
+
+    path: Path
+
+    @property
+    def job_name(self) -> str:
+        """What Slurm calls its job."""
+        return scripts.job_name(os.fspath(self.path), scripts.ALLOCATION)
+
+    @property
+    def token(self) -> str:
+        """The comment of its job; empty if none was ever to be submitted."""
+        return read_token(self.path / scripts.ALLOCATION)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no further round."""
+        return any((self.path / name).exists() for name in ("released", "closed"))
+
+    def release(self) -> None:
+        """Have its program end after the round that runs now."""
+        (self.path / "released").touch()
+
+    def give_up(self) -> None:
+        """Have its script do nothing if an sbatch of a dead driver comes late."""
+        give_up(self.path / scripts.ALLOCATION)
+
+    def submit(self, script: str) -> None:
+        """Submit its job, whose name and token are on the disk before."""
+        token, path = uuid.uuid4().hex, self.path / f"{scripts.ALLOCATION}.sh"
+        files.write_text(path, script)
+        files.write_text(token_file(self.path / scripts.ALLOCATION), f"{token}\n")
+        slurm("sbatch", f"--comment={token}", f"--export=ALL,{TOKEN_ENV}={token}", os.fspath(path))
+
+    def next_round(self) -> Round:
+        """Return a round that was never ordered."""
+        return Round(folder=self.path, number=max((each.number for each in rounds(self.path)), default=0) + 1)
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a training attempt was ever ordered here."""
+        return (self.path / "trained").exists()
+
+    def note_training(self) -> None:
+        """Note that a training attempt was ordered here."""
+        (self.path / "trained").touch()
+
+
+def newest(launch: Path) -> Folder | None:
+    """Return the newest allocation in a run's folder ``launch``."""
+    known = sorted(launch.glob("allocation-[0-9]*"))
+    return Folder(path=known[-1]) if known else None
+
+
+def following(launch: Path) -> Folder:
+    """Return the folder of the next allocation."""
+    last = newest(launch)
+    number = int(last.path.name.removeprefix("allocation-")) if last else 0
+    return Folder(path=launch / f"allocation-{number + 1:04d}")
+
+
+def order_of(job: Job, script: Path, token: str) -> Order:
+    """Return what a round of a job runs."""
+    return Order(
+        script=os.fspath(script),
+        token=token,
+        nodes=job.nodes,
+        all_nodes=job.all_nodes,
+        excluded=job.excluded_hosts,
+        avoided=job.avoided_hosts,
+    )
+
+
+def is_alive(row: Row | None) -> bool:
+    """Whether an allocation waits for nodes or can run rounds. It can't if the host of its program was lost."""
+    return row is not None and (row.state in WAITS or (row.state in RUNS and row.batch_host in hosts_of(row.nodes)))
+
+
+def fits(folder: Folder, row: Row | None, job: Job, unusable: Collection[str], settings: SlurmConfig) -> bool:
+    """Return whether a job can run in an allocation.
+
+    An allocation that has not trained yet is never too short of time: a new one would be no longer.
+    """
+    if folder.closed or row is None or row.state not in (*WAITS, "RUNNING") or not is_alive(row):
+        return False
+    if row.state in WAITS:
+        return True
+    if job.name == TRAIN_JOB and folder.has_trained:
+        left_s = seconds(row.left)
+        if left_s is not None and left_s <= settings.stop_before_limit_s + SIGNAL_EARLY_S:
+            return False
+    return bool(order_of(job, Path(), "").choose(hosts_of(row.nodes), unusable))
+
+
+def write_round(base: Path, round_: Round) -> None:
+    """Note in which round a job runs."""
+    files.write_json(round_file(base), {"v": 1, "allocation": round_.folder.name, "round": round_.number})
+
+
+def round_of(base: Path) -> Round | None:
+    """Return the round in which a job runs; None: it is a Slurm job of its own."""
+    try:
+        value = files.read_json(round_file(base))
+        return Round(folder=base.parent.parent / str(value["allocation"]), number=int(value["round"]))
+    except (OSError, *DAMAGED):
+        return None
+
+
+def round_file(base: Path) -> Path:
+    """Return the file that names the round of a job."""
+    return base.with_name(f"{base.name}.round")
+
 
 _POLL_S = 0.2
 #: Time for an allocation's program to take a round.
@@ -44,18 +175,18 @@ class KeptNodes:
 
     def fitting(self, job: Job) -> Allocation | None:
         """The nodes that are kept for a job's run and that can be used."""
-        folder = allocation.newest(job.launch_dir.parent)
+        folder = newest(job.launch_dir.parent)
         if folder is None:
             return None
         row, unusable = self._row_of(folder), _unusable()
-        if row is None or not allocation.fits(folder, row, job, unusable, self._cluster.slurm):
+        if row is None or not fits(folder, row, job, unusable, self._cluster.slurm):
             return None
         hosts = hosts_of(row.nodes) if row.state in RUNS else ()
         return Allocation(name=folder.path.name, hosts=tuple(host for host in hosts if host not in unusable))
 
     def release(self, run_dir: Path) -> None:
         """Its program ends after the round that runs now; a job without its program is cancelled, or one that waits."""
-        folder = allocation.newest(RunPaths(run_dir).launch(0).parent)
+        folder = newest(RunPaths(run_dir).launch(0).parent)
         if folder is None:
             return
         with contextlib.suppress(OSError):  # a full disk
@@ -64,7 +195,7 @@ class KeptNodes:
             row = self._queue.job(folder.job_name, "", now=True)
         except SchedulerAwayError:
             return  # its program reads the file
-        if row and (row.state in WAITS or not folder.closed or not allocation.is_alive(row)):
+        if row and (row.state in WAITS or not folder.closed or not is_alive(row)):
             scancel(row.id)
 
     def order_round(self, plan: Plan, token: str) -> None:
@@ -73,8 +204,8 @@ class KeptNodes:
         while True:
             folder = self._kept(plan.job) or self._new(plan, launch)
             round_ = folder.next_round()
-            allocation.write_round(base, round_)
-            round_.write(allocation.order_of(plan.job, plan.script_path, token))
+            write_round(base, round_)
+            round_.write(order_of(plan.job, plan.script_path, token))
             if self._accepted(folder, round_) or not round_.move("withdrawn"):
                 if plan.job.name == TRAIN_JOB:
                     folder.note_training()
@@ -85,7 +216,7 @@ class KeptNodes:
         deadline = time.monotonic() + _TAKES_S
         while round_.waits and time.monotonic() < deadline:
             row = self._row_of(folder, now=False)
-            if folder.closed or (row is not None and not allocation.is_alive(row)):
+            if folder.closed or (row is not None and not is_alive(row)):
                 return False
             if row and row.state in WAITS:
                 return True
@@ -94,11 +225,11 @@ class KeptNodes:
 
     def _kept(self, job: Job) -> Folder | None:
         """Return the run's allocation if the job can run there; else give it up."""
-        folder = allocation.newest(job.launch_dir.parent)
+        folder = newest(job.launch_dir.parent)
         if folder is None:
             return None
         row = self._row_of(folder)
-        if allocation.fits(folder, row, job, _unusable(), self._cluster.slurm):
+        if fits(folder, row, job, _unusable(), self._cluster.slurm):
             return folder
         folder.release()
         folder.give_up()
@@ -107,7 +238,7 @@ class KeptNodes:
         return None
 
     def _new(self, plan: Plan, launch: Path) -> Folder:
-        folder = allocation.following(launch)
+        folder = following(launch)
         folder.submit(scripts.allocation_script(plan.job, self._cluster, folder.path))
         self._queue.hurry()
         return folder

@@ -17,20 +17,18 @@ from datetime import datetime
 from pathlib import Path
 from signal import Signals
 
+from conf.cluster_rules import SIGNAL_EARLY_S
 from conf.schema import ClusterConfig
-from conf.slurm_rules import SIGNAL_EARLY_S
 from flows.launch.base import Allocation, Handle, Job, Plan, Status
-from flows.launch.endings import NodeRecord, conclude, node_records
-from flows.launch.place import base_of, give_up, order, read_token, token_file
-from flows.launch.slurm import allocation
+from flows.launch.endings import NodeRecord, base_of, conclude, give_up, node_records, order, read_token, token_file
+from flows.launch.slurm import kept_nodes
 from flows.launch.slurm import script as scripts
-from flows.launch.slurm.accounting import Accounting
-from flows.launch.slurm.allocation import Folder, round_of
 from flows.launch.slurm.commands import (
     PAUSES,
     RUNS,
     VERDICTS,
     WAITS,
+    Accounting,
     Queue,
     Row,
     SchedulerAwayError,
@@ -40,15 +38,15 @@ from flows.launch.slurm.commands import (
     scancel,
     slurm,
 )
-from flows.launch.slurm.kept_nodes import KeptNodes
+from flows.launch.slurm.kept_nodes import Folder, KeptNodes, round_of
 from flows.launch.slurm.limits import seconds
 from hlatctl import node
 from hlatctl.allocation import TOKEN_ENV, Round, asked_from_outside, ended_file
 from hlatctl.cache.environment import Packer
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError, cannot_write
+from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import environment_dir
-from hlatctl.run.reading import DAMAGED
 
 _POLL_S = 0.2
 #: Between two questions for the partition's nodes.
@@ -95,7 +93,7 @@ class SlurmLauncher:
         """The job as a batch script."""
         script, path, nodes = scripts.script(job, self._cluster), job.launch_dir / f"{job.name}.sh", ""
         if job.keeps_nodes:
-            nodes = scripts.allocation_script(job, self._cluster, allocation.following(job.launch_dir.parent).path)
+            nodes = scripts.allocation_script(job, self._cluster, kept_nodes.following(job.launch_dir.parent).path)
         return Plan(job=job, script=script, script_path=path, nodes_script=nodes)
 
     def handle(self, plan: Plan) -> Handle:
@@ -148,7 +146,7 @@ class SlurmLauncher:
 
     def _live_status(self, row: Row | None, round_: Round | None, code: int | None) -> Status | None:
         """Return the state of a job that has not ended; None: it has."""
-        if round_ and not (allocation.is_alive(row) and (round_.waits or round_.taken)):
+        if round_ and not (kept_nodes.is_alive(row) and (round_.waits or round_.taken)):
             return None
         if round_ and code is not None and row and row.state == "RUNNING":
             return None  # a job that is ending has its verdict later
@@ -297,7 +295,7 @@ def _prepare(plan: Plan, handle: Handle, token: str) -> None:
     job.launch_dir.mkdir(parents=True, exist_ok=True)
     records = (path for kind in ("pid", "exit_code") for path in job.launch_dir.glob(f"{job.name}.node-*.{kind}"))
     ends = (node.record(base, "pid"), node.record(base, "exit_code"), ended_file(base))
-    own = (*ends, node.orders(base), allocation.round_file(base))
+    own = (*ends, node.orders(base), kept_nodes.round_file(base))
     for stale in (*own, *records, job.error_file):
         stale.unlink(missing_ok=True)
     files.write_text(plan.script_path, plan.script)

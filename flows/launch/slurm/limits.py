@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from conf.cluster_rules import SIGNAL_EARLY_S
 from conf.schema import ClusterConfig, Config, EvalClusterConfig
-from conf.slurm_rules import SIGNAL_EARLY_S
 from flows.launch.slurm.commands import SchedulerAwayError, slurm
 from flows.launch.slurm.script import device_options
 from hlatctl.cache.environment import Layout

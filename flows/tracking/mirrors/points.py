@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hlatctl.run.evaluations import headlines
 from hlatctl.run.journal import Event, number
-from hlatctl.run.scores import headlines
 from hlatctl.run.step_metrics import MOST_OTHERS, STEP_METRICS, others
 
 #: Tokens/s/device follow from tokens/s.

@@ -28,7 +28,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from flows.tracking.mirrors.base import About, Labels, Outcome
 from flows.tracking.mirrors.points import Point, Scores
-from hlatctl.run.simulated import MARK, REPORT
+from hlatctl.run.labels import MARK, REPORT
 
 #: TensorBoard reads files with ``tfevents`` in their names.
 FILE = "events.out.tfevents.hlatctl"

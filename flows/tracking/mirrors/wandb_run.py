@@ -19,7 +19,7 @@ from typing import Any, Literal
 from conf.schema import TrackingConfig
 from flows.tracking.mirrors.base import About, Labels, Outcome
 from flows.tracking.mirrors.points import Point, Scores
-from hlatctl.run.simulated import MARK
+from hlatctl.run.labels import MARK
 
 #: W&B's limit for tags.
 _TAG_CHARS = 64

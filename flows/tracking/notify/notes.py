@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from hlatctl.run.host import host_names
+from hlatctl.run.evaluations import in_words
+from hlatctl.run.files import DAMAGED
 from hlatctl.run.journal import Event
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED
+from hlatctl.run.processes import host_names
 from hlatctl.run.redact import hide
-from hlatctl.run.scores import in_words
 from hlatctl.run.state import NO_SPARE_NODE
 from hlatctl.units import count, one_line, utc
 

@@ -1,23 +1,189 @@
-"""Reads a run's journal and sends its messages: each one once, at most 20 an hour to a service, then a summary."""
+"""Reads a run's journal and sends its messages: each one once, at most 20 an hour to a service, then a summary.
+
+``notify.json``: how far the journal was read, what was said, and the messages that each service still gets.
+
+It is written after a message was sent. A process that is killed in between sends that one message again: a repeated
+message is better than a missing one. A missing or damaged file begins anew at the newest driver's start.
+
+What messages say about a run's progress: position, forecast and the daily digest.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from conf.schema import Config
-from flows.tracking.notify import book as books
-from flows.tracking.notify import numbers, services
-from flows.tracking.notify.book import Book, Queue
+from flows.tracking.notify import services
 from flows.tracking.notify.notes import URGENT, Message, Note, note_of, shown, summary
-from hlatctl.run.errors import RunBusyError, StorageError
+from hlatctl.report.goodput import measure_goodput
+from hlatctl.run import files
+from hlatctl.run.errors import HlatctlError, RunBusyError, StorageError
+from hlatctl.run.evaluations import in_words
+from hlatctl.run.files import DAMAGED, from_plain
 from hlatctl.run.fold import read_state
-from hlatctl.run.journal import NOTIFY_WRITER, Event, JournalTail, JournalWriter, no_steps
+from hlatctl.run.journal import NOTIFY_WRITER, Event, JournalTail, JournalWriter, no_steps, number
 from hlatctl.run.lease import Holder, hold
+from hlatctl.run.pace import training_left_s
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
+from hlatctl.units import count, counted, duration, utc
+
+
+@dataclass
+class Queue:
+    """The messages for one entry of ``notify.urls``.
+
+    Args:
+        waiting: unsent messages, oldest first.
+        sent_unix_s: when messages were sent, for an hour.
+    """
+
+    waiting: list[Message] = field(default_factory=list)
+    sent_unix_s: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Digest:
+    """The run at the time of the newest digest."""
+
+    time_unix_s: float
+    tokens: int = 0
+    loss: float | None = None
+
+
+@dataclass
+class Forecast:
+    """The end of training that people know, and since when the prediction is a day later."""
+
+    end_unix_s: float
+    late_since_unix_s: float | None = None
+
+
+@dataclass
+class Book:
+    """What ``notify.json`` holds.
+
+    Args:
+        offsets: bytes of the journal that were read, by file stem.
+        said_unix_s: when each key of a note was said, for a day.
+        queues: by entry of ``notify.urls``.
+    """
+
+    offsets: dict[str, int] = field(default_factory=dict)
+    said_unix_s: dict[str, float] = field(default_factory=dict)
+    queues: dict[str, Queue] = field(default_factory=dict)
+    digest: Digest | None = None
+    forecast: Forecast | None = None
+
+
+def read_book(run: RunPaths) -> Book | None:
+    """Return a run's book; None if there is none, or it is damaged."""
+    try:
+        return from_plain(Book, files.read_sealed_json(run.notify))
+    except (OSError, *DAMAGED):
+        return None
+
+
+def write_book(run: RunPaths, book: Book) -> None:
+    """Write it durably. A full disk is no error: it is a reason to send a message."""
+    with suppress(OSError, HlatctlError):
+        files.write_sealed_json(run.notify, dataclasses.asdict(book))
+
+
+_NUMBERS_DAY_S = 86_400.0
+#: A prediction must be late for so long before it is told: a slow hour is no slip of the end.
+_STAYS_LATE_S = 3600.0
+
+
+def position(state: RunState, config: Config, now_unix_s: float) -> Iterator[str]:
+    """Yield the lines about where a run is, and when training ends."""
+    last = state.last_step
+    if last is None:
+        return
+    yield (
+        f"Now: step {state.step:,} of {config.total_steps:,}, {count(state.tokens)} tokens, "
+        f"loss {number(last, 'loss'):.4f}"
+    )
+    if state.status == "running" and (left_s := training_left_s(state, config.total_steps)):
+        yield f"Forecast: training ends at {utc(now_unix_s + left_s)}, in {duration(left_s)}"
+
+
+def slip(forecast: Forecast | None, state: RunState, config: Config, now_unix_s: float) -> tuple[Forecast | None, str]:
+    """Compare the predicted end of training with the one that people know.
+
+    Returns:
+        The forecast to keep, and what happened; empty unless the end has been a day later for an hour. Then the new
+        end is the one that people know, so that the same slip is not told twice.
+    """
+    left_s = training_left_s(state, config.total_steps) if state.status == "running" else None
+    if left_s is None:
+        return forecast, ""
+    end_unix_s = now_unix_s + left_s
+    if forecast is None:
+        return Forecast(end_unix_s), ""
+    if end_unix_s - forecast.end_unix_s <= _NUMBERS_DAY_S:
+        return Forecast(forecast.end_unix_s), ""
+    since_unix_s = forecast.late_since_unix_s or now_unix_s
+    if now_unix_s - since_unix_s < _STAYS_LATE_S:
+        return Forecast(forecast.end_unix_s, since_unix_s), ""
+    late = duration(end_unix_s - forecast.end_unix_s)
+    return Forecast(end_unix_s), f"training is predicted to end at {utc(end_unix_s)}, {late} later than before"
+
+
+def slip_note(run: RunPaths, happened: str) -> Note:
+    """Return the note about a predicted end that is a day later."""
+    command = f"hlatctl goodput {run.run_id}"
+    return Note(kind="forecast_slip", title="the predicted end slips", key=happened, happened=happened, command=command)
+
+
+def is_due(digest: Digest, hour: int, now_unix_s: float) -> bool:
+    """Return whether the hour (UTC) of a digest has passed since the last one."""
+    return digest.time_unix_s < math.floor((now_unix_s - 3600 * hour) / _NUMBERS_DAY_S) * _NUMBERS_DAY_S + 3600 * hour
+
+
+def snapshot(state: RunState, now_unix_s: float) -> Digest:
+    """Return what the next digest compares with."""
+    loss = number(state.last_step, "loss") if state.last_step else math.nan
+    return Digest(now_unix_s, state.tokens, loss if math.isfinite(loss) else None)
+
+
+def digest_note(run: RunPaths, state: RunState, config: Config, before: Digest, now_unix_s: float) -> Note:
+    """Return the daily note about a run."""
+    now = snapshot(state, now_unix_s)
+    parts = [f"{count(now.tokens)} of {count(config.total_tokens)} tokens ({_signed(now.tokens - before.tokens)})"]
+    if now.loss is not None:
+        parts.append(f"loss {now.loss:.4f}" + (f" (before: {before.loss:.4f})" if before.loss is not None else ""))
+    evaluated = [state.milestones[tokens] for tokens in sorted(state.milestones) if state.milestones[tokens].scores]
+    if evaluated:
+        parts.append(f"scores at {count(evaluated[-1].milestone_tokens)}: {in_words(evaluated[-1].scores)}")
+    ended = [a for a in state.attempts if a.ended_unix_s is not None and a.ended_unix_s > before.time_unix_s]
+    failed = [attempt.cause for attempt in ended if attempt.has_failed]
+    parts.append(counted(len(failed), "failure") + (f" ({', '.join(sorted(set(failed)))})" if failed else ""))
+    parts += _goodput(run, state, config)
+    title = f"digest of {utc(now_unix_s)[:10]}"
+    return Note(
+        kind="digest", title=title, key=title, happened="; ".join(parts), command=f"hlatctl status {run.run_id}"
+    )
+
+
+def _signed(tokens: int) -> str:
+    return f"{'+' if tokens >= 0 else '-'}{count(abs(tokens))} since the last digest"
+
+
+def _goodput(run: RunPaths, state: RunState, config: Config) -> list[str]:
+    """Return the goodput; reads the whole journal except steps, once a day."""
+    try:
+        share = measure_goodput(JournalTail(run, wanted=no_steps).stream(), config, state).ettr_fraction
+    except HlatctlError:
+        return []
+    return [] if share is None else [f"goodput {100 * share:.1f} %"]
+
 
 #: Most messages to one service in an hour.
 PER_HOUR = 20
@@ -61,7 +227,7 @@ class Notifier:
         self, run: RunPaths, config: Config, *, send: Send = services.send, now_unix_s: Callable[[], float] = time.time
     ) -> None:
         self._run, self._config, self._send, self._now_unix_s = run, config, send, now_unix_s
-        kept = books.read(run)
+        kept = read_book(run)
         self._book = kept or Book()
         self._is_new = kept is None
         self._tail = self._journal_tail()
@@ -95,7 +261,7 @@ class Notifier:
             raise
         if changed or self._is_new:
             self._is_new = False
-            books.write(self._run, self._book)
+            write_book(self._run, self._book)
         for entry, queue in self._book.queues.items():
             self._deliver(entry, queue)
 
@@ -121,7 +287,7 @@ class Notifier:
             if event["kind"] in ("head_started", "run_finished"):
                 self.ended = event["kind"] == "run_finished"
         if notes:
-            lines = tuple(numbers.position(self._state(), self._config, self._now_unix_s()))
+            lines = tuple(position(self._state(), self._config, self._now_unix_s()))
             for note, time_unix_s in notes:
                 self.add(note, time_unix_s, lines)
         self._book.offsets = self._tail.offsets
@@ -136,14 +302,14 @@ class Notifier:
             return False
         self._next_forecast_unix_s = now_unix_s + _FORECAST_S
         state = self._state()
-        lines = tuple(numbers.position(state, self._config, now_unix_s))
-        book.forecast, happened = numbers.slip(book.forecast, state, self._config, now_unix_s)
+        lines = tuple(position(state, self._config, now_unix_s))
+        book.forecast, happened = slip(book.forecast, state, self._config, now_unix_s)
         if happened:
-            self.add(numbers.slip_note(self._run, happened), now_unix_s, lines)
-        book.digest = book.digest or numbers.snapshot(state, now_unix_s)
-        if notify.digest_hour is not None and numbers.is_due(book.digest, notify.digest_hour, now_unix_s):
-            self.add(numbers.digest_note(self._run, state, self._config, book.digest, now_unix_s), now_unix_s, lines)
-            book.digest = numbers.snapshot(state, now_unix_s)
+            self.add(slip_note(self._run, happened), now_unix_s, lines)
+        book.digest = book.digest or snapshot(state, now_unix_s)
+        if notify.digest_hour is not None and is_due(book.digest, notify.digest_hour, now_unix_s):
+            self.add(digest_note(self._run, state, self._config, book.digest, now_unix_s), now_unix_s, lines)
+            book.digest = snapshot(state, now_unix_s)
         return True
 
     def _state(self) -> RunState:
@@ -164,7 +330,7 @@ class Notifier:
             del queue.waiting[0]
             self.sent += 1
             queue.sent_unix_s.append(self._now_unix_s())
-            books.write(self._run, self._book)
+            write_book(self._run, self._book)
             self._worked(entry)
 
     def _failed(self, entry: str, problem: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from conf import notify_urls
+from conf import tracking
 from flows.tracking.notify.notes import Message
 from hlatctl.run.errors import ConfigError
 
@@ -33,7 +33,7 @@ def send(entry: str, message: Message, *, timeout_s: float = TIMEOUT_S) -> str:
         Empty, or why it was not sent, without the URL.
     """
     try:
-        url = notify_urls.resolve(entry)
+        url = tracking.resolve_notify_url(entry)
     except ConfigError as error:
         return error.message
     try:

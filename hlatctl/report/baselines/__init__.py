@@ -12,8 +12,7 @@ from typing import Any
 
 import yaml
 
-from hlatctl.run.errors import ConfigError
-from hlatctl.run.suggest import suggest
+from hlatctl.run.errors import ConfigError, suggest
 
 #: Units of a row: fractions shown in percent, or values shown unchanged.
 PERCENT, PLAIN = "percent", "plain"

@@ -6,14 +6,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from hlatctl.report.item_lines import folder_of
-from hlatctl.run import contract_record, files
-from hlatctl.run.contract import Fields
-from hlatctl.run.contract_record import Record
+from hlatctl.report.items import folder_of
+from hlatctl.run import contract as contract_record
+from hlatctl.run import files
+from hlatctl.run.contract import Fields, Record
 from hlatctl.run.errors import EvaluationError
+from hlatctl.run.evaluations import HELD_OUT
+from hlatctl.run.files import DAMAGED, why
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.reading import DAMAGED, why
-from hlatctl.run.scores import HELD_OUT
 from hlatctl.run.state import MilestoneState
 
 Scores = dict[str, dict[str, Any]]
@@ -100,7 +100,7 @@ def read(run: RunPaths, milestone: MilestoneState) -> Exported:
     records = _records(run, milestone)
     known = Record()
     with suppress(EvaluationError):
-        known = contract_record.read(run)
+        known = contract_record.read_record(run)
     hashes = {name: str(record.get("contract", "")) for name, record in records.items()}
     asked = {name: known.fields(name, contract) for name, contract in hashes.items()}
     taken = {name for record in records.values() for name in record["scores"]}

@@ -11,19 +11,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from hlatctl.report.exchange import (
-    item_rows,
-    lighteval_details,
-    lighteval_form,
-    lm_eval_form,
-    olmes_form,
-    olmes_predictions,
-    samples,
-)
+from hlatctl.report.exchange import imported, lighteval, lm_eval, olmes
 from hlatctl.report.exchange.imported import Figures
 from hlatctl.run.errors import ConfigError, DataError
-from hlatctl.run.reading import DAMAGED, parse_json, read_bytes, why
-from hlatctl.run.walk import files_below
+from hlatctl.run.files import DAMAGED, files_below, parse_json, read_bytes, why
 from hlatctl.units import one_line, size
 
 #: The largest results file; the harness's own have a few MiB.
@@ -34,9 +25,9 @@ _MOST_FILES, _DEPTH = 20_000, 8
 _PATTERNS = ("results_*.json", "results.json", "metrics.json", "metrics-all.jsonl")
 _DATE = re.compile(r"results_(\d{4}-\d{2}-\d{2})T")
 _ITEMS = {
-    lm_eval_form.FORM: samples.find,
-    lighteval_form.FORM: lighteval_details.find,
-    olmes_form.FORM: olmes_predictions.find,
+    lm_eval.FORM: lm_eval.find_samples,
+    lighteval.FORM: lighteval.find_details,
+    olmes.FORM: olmes.find_predictions,
 }
 _HINT = "name a results_*.json of lm-evaluation-harness or lighteval, or a metrics.json of OLMES"
 
@@ -115,11 +106,11 @@ def _items(path: Path, value: dict[str, Any], figures: Figures, folder: Path) ->
             f"{path}: its items can't be found ({one_line(why(error))})",
             hint="copy the file to a folder of its own to import the scores alone",
         ) from None
-    files = item_rows.write(folder, {task: file for task, file in found.items() if task in figures.figures})
+    files = imported.write(folder, {task: file for task, file in found.items() if task in figures.figures})
     for task, file in files.items():
         figure = figures.figures[task]
-        if figure.n is None and figures.form != lm_eval_form.FORM:  # the harness can have several rows of an item
-            figures.figures[task] = replace(figure, n=item_rows.count(file))
+        if figure.n is None and figures.form != lm_eval.FORM:  # the harness can have several rows of an item
+            figures.figures[task] = replace(figure, n=imported.count(file))
     return files
 
 
@@ -154,9 +145,9 @@ def _value(path: Path, content: bytes) -> dict[str, Any]:
 
 def _form(value: dict[str, Any]) -> Callable[[dict[str, Any]], Figures]:
     if "all_primary_scores" in value or ("metrics" in value and "task_config" in value):
-        return olmes_form.read
+        return olmes.read
     if "config_general" in value and "results" in value:
-        return lighteval_form.read
+        return lighteval.read
     if "results" in value:
-        return lm_eval_form.read
+        return lm_eval.read
     raise ValueError("has none of the keys results, config_general and all_primary_scores")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from hlatctl.report.cost import prices
 from hlatctl.report.figures import evaluation, loss, norms, rate, scaling, spending
-from hlatctl.report.figures.axes import Marks
+from hlatctl.report.figures.axes import Marks, Series
 from hlatctl.report.figures.figure import Figure
-from hlatctl.report.figures.series import Series
+from hlatctl.report.goodput import prices
+from hlatctl.report.numbers import Spikes
+from hlatctl.report.numbers import scaling as scaling_of
 from hlatctl.report.record import Record
-from hlatctl.report.scaling import scaling as scaling_of
-from hlatctl.report.spikes import Spikes
 
 
 def figures(record: Record) -> list[Figure]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from hlatctl.report.baselines import PERCENT
 from hlatctl.report.figures.axes import Marks, over_tokens
-from hlatctl.report.figures.figure import Figure
-from hlatctl.report.figures.style import DASHES, HEIGHT_IN, INK, OTHERS, QUIET, SMALL_PT
+from hlatctl.report.figures.figure import DASHES, HEIGHT_IN, INK, OTHERS, QUIET, SMALL_PT, Figure
 from hlatctl.report.scores import Course
 
 if TYPE_CHECKING:

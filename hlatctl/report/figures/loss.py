@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from hlatctl.report.figures.axes import Marks, over_tokens, robust_limits
-from hlatctl.report.figures.figure import Figure
-from hlatctl.report.figures.series import Series
-from hlatctl.report.figures.style import FAINT, INK, MARK
+from hlatctl.report.figures.axes import Marks, Series, over_tokens, robust_limits
+from hlatctl.report.figures.figure import FAINT, HIGHLIGHT, INK, Figure
 from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, comparable
 
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ def _plot(
         axes.plot(
             *zip(*scored, strict=True),
             "o",
-            color=MARK,
+            color=HIGHLIGHT,
             clip_on=False,
             zorder=4,
             label=f"held-out text, last {scored[-1][1]:.3f}",

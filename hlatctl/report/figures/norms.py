@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from hlatctl.report.figures.axes import Marks, is_wide, line, over_tokens, plain_log_ticks
-from hlatctl.report.figures.figure import Figure
-from hlatctl.report.figures.series import Series
-from hlatctl.report.figures.style import INK, MARK
-from hlatctl.report.numbers import finite_or_nan
-from hlatctl.report.spikes import RULE, Spikes
+from hlatctl.report.figures.axes import Marks, Series, is_wide, line, over_tokens, plain_log_ticks
+from hlatctl.report.figures.figure import HIGHLIGHT, INK, Figure
+from hlatctl.report.numbers import RULE, Spikes, finite_or_nan
 from hlatctl.run.state import RunState
 
 if TYPE_CHECKING:
@@ -34,7 +31,7 @@ def gradient_norm(series: Series, state: RunState, marks: Marks) -> Figure:
     def plot(axes: Axes) -> None:
         line(axes, series, "grad_norm")
         if spikes:
-            axes.plot(*zip(*spikes, strict=True), "^", color=MARK, markersize=2.5, label="spike")
+            axes.plot(*zip(*spikes, strict=True), "^", color=HIGHLIGHT, markersize=2.5, label="spike")
         if is_wide(series.bounds("grad_norm")[1]):
             axes.set_yscale("log")
             plain_log_ticks(axes)

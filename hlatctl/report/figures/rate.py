@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from conf.schedule import learning_rate as rate_of_step
 from conf.schema import Config
-from hlatctl.report.figures.axes import Marks, line, over_tokens, robust_limits
-from hlatctl.report.figures.figure import Figure
-from hlatctl.report.figures.series import MAX_POINTS, Series
-from hlatctl.report.figures.style import INK
+from conf.training_rules import learning_rate as rate_of_step
+from hlatctl.report.figures.axes import MAX_POINTS, Marks, Series, line, over_tokens, robust_limits
+from hlatctl.report.figures.figure import INK, Figure
 from hlatctl.run.state import RunState
 from hlatctl.units import count
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hlatctl.report.figures.axes import plain_log_ticks
-from hlatctl.report.figures.figure import Figure
-from hlatctl.report.figures.style import INK, MARK, QUIET
-from hlatctl.report.scaling import Scaling
+from hlatctl.report.figures.figure import HIGHLIGHT, INK, QUIET, Figure
+from hlatctl.report.numbers import Scaling
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +43,7 @@ def _plot(axes: Axes, scale: Scaling, sizes: list[int]) -> None:
     if scale.planned:
         axes.plot(*zip(*scale.planned.items(), strict=True), color=INK, marker=".", label="plan")
     if scale.measured:
-        axes.plot(*zip(*scale.measured.items(), strict=True), "o", color=MARK, markersize=4.5, label="this run")
+        axes.plot(*zip(*scale.measured.items(), strict=True), "o", color=HIGHLIGHT, markersize=4.5, label="this run")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sizes, [f"{nodes:,}" for nodes in sizes])

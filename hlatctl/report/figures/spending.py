@@ -6,12 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hlatctl.plan.cost import COMPARED_TOKENS
-from hlatctl.report.cost import Price
-from hlatctl.report.figures.figure import Figure
-from hlatctl.report.figures.style import FAINT, INK, MARK, SMALL_PT
+from hlatctl.plan.budget import COMPARED_TOKENS
+from hlatctl.report.figures.figure import FAINT, HIGHLIGHT, INK, SMALL_PT, Figure
 from hlatctl.report.forecast import Simulation
-from hlatctl.report.goodput import Goodput, label
+from hlatctl.report.goodput import Goodput, Price, label
 from hlatctl.units import count
 
 if TYPE_CHECKING:
@@ -73,7 +71,7 @@ def forecast(variants: Mapping[str, Sequence[Simulation]]) -> Figure:
         for row, values in enumerate(reversed(list(days.values()))):
             if values:
                 axes.plot(values, [row] * len(values), "|", color=INK, markersize=10, alpha=0.6)
-                axes.plot(statistics.median(values), row, "o", color=MARK)
+                axes.plot(statistics.median(values), row, "o", color=HIGHLIGHT)
         axes.set_yticks(range(len(days)), list(days)[::-1])
         axes.set_ylim(-0.6, len(days) - 0.4)
         axes.set_xlabel("days from the run's creation to its end")

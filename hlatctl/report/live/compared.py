@@ -10,9 +10,7 @@ from typing import Any
 from conf.load import flatten
 from conf.of_run import of_run
 from hlatctl.report import baselines
-from hlatctl.report.cells import Cell
-from hlatctl.report.compare import RUN, Comparison, RunScores, compare
-from hlatctl.report.compare_runs import read_scores
+from hlatctl.report.compare import RUN, Cell, Comparison, RunScores, compare, read_scores
 from hlatctl.run.errors import ConfigError, HlatctlError
 from hlatctl.run.paths import RunPaths
 

@@ -14,11 +14,10 @@ import numpy as np
 
 from conf.sizes import flops_per_token, mfu
 from hlatctl.run import step_metrics
-from hlatctl.run.errors import ConfigError
+from hlatctl.run.errors import ConfigError, suggest
 from hlatctl.run.state import RunState
 from hlatctl.run.step_metrics import STEP_METRICS, TIME
 from hlatctl.run.steps import StepSeries
-from hlatctl.run.suggest import suggest
 
 if TYPE_CHECKING:
     from conf.schema import Config

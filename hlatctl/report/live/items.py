@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hlatctl.report import item_file
-from hlatctl.run.errors import ConfigError
+from hlatctl.run.errors import ConfigError, suggest
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.suggest import suggest
 
 DEFAULT_COUNT, MOST_COUNT = 10, 50
 #: Longer texts are cut; a prompt with solved examples has some 10,000 characters.

@@ -13,7 +13,7 @@ import pytest
 import conf.load
 from conf.schema import Config
 from flows.drill.arena import Arena
-from hlatctl.run import child, files
+from hlatctl.run import files, processes
 from hlatctl.run.journal import DRILL_WRITER, FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import driver_pid
 from hlatctl.run.paths import RunPaths
@@ -41,7 +41,9 @@ def test_a_driver_that_does_not_obey_a_stop_is_killed(
     with JournalWriter(run, FLOW_WRITER) as journal:
         journal.append("run_created", run_id="drilled", simulated=False)
     monkeypatch.setattr("flows.drill.arena._STOP_S", 0.1)
-    with subprocess.Popen([sys.executable, "-c", _DEAF, os.fspath(run.root)], env=child.environment()) as driver:
+    with subprocess.Popen(
+        [sys.executable, "-c", _DEAF, os.fspath(run.root)], env=processes.child_environment()
+    ) as driver:
         try:
             wait_for(lambda: driver_pid(run) == driver.pid)
             with JournalWriter(run, DRILL_WRITER) as journal:

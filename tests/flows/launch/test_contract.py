@@ -11,10 +11,7 @@ from conf.schema import Config
 from flows import pretrain
 from flows.launch.base import Handle, Job
 from flows.launch.local import LocalLauncher
-from flows.simulation.mock import MockLauncher
-from flows.simulation.process import Script
-from flows.simulation.scripts import SCRIPTS
-from flows.simulation.world import World
+from flows.simulation.world import SCRIPTS, MockLauncher, Script, World
 from tests.flows.launch.contract import Contract, ProcessContract, python_job
 
 pytestmark = pytest.mark.processes

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from conf.schema import Config
-from flows.launch import records
+from flows.launch import local
 from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
-from flows.simulation.mock import MockLauncher
+from flows.simulation.world import MockLauncher
 from hlatctl.run import files, processes
 from hlatctl.run.errors import ConfigError
 from tests.flows.launch.contract import python_job
@@ -128,8 +128,8 @@ def test_a_running_job_is_found_and_stopped_without_its_start_record(tmp_path: P
     launcher = LocalLauncher()
     handle = launcher.submit(launcher.render(python_job(tmp_path, "import time; time.sleep(600)")))
     record = tmp_path / "launch" / "try.pid"
-    wait_for(lambda: len(records.started(handle).members()) > 1)  # type: ignore[union-attr]
-    members = records.started(handle).members()  # type: ignore[union-attr]
+    wait_for(lambda: len(local.recorded_start(handle).members()) > 1)  # type: ignore[union-attr]
+    members = local.recorded_start(handle).members()  # type: ignore[union-attr]
     files.write_text(record, text)
     assert launcher.status(handle).state == "running"
     launcher.cancel(handle, grace_s=0)
@@ -168,7 +168,7 @@ try:
 except LaunchError as error:
     print(error.message)
 """
-        command = [sys.executable, "-c", f"import flows.launch.records, flows.launch.local\n{code}"]
+        command = [sys.executable, "-c", f"import flows.launch.local, flows.launch.local\n{code}"]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert said == f"process {foreign.pid}: belongs to another user, so SIGTERM can't be sent to it\n"
         assert foreign.poll() is None

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from flows.live.app import Service, make_app
-from flows.live.watcher import Watcher
+from flows.live.stream import Watcher
 from flows.tracking import ui
 from hlatctl.report.live.index import LiveIndex
 from tests.hlatctl.conftest import MakeRun, make_run

@@ -12,7 +12,7 @@ import pytest
 
 from flows.live import answers
 from flows.live.app import plotly_js
-from flows.runtime import detached
+from flows.runtime import programs
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.journal import JournalWriter, train_writer
 from hlatctl.run.lease import hold
@@ -257,7 +257,7 @@ def test_a_resume_starts_a_driver(make_run: MakeRun, make_page: MakePage, monkey
         started.append(paths.run_id)
         return Driver()
 
-    monkeypatch.setattr(detached, "start_driver", start)
+    monkeypatch.setattr(programs, "start_driver", start)
     page = make_page(allow_control=True)
     answer = page.browser.post("/api/runs/b/resume", headers=CONTROL)
     assert (answer.status_code, answer.json()["pid"], started) == (202, 77, ["b"])
@@ -267,7 +267,7 @@ def test_a_resume_starts_a_driver(make_run: MakeRun, make_page: MakePage, monkey
     def fail(paths: RunPaths) -> Driver:
         raise LaunchError("no driver after 60 s", hint="see a log")
 
-    monkeypatch.setattr(detached, "start_driver", fail)
+    monkeypatch.setattr(programs, "start_driver", fail)
     answer = page.browser.post("/api/runs/b/resume", headers=CONTROL)
     assert (answer.status_code, answer.json()) == (409, {"error": "no driver after 60 s", "hint": "see a log"})
 

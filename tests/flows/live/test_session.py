@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.live.token import kept_token
+from flows.live.session import kept_token
 from tests.flows.live.conftest import OWN, PORT, TOKEN, MakePage, Page
 
 CONTROL = {"Origin": OWN, "X-Hlatctl": "1"}

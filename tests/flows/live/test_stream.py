@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from flows.live import stream, watcher
-from flows.live.stream import changes
-from flows.live.watcher import Watcher
+from flows.live import stream
+from flows.live.stream import Watcher, changes
 from hlatctl.report.live import index as live_index
 from hlatctl.report.live.index import LiveIndex
 from hlatctl.run.journal import JournalWriter, train_writer
@@ -24,7 +23,7 @@ from tests.waiting import WAIT_S, wait_for
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "POLL_S", 0.02)
+    monkeypatch.setattr(stream, "POLL_S", 0.02)
     monkeypatch.setattr(stream, "_LEAST_S", 0.0)
     monkeypatch.setattr(live_index, "SCAN_S", 0.0)
     monkeypatch.setattr(live_index, "_SCAN_SHARE", 0)

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.schema import RecoveryConfig
-from flows.recovery.case import failing_step, history, restarts_without_progress
 from flows.recovery.failure_causes import Cause, Ending
-from flows.recovery.policy import Decision, decide, hanging
+from flows.recovery.policy import Decision, decide, failing_step, hanging, history, restarts_without_progress
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event
 from hlatctl.run.state import AttemptState, RunState

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from flows.launch.base import Job
-from flows.simulation.process import Script
-from flows.simulation.scripts import SCRIPTS
-from flows.simulation.world import World
+from flows.simulation.world import SCRIPTS, Script, World
 from flows.sweep import create
 from flows.sweep.book import Book
 from flows.sweep.driver import drive
@@ -259,7 +257,7 @@ def test_no_more_trials_than_the_sweep_says_run_at_once(tmp_path: Path) -> None:
 def test_a_trial_whose_driver_dies_three_times_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.sweep.driver._POLL_S", 0.01)
     monkeypatch.setattr("flows.tracking.prefect_sweep.PrefectView.begin", lambda self: None)
-    monkeypatch.setattr("flows.runtime.detached.start_driver", lambda run, env: subprocess.Popen(["true"]))
+    monkeypatch.setattr("flows.runtime.programs.start_driver", lambda run, env: subprocess.Popen(["true"]))
     ended: list[str] = []
     monkeypatch.setattr("flows.control.request_stop", lambda run, by, wait_s: ended.append(run.run_id))
     prepared = create.prepare([*SMALL, f"runs_dir={tmp_path}", RATES], folder=tmp_path, simulated=False)

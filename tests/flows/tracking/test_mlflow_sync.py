@@ -22,7 +22,7 @@ from conf.of_run import of_run
 from conf.schema import Config, TrackingConfig
 from flows.tracking import mlflow_client, mlflow_register, mlflow_steps, mlflow_sweep, mlflow_sync
 from flows.tracking import mlflow_run as copied
-from flows.tracking.mlflow_system import ENABLE_ENV, SystemMetrics
+from flows.tracking.mlflow_client import ENABLE_ENV, SystemMetrics
 from hlatctl.run import files, labels, runs
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.journal import FLOW_WRITER, OPERATOR_WRITER, JournalWriter, eval_writer, train_writer
@@ -218,14 +218,14 @@ def test_superseded_steps_are_removed_before_new_ones_follow(runs_dir: Path) -> 
 
 def test_labels_and_amendments_become_tags_once_and_parameters_stay(runs_dir: Path) -> None:
     run = make_run(runs_dir)
-    labels.write(run, labels.change(name="first", tags=["model=small", "old"], note="begun"), by="ana")
+    labels.write_label(run, labels.change(name="first", tags=["model=small", "old"], note="begun"), by="ana")
     mlflow_sync.sync(run)
     with JournalWriter(run, OPERATOR_WRITER) as journal:
         changes = {"optimizer.lr": [0.0003, 0.0001]}
         journal.append("config_amended", number=1, changes=changes, by="ana", why="", at_step=None)
     with JournalWriter(run, FLOW_WRITER) as journal:
         journal.append("amendment_applied", number=1, step=40)
-    labels.write(run, labels.change(untag=["old"], note="lower rate"), by="ben")
+    labels.write_label(run, labels.change(untag=["old"], note="lower rate"), by="ben")
     for _ in range(2):
         mlflow_sync.sync(run)
         copied_run = mlflow_run(runs_dir, run)
@@ -245,7 +245,7 @@ def test_a_long_journal_is_copied_in_parts_with_the_steps_that_count(
 ) -> None:
     monkeypatch.setattr(copied, "_EVENTS_AT_ONCE", 4)
     monkeypatch.setattr(mlflow_steps, "FIRST_STEPS", 10)
-    monkeypatch.setattr("conf.mlflow_steps.MOST_STEPS", 40)  # of 611 planned: every 16th
+    monkeypatch.setattr("conf.tracking.MOST_STEPS", 40)  # of 611 planned: every 16th
     sent: list[int] = []
     real = copied.MirrorRun._log_metrics
 
@@ -272,7 +272,7 @@ def test_a_copy_that_dies_at_any_batch_and_one_made_live_give_the_same_thinned_s
     monkeypatch.setattr(copied, "_EVENTS_AT_ONCE", 40)
     monkeypatch.setattr(copied, "_MAX_METRICS_PER_BATCH", 50)
     monkeypatch.setattr(mlflow_steps, "FIRST_STEPS", 10)
-    monkeypatch.setattr("conf.mlflow_steps.MOST_STEPS", 100)
+    monkeypatch.setattr("conf.tracking.MOST_STEPS", 100)
     monkeypatch.setattr(Config, "total_steps", 400)
     live, whole = make_run(runs_dir, "live"), make_run(runs_dir, "whole")
     real, batches = copied.MirrorRun._log_metrics, [0]

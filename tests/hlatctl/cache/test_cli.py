@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hlatctl.cache import manifest
-from hlatctl.cache.layout import MANIFEST
+from hlatctl.cache import graphs
+from hlatctl.cache.store import MANIFEST
 from hlatctl.cli.main import main
 from tests.hlatctl.cache.conftest import VERSION, MakeModule, tree
 
@@ -40,7 +40,7 @@ def test_ls_lists_caches_and_modules(source: Path, make_module: MakeModule, hlat
     assert hlatctl("ls") == (0, "", f"{source.parent} contains no compiled graphs\n")
     make_module(1)
     make_module(2, done=False)
-    manifest.write_manifest(source)
+    graphs.write_manifest(source)
     code, out, _ = hlatctl("ls", "--json")
     (record,) = json.loads(out)
     assert code == 0
@@ -62,7 +62,7 @@ def test_verify_names_what_is_broken_and_moves_it_aside_when_asked(
 ) -> None:
     for number in range(3):
         make_module(number)
-    manifest.write_manifest(source)
+    graphs.write_manifest(source)
     code, out, _ = hlatctl("verify")
     assert (code, out) == (0, f"{source}: 3 good modules, 12 files match their checksums\n")
     flipped = source / VERSION / f"MODULE_{1:020d}+39f12043" / "model.hlo_module.pb.gz"
@@ -134,10 +134,10 @@ def test_gc_deletes_unused_caches_and_keeps_the_rest(
     lock = source / VERSION / "graph.lock"
     lock.touch()
     os.utime(lock, (long_ago,) * 2)
-    manifest.write_manifest(source)
+    graphs.write_manifest(source)
     for name in ("unused", "used"):
         (source.parent / name / "ab").mkdir(parents=True)
-        manifest.write_manifest(source.parent / name)
+        graphs.write_manifest(source.parent / name)
         os.utime(source.parent / name / MANIFEST, (long_ago,) * 2)
     run = tmp_path / "runs" / "run-1"
     run.mkdir()

@@ -17,8 +17,7 @@ import pytest
 
 from hlatctl import node
 from hlatctl.cache import environment
-from hlatctl.cache.environment import Layout, Packer, pack
-from hlatctl.cache.staged import stage
+from hlatctl.cache.environment import Layout, Packer, pack, stage
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, StorageError
 

@@ -10,9 +10,9 @@ pytest.importorskip("fsspec", reason="no extra for object storage is installed")
 
 from hlatctl.cache import mirror
 from hlatctl.cache.mirror import Copy
-from hlatctl.cache.objects import Objects
+from hlatctl.cache.store import Objects
+from hlatctl.run.checkpoint import MANIFEST, write_manifest
 from hlatctl.run.errors import DependencyError, RunExistsError, StorageError
-from hlatctl.run.manifest import MANIFEST, write_manifest
 
 
 def _copy(folder: Path, step: int) -> Copy:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hlatctl.cache import archive, trust
-from hlatctl.cache.manifest import write_manifest
+from hlatctl.cache import graphs, trust
+from hlatctl.cache.graphs import write_manifest
 from hlatctl.cache.store import open_store
 from hlatctl.cache.warm import warm
 from hlatctl.run.errors import StorageError
@@ -41,7 +41,7 @@ def test_a_folder_that_others_may_write_is_refused_and_its_hint_works(
 def test_files_of_another_user_are_refused(source: Path, tmp_path: Path, make_module: MakeModule) -> None:
     module = make_module(1)
     write_manifest(source)
-    archive.export(source, tmp_path / "graphs.tar")
+    graphs.export_archive(source, tmp_path / "graphs.tar")
     os.chown(tmp_path / "graphs.tar", _SOMEBODY, _SOMEBODY)
     os.chown(module / "model.neff", _SOMEBODY, _SOMEBODY)
     with pytest.raises(StorageError, match=r"graphs.tar: belongs to user 54321, not to you"):

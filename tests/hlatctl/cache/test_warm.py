@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from hlatctl.cache import manifest, transfer, warm
-from hlatctl.cache.layout import MANIFEST
-from hlatctl.cache.store import Folder, Store, open_store
+from hlatctl.cache import graphs, warm
+from hlatctl.cache.store import MANIFEST, Folder, Store, open_store
 from hlatctl.run.errors import StorageError
 from tests.hlatctl.cache.conftest import VERSION, MakeModule, neff, tree
 
@@ -50,12 +49,12 @@ def test_second_call_reads_no_file_until_the_machine_is_rebooted(
 
     def reading(store: Store, path: str) -> str:
         read.append(path)
-        return transfer.sha256_of(store, path)
+        return graphs.sha256_of(store, path)
 
     monkeypatch.setattr(warm, "sha256_of", reading)
     warm.warm(Folder(source), target)
     assert read == []
-    monkeypatch.setattr(manifest, "boot_id", lambda: "another")
+    monkeypatch.setattr(graphs, "boot_id", lambda: "another")
     assert warm.warm(Folder(source), target).copied == 0
     assert len(read) == 4
 
@@ -87,7 +86,7 @@ def test_module_that_differs_from_the_manifest_is_not_copied_and_all_others_are(
 ) -> None:
     make_module(1)
     broken = make_module(2)
-    manifest.write_manifest(source)
+    graphs.write_manifest(source)
     (broken / "model.neff").unlink()
     if content is not None:
         (broken / "model.neff").write_bytes(content)
@@ -131,7 +130,7 @@ def test_warm_up_that_was_killed_continues_where_it_stopped(
 ) -> None:
     for number in range(150):
         make_module(number, content=b"program" * 2000)
-    manifest.write_manifest(source)
+    graphs.write_manifest(source)
     argv = [sys.executable, "-c", DIES_AFTER_5, "--from", os.fspath(source), "--to", os.fspath(target)]
     died = subprocess.run(argv, env={**os.environ, "PYTHONPATH": os.getcwd()}, check=False)
     assert died.returncode == -signal.SIGKILL
@@ -190,7 +189,7 @@ def test_links_out_of_the_cache_are_not_followed(source: Path, target: Path, mak
 @pytest.mark.parametrize("path", ["../outside", "/etc/passwd", f"{VERSION}/../../outside"])
 def test_manifest_that_leads_out_of_its_folder_is_refused(source: Path, target: Path, path: str) -> None:
     source.mkdir()
-    manifest.write(source, [{"path": path, "bytes": 0, "sha256": ""}])
+    graphs.write_entries(source, [{"path": path, "bytes": 0, "sha256": ""}])
     with pytest.raises(StorageError, match="names a file outside its folder"):
         warm.warm(Folder(source), target)
 

@@ -10,7 +10,7 @@ import pytest
 
 from hlatctl.cli.main import main
 from hlatctl.report.build import build
-from hlatctl.report.figures.style import AMENDED
+from hlatctl.report.figures.figure import AMENDED
 from hlatctl.run.journal import FLOW_WRITER, OPERATOR_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun

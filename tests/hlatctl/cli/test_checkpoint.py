@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from flows.runtime import ask as asking
+from flows.runtime import programs as asking
 from hlatctl.cli.main import main
+from hlatctl.run.checkpoint import MANIFEST, write_manifest
 from hlatctl.run.errors import CheckpointError, LaunchError
-from hlatctl.run.manifest import MANIFEST, write_manifest
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
 

@@ -13,12 +13,12 @@ import pytest
 import conf.load
 from conf.fingerprint import data_fingerprint
 from conf.schema import ClusterConfig, Config, DataConfig, EvalConfig, ModelConfig, TokenizerConfig, TrainConfig
-from flows.runtime.ask import ask_about
 from flows.runtime.context import cache_root
+from flows.runtime.programs import ask_about
 from hlatctl.cli.main import main
 from hlatctl.run import files
+from hlatctl.run.checkpoint import write_manifest
 from hlatctl.run.journal import JournalWriter, read_events, train_writer
-from hlatctl.run.manifest import write_manifest
 from hlatctl.run.paths import RunPaths
 
 pytestmark = pytest.mark.processes

@@ -17,7 +17,7 @@ import pytest
 from conf.sampling import Sampling
 from flows import generate as flow
 from hlatctl.cli.main import main
-from hlatctl.cli.summary import end_lines
+from hlatctl.cli.status import end_lines
 from hlatctl.report.run_view import view_run
 from hlatctl.run import continuations
 from hlatctl.run.errors import EvaluationError

@@ -14,7 +14,7 @@ import pytest
 from conf.schema import ClusterConfig, Config
 from hlatctl.cli import common
 from hlatctl.cli import logs as logs_command
-from hlatctl.cli.journal_lines import TEXTS, WITHOUT_LINE, JournalLines
+from hlatctl.cli.logs import TEXTS, WITHOUT_LINE, JournalLines
 from hlatctl.cli.main import main
 from hlatctl.run.journal import JournalWriter, eval_writer
 from hlatctl.run.lease import hold_driver
@@ -85,7 +85,7 @@ def test_the_events_of_one_rank_are_shown(run: RunPaths, capsys: pytest.CaptureF
 def test_of_a_long_journal_the_newest_part_is_read(
     run: RunPaths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hlatctl.cli.journal_lines._RECENT_BYTES", 3000)
+    monkeypatch.setattr("hlatctl.cli.logs._RECENT_BYTES", 3000)
     assert main(["logs", "example", "--rank", "0"]) == 0
     lines = [line.split("UTC  ")[1].split(":")[0] for line in capsys.readouterr().out.splitlines()]
     assert lines == ["step 121", "step 130", "checkpoint of step 100"]

@@ -11,8 +11,7 @@ import pytest
 from conf.compose import compose, groups
 from conf.schema import Config
 from conf.sizes import parameters
-from hlatctl.plan.evaluation import CHARACTERS_PER_TOKEN, UTILISATION, evaluation_cost
-from hlatctl.plan.evaluation_section import evaluation_section
+from hlatctl.plan.evaluation import CHARACTERS_PER_TOKEN, UTILISATION, evaluation_cost, evaluation_section
 from tests.hlatctl.plan.conftest import with_hardware
 
 

@@ -19,11 +19,9 @@ from conf.schema import (
     ParallelConfig,
     PrecisionConfig,
 )
-from hlatctl.plan.activations import layer_bytes, unrecomputed_bytes
 from hlatctl.plan.execution import Execution, in_flight
-from hlatctl.plan.memory import Memory, check_memory, memory
-from hlatctl.plan.remedies import remedies
-from hlatctl.plan.search import changed
+from hlatctl.plan.memory import Memory, check_memory, layer_bytes, memory, unrecomputed_bytes
+from hlatctl.plan.search import changed, remedies
 from hlatctl.run.errors import ConfigError
 from tests.conf.test_sizes import LLAMA_7B
 from tests.hlatctl.plan.conftest import on_nodes, with_hardware

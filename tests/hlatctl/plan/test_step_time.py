@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from conf.compose import compose
 from conf.schema import BackendConfig, ClusterConfig, Config, HardwareConfig, ModelConfig, ParallelConfig, TrainConfig
-from hlatctl.plan.collectives import OVERLAP_SLOWDOWN_FRACTION as _SLOWDOWN
 from hlatctl.plan.execution import Execution
-from hlatctl.plan.products import Device, Product, expected_largest
 from hlatctl.plan.published import points
 from hlatctl.plan.search import changed
-from hlatctl.plan.step_time import StepTime, missing, step_time, step_time_s
+from hlatctl.plan.step_time import OVERLAP_SLOWDOWN_FRACTION as _SLOWDOWN
+from hlatctl.plan.step_time import Device, Product, StepTime, expected_largest, missing, step_time, step_time_s
 from tests.hlatctl.plan.conftest import on_nodes, with_hardware
 
 _HARDWARE = HardwareConfig(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hlatctl.report import sequence, timeline
-from hlatctl.report.sequence import STEP, Item
+from hlatctl.report import goodput
+from hlatctl.report.goodput import STEP, Item
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event, train_writer
 from tests.hlatctl.report.made_up import Journal
@@ -58,14 +58,14 @@ def random_journal(seed: int) -> list[Event]:
 
 def painted(events: list[Event]) -> dict[str, float]:
     """Return seconds by category, from events that are read one by one."""
-    items = timeline._without_afterlife(_plain_items(events))
-    attempts = timeline._attempts(items)
+    items = goodput._without_afterlife(_plain_items(events))
+    attempts = goodput._attempts(items)
     colours: dict[int, str] = {}
-    phase = timeline._Phase(attempts)
+    phase = goodput._Phase(attempts)
     for index, (item, after) in enumerate(itertools.pairwise(items)):
         phase.apply(item)
         driverless = after.kind == "head_started" and not phase.alive(index)
-        _paint(colours, item.end_us, after.start_us, timeline.IDLE if driverless else phase.name(index))
+        _paint(colours, item.end_us, after.start_us, goodput.IDLE if driverless else phase.name(index))
     counting = {event["seq"] for event in fold(events).steps.values()}
     stalls: dict[Any, float] = defaultdict(float)
     for item in items:
@@ -122,8 +122,8 @@ def _paint(colours: dict[int, str], start_us: float, end_us: float, category: st
 
 @pytest.mark.parametrize("block_rows", [1, 3, 1000])
 def test_the_account_equals_a_plain_one(monkeypatch: pytest.MonkeyPatch, block_rows: int) -> None:
-    monkeypatch.setattr(sequence, "BLOCK_ROWS", block_rows)
+    monkeypatch.setattr(goodput, "BLOCK_ROWS", block_rows)
     for seed in range(100):
         events = random_journal(seed)
-        account = timeline.account(events, fold(events).steps)
+        account = goodput.account(events, fold(events).steps)
         assert account.seconds == painted(events), seed

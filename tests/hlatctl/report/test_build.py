@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 import conf.load
-from hlatctl.report import page as report_page
+from hlatctl.report import build as report_page
 from hlatctl.report.build import build
-from hlatctl.report.contamination import Overlap, Overlaps
-from hlatctl.report.corpus_scans import Hit, Scanned
+from hlatctl.report.contamination import Hit, Overlap, Overlaps, Scanned
 from hlatctl.report.numbers import Numbers
 from hlatctl.report.record import Record, read_record
 from hlatctl.report.summary import summary_markdown
@@ -66,7 +65,7 @@ def test_page_equals_the_golden_file(make_run: MakeRun) -> None:
     # Without figures, because their text depends on matplotlib's version.
     run = make_run()
     record = replace(record_of(run), texts=_TEXTS)
-    compare("index.html", report_page.render(record, {}, run.config.read_text(encoding="utf-8")))
+    compare("index.html", report_page.render_page(record, {}, run.config.read_text(encoding="utf-8")))
 
 
 def test_the_same_journal_gives_the_same_bytes(make_run: MakeRun) -> None:
@@ -164,7 +163,7 @@ def test_scores_under_another_contract_have_their_own_column_a_mark_and_no_point
 def test_a_page_has_at_most_twelve_milestones_of_texts_from_the_first_to_the_last(make_run: MakeRun) -> None:
     run = make_run(until="stages")
     kept = [Kept(milestone_tokens=10**6 * n, step=n, continuations=_TEXTS[0].continuations) for n in range(1, 101)]
-    html = report_page.render(replace(record_of(run), texts=kept), {}, "")
+    html = report_page.render_page(replace(record_of(run), texts=kept), {}, "")
     rows = [line for line in html.splitlines() if line.startswith('<tr><td class="number">') and "((" in line]
     shown = [int(row.partition('"number">')[2].partition("M<")[0]) for row in rows]
     assert (len(shown), shown[0], shown[-1]) == (12, 1, 100)
@@ -180,7 +179,7 @@ def test_the_report_reads_the_texts_of_milestones(make_run: MakeRun) -> None:
 
 def test_labels_are_text_in_the_summary(make_run: MakeRun) -> None:
     run = make_run()
-    labels.write(run, labels.change(name="<img src=x> | \\<b>", note="</td>\n<script>"), by="someone")
+    labels.write_label(run, labels.change(name="<img src=x> | \\<b>", note="</td>\n<script>"), by="someone")
     summary = summary_markdown(run, conf.load.load(run.config))
     assert "| name | \\<img src=x> \\| \\\\\\<b> |\n" in summary
     assert "| notes | \\</td> \\<script> |\n" in summary
@@ -200,10 +199,10 @@ def test_the_page_shows_evaluation_items_in_the_corpus(make_run: MakeRun) -> Non
     scanned = Scanned(milestone_tokens=833_333, words=13, items=40, short=1, overlapping=hits)
     found = Overlap(task="<b>quiz", scanned=scanned, mostly=1)
     record = replace(record_of(make_run()), overlaps=Overlaps(rows=[found], unscanned=["<i>other"]))
-    page = report_page.render(record, {}, "")
+    page = report_page.render_page(record, {}, "")
     assert "Evaluation items in the corpus" in page
     assert "833.3K" in page
     assert "Not scanned: &lt;i&gt;other." in page
     assert "&lt;b&gt;quiz" in page
     assert "2 (5.0%)" in page
-    assert "Evaluation items in the corpus" not in report_page.render(replace(record, overlaps=None), {}, "")
+    assert "Evaluation items in the corpus" not in report_page.render_page(replace(record, overlaps=None), {}, "")

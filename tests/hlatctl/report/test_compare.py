@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from hlatctl.report import baselines, compare_tables
 from hlatctl.report.compare import Comparison, RunScores, compare, run_scores
-from hlatctl.run import contract_v1
-from hlatctl.run.contract import digest
-from hlatctl.run.contract_record import Record
+from hlatctl.run import contract as contract_v1
+from hlatctl.run.contract import Record, digest
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.state import MilestoneState
 from tests.hlatctl.scored_runs import CONTRACT, FIELDS, OTHER, RECORDED, Scores, hlat_scores, score

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from hlatctl.report.contamination import Mean, in_corpus, lacks, overlap, read_overlaps, text
-from hlatctl.report.corpus_scans import Scanned, scanned
+from hlatctl.report.contamination import Mean, Scanned, in_corpus, lacks, overlap, read_overlaps, scanned, text
 from hlatctl.report.items import read_items
 from hlatctl.run import files
 from hlatctl.run.paths import RunPaths

@@ -1,17 +1,53 @@
-"""Goodput, cost and checkpoint intervals of made-up journals."""
+"""The price of a run's tokens.
+
+Goodput, cost and checkpoint intervals of made-up journals.
+
+Journals read as columns of steps and other events.
+
+Wall time of made-up journals: every second belongs to one category.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import conf.load
+from conf.compose import compose
 from conf.schema import Config
-from hlatctl.plan.checkpoint_interval import least_time_between_failures_s
-from hlatctl.report.goodput import Goodput, facts, label, time_table
+from hlatctl.plan.budget import least_time_between_failures_s
+from hlatctl.report.figures.axes import MAX_POINTS, Series
+from hlatctl.report.goodput import STEP, Goodput, facts, label, prices, sequence, time_table
+from hlatctl.report.record import read_record
+from hlatctl.report.run_view import read_without_steps
+from hlatctl.run.fold import fold
+from hlatctl.run.journal import JournalWriter, read_events, train_writer
+from hlatctl.run.paths import RunPaths
+from tests.hlatctl.conftest import MakeRun
 from tests.hlatctl.report.made_up import Journal, goodput_of, interrupted, journal  # noqa: F401
+
+
+def test_a_run_is_compared_with_its_plan_and_its_baseline(make_run: MakeRun) -> None:
+    run = make_run()
+    time = replace(read_record(run, conf.load.load(run.config)).time, cost_usd=600_000.0)
+    own, plan, baseline = prices(compose(["experiment=hlat_7b"]), time, 1_800_000_000_000)
+    assert own.usd == pytest.approx(600_000 * 4e6 / 1.8e12)
+    assert own.of_baseline_fraction == pytest.approx(own.usd / baseline.usd)
+    assert plan.usd < own.usd < baseline.usd
+
+
+def test_without_a_price_there_is_none(make_run: MakeRun) -> None:
+    run = make_run()
+    record = read_record(run, conf.load.load(run.config))
+    assert prices(record.config, record.time, 100) == []
 
 
 def test_uptime_and_ettr_and_cost(journal: Journal) -> None:
@@ -171,3 +207,242 @@ def test_the_time_of_longer_prefixes_of_a_journal_grows(journal: Journal) -> Non
     for one in prefixes:
         check(one)
     assert [one.wall_s for one in prefixes] == sorted(one.wall_s for one in prefixes)
+
+
+def write(run: RunPaths, steps: int, clock: Callable[[], float]) -> None:
+    """Write a journal of two attempts with events of four writers, some at the same time."""
+    writers = [JournalWriter(run, name, now_unix_s=clock) for name in ("flow", train_writer(0), train_writer(1), "z")]
+    flow, train, other, last = writers
+    at = 0
+    for attempt in (1, 2):
+        flow.attempt = train.attempt = other.attempt = attempt
+        flow.append("attempt_started", handle={})
+        train.append("train_started", resumed_from_step=max(0, at - 3))
+        at = max(0, at - 3)
+        for _ in range(steps):
+            at += 1
+            train.append("step", step=at, tokens=at, step_s=0.5, data_wait_s=0.1, loss=1.0)
+            if at % 5 == 0:
+                train.append("checkpoint_written", step=at, stall_s=0.25)
+                other.append("rank_times", step=at, times_s=[0.1] * 9)
+                flow.append("checkpoint_verified", step=at)
+                last.append("a kind of tomorrow", step=at)
+        flow.append("attempt_ended", cause="killed", decision="restart")
+    for writer in writers:
+        writer.close()
+
+
+@pytest.mark.parametrize("times_s", [[0.5], [0.0], [0.5, -0.2, 3.0], [1e-7, 1e-6]])
+def test_events_and_steps_are_in_the_order_of_the_journal(tmp_path: Path, times_s: list[float]) -> None:
+    run, after_s, now_s = RunPaths(tmp_path), itertools.cycle(times_s), [1e9]
+
+    def clock() -> float:
+        now_s[0] += next(after_s)
+        return now_s[0]
+
+    write(run, 12, clock)
+    state, events = read_without_steps(run)
+    items, _ = sequence(events, state.steps)
+    steps = [item.kind == STEP for item in items]
+    found = [
+        kind
+        for item, many in zip(items, steps, strict=True)
+        for kind in [item.kind] * (item.stop - item.first if many else 1)
+    ]
+    assert found == [event["kind"] for event in read_events(run)]
+    assert [item.start_us for item in items] == sorted(item.start_us for item in items)
+
+
+def test_a_spike_stays_visible_in_a_figure_of_more_steps_than_points() -> None:
+    many, at = 4 * MAX_POINTS, 777
+    head = {"v": 1, "time_unix_s": 1.0, "attempt": 1, "kind": "step"}
+    losses = [50.0 if step == at else math.nan if step == 9 else 2.0 for step in range(1, many + 1)]
+    state = fold(
+        {**head, "seq": step, "step": step, "tokens": step, "loss": loss} for step, loss in enumerate(losses, 1)
+    )
+    series = Series.of(state)
+    low, high = series.ranges["loss"]
+    assert len(low) == len(high) == len(series.tokens) == MAX_POINTS
+    assert (max(high), min(low), max(low)) == (50.0, 2.0, 2.0)
+    assert max(series.values["loss"]) == 14.0
+
+
+def test_an_undisturbed_run_is_split_by_category(journal: Journal) -> None:
+    journal.add(1, "stage_started", stage="compile")
+    journal.add(41, "stage_finished", stage="compile", wall_s=40)
+    journal.add(41, "stage_started", stage="warm_cache")
+    journal.add(43, "stage_finished", stage="warm_cache", wall_s=2)
+    journal.start(44)
+    journal.step(60, 1)
+    journal.step(70, 2, data_wait_s=3.0)
+    journal.saved(74, 2, wall_s=4.0)
+    journal.step(84, 3)
+    journal.train(85, "train_stopped", step=3, reason="finished")
+    journal.add(85.5, "milestone", milestone_tokens=3, step=3)
+    journal.end(86, "finished")
+    journal.add(87, "eval_started", writer="eval-3", milestone_tokens=3, step=3)
+    journal.add(97, "eval_finished", writer="eval-3", milestone_tokens=3, step=3)
+    journal.add(98, "run_finished", outcome="finished")
+    assert journal.seconds == {
+        "productive": 27.0,
+        "data_wait": 3.0,
+        "checkpoint_stall": 4.0,
+        "between_steps": 1.0,
+        "compile": 40.0,
+        "warm_cache": 2.0,
+        "start": 6.0,
+        "end": 0.5,
+        "evaluation_wait": 11.5,
+        "head": 3.0,
+    }
+
+
+@pytest.mark.parametrize("cause", ["killed", "hang", "a future cause"])
+def test_the_time_of_a_restart_is_named_after_its_cause(journal: Journal, cause: str) -> None:
+    interrupted(journal, cause)
+    assert journal.seconds == {
+        "productive": 40.0,
+        "checkpoint_stall": 1.0,
+        "between_steps": 5.0,
+        "lost": 20.0,
+        "start": 5.0,
+        f"restart:{cause}": 19.0,
+        "head": 10.0,
+    }
+
+
+def test_steps_are_lost_only_once_they_are_redone(journal: Journal) -> None:
+    interrupted(journal)
+    before = journal.events[: [event["kind"] for event in journal.events].index("attempt_ended")]
+    assert "lost" not in goodput_of(before).seconds
+
+
+def test_an_attempt_without_steps_adds_its_own_cause(journal: Journal) -> None:
+    interrupted(journal)
+    journal.end(103, "crashed", "restart", attempt=2)
+    journal.start(110, attempt=3, resumed_from_step=2)
+    journal.end(120, "out_of_memory", "restart", attempt=3)
+    journal.start(130, attempt=4, resumed_from_step=2)
+    journal.step(150, 3, attempt=4)
+    seconds = journal.seconds
+    assert seconds["restart:crashed"] == 15.0
+    assert seconds["restart:out_of_memory"] == 25.0
+
+
+def test_time_without_a_driver_is_idle_unless_training_continues(journal: Journal) -> None:
+    journal.start(10)
+    journal.step(30, 1)
+    journal.step(40, 2)
+    # The driver dies and restarts at 55 while training continues. Then all processes die, until 500.
+    journal.step(50, 3)
+    journal.add(55, "head_started", pid=2)
+    journal.step(60, 4)
+    journal.add(500, "head_started", pid=3)
+    journal.end(502, "lost", "restart")
+    journal.start(503, attempt=2, resumed_from_step=0)
+    journal.step(518, 1, attempt=2)
+    seconds = journal.seconds
+    assert seconds["idle"] == 440.0
+    assert seconds["lost"] == 40.0
+    assert seconds["restart:lost"] == 8.0
+    assert "between_steps" not in seconds
+
+
+def test_a_run_that_was_stopped_overnight_is_idle(journal: Journal) -> None:
+    journal.start(10)
+    journal.step(30, 1)
+    journal.add(31, "stop_requested", writer="operator")
+    journal.saved(33, 1, wall_s=2.0)
+    journal.train(33, "train_stopped", step=1, reason="stop")
+    journal.end(34, "stopped", "stop")
+    journal.add(35, "run_finished", outcome="stopped")
+    journal.add(35, "stage_started", stage="report")
+    journal.add(36, "stage_finished", stage="report")
+    journal.add(36036, "head_started", pid=2)
+    journal.add(36037, "stage_started", stage="preflight")
+    journal.add(36040, "stage_finished", stage="preflight")
+    journal.start(36040, attempt=2, resumed_from_step=1)
+    journal.step(36055, 2, attempt=2)
+    assert journal.seconds == {
+        "productive": 20.0,
+        "checkpoint_stall": 2.0,
+        "between_steps": 1.0,
+        "start": 10.0,
+        "restart:stopped": 6.0,
+        "report": 1.0,
+        "preflight": 3.0,
+        "head": 12.0,
+        "idle": 36000.0,
+    }
+    goodput = goodput_of(journal.events)
+    assert goodput.checkpointing.failures == {}
+    assert goodput.ettr_fraction == pytest.approx(20 / 36045)
+
+
+def test_a_later_evaluation_of_a_finished_run_adds_no_time(journal: Journal) -> None:
+    journal.start(10)
+    journal.step(30, 1)
+    journal.end(34, "finished", "done")
+    journal.add(35, "run_finished", outcome="finished")
+    before = goodput_of(journal.events)
+    journal.add(90_000, "eval_started", writer="eval-10")
+    assert goodput_of(journal.events) == before
+    journal.add(90_035, "head_started", pid=2)
+    assert goodput_of(journal.events).wall_s == 90_035.0, "a new driver adds time"
+
+
+def test_an_asynchronous_save_counts_only_its_stall_after_its_step(journal: Journal) -> None:
+    journal.start(10)
+    for step, time_s in ((1, 30.0), (2, 40.0), (3, 51.0), (4, 61.0)):
+        journal.step(time_s, step)
+        if step == 3:
+            journal.saved(58, 2, wall_s=18.0, stall_s=0.75)  # written during step 4
+    seconds = journal.seconds
+    assert (seconds["productive"], seconds["checkpoint_stall"]) == (40.0, 0.75)
+    assert seconds["between_steps"] == 0.25
+    assert goodput_of(journal.events).checkpointing.save_s == 0.75
+
+
+@pytest.mark.parametrize(("misses", "category"), [(0, "start"), (4, "compile")])
+def test_the_excess_time_of_a_first_step_is_not_training(journal: Journal, misses: int, category: str) -> None:
+    journal.start(10)
+    journal.step(60, 1, step_s=45.0)
+    journal.train(60, "compile_cache", hits=4 - misses, misses=misses, wall_s=45.0)
+    journal.step(70, 2)
+    journal.step(80, 3)
+    seconds = journal.seconds
+    assert seconds["productive"] == 30.0
+    assert seconds[category] == (40.0 if category == "start" else 35.0)
+
+
+def test_time_in_a_queue_has_its_own_category_and_costs_nothing(journal: Journal) -> None:
+    journal.add(0, "stage_started", stage="preflight")
+    journal.add(0, "job_queued", job="preflight", reason="Resources")
+    journal.add(3600, "job_started", job="preflight", hosts=["n1"])
+    journal.add(3610, "stage_finished", stage="preflight", wall_s=3610)
+    journal.add(3610, "attempt_started", attempt=1, handle={})
+    journal.add(3610, "job_queued", attempt=1, job="train", reason="Priority")
+    journal.add(7210, "job_queued", attempt=1, job="train", reason="Resources")
+    journal.add(10810, "job_started", attempt=1, job="train", hosts=["n1"])
+    journal.train(10815, "train_started", resumed_from_step=0)
+    journal.add(10815, "job_queued", attempt=1, job="eval-3", reason="Resources")
+    journal.step(10830, 1)
+    journal.end(10831, "cancelled", "stop")
+    assert journal.seconds == {
+        "productive": 10.0,
+        "preflight": 10.0,
+        "start": 10.0,
+        "queued": 10800.0,
+        "restart:cancelled": 1.0,
+    }
+    goodput = goodput_of(journal.events)
+    assert goodput.cost_usd == pytest.approx(2 * 36.0 * 31 / 3600)
+    assert goodput.process_hours == pytest.approx(8 * 31 / 3600)
+
+
+def test_an_attempt_that_is_cancelled_in_the_queue_was_queued(journal: Journal) -> None:
+    journal.add(0, "attempt_started", attempt=1, handle={})
+    journal.add(0, "job_queued", attempt=1, job="train", reason="Priority")
+    journal.add(50, "job_left_queue", attempt=1, job="train")
+    journal.end(50, "cancelled", "stop")
+    assert journal.seconds == {"queued": 50.0}

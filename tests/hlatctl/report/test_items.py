@@ -10,8 +10,7 @@ import pytest
 
 from hlatctl.report.items import groups, means_over_tasks, read_items
 from hlatctl.run import files
-from hlatctl.run.contract import Contracts
-from hlatctl.run.contract_record import admit
+from hlatctl.run.contract import Contracts, admit
 from hlatctl.run.errors import EvaluationError
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState

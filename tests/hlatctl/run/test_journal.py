@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlatctl.run import lines
+from hlatctl.run import journal as lines
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import Event, JournalTail, JournalWriter, heartbeat, number, read_events

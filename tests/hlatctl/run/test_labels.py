@@ -6,7 +6,7 @@ import pytest
 
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.fold import read_state
-from hlatctl.run.labels import change, in_words, write
+from hlatctl.run.labels import change, in_words, write_label
 from hlatctl.run.paths import RunPaths
 
 
@@ -18,9 +18,9 @@ def run(tmp_path: Path) -> RunPaths:
 
 
 def test_labels_are_what_their_changes_add_up_to(run: RunPaths) -> None:
-    write(run, change(name="first", tags=["model=small", "keep"], note="begun"), by="ana")
-    write(run, change(tags=["model=large"], untag=["keep"], note="spikes at 400"), by="ben")
-    write(run, change(name=""), by="ben")
+    write_label(run, change(name="first", tags=["model=small", "keep"], note="begun"), by="ana")
+    write_label(run, change(tags=["model=large"], untag=["keep"], note="spikes at 400"), by="ben")
+    write_label(run, change(name=""), by="ben")
     labels = read_state(run).labels
     assert (labels.name, labels.tags) == ("", {"model": "large"})
     assert [(note.text, note.by) for note in labels.notes] == [("begun", "ana"), ("spikes at 400", "ben")]
@@ -28,12 +28,12 @@ def test_labels_are_what_their_changes_add_up_to(run: RunPaths) -> None:
 
 
 def test_nothing_to_change_writes_nothing(run: RunPaths) -> None:
-    write(run, change(), by="ana")
+    write_label(run, change(), by="ana")
     assert not run.journal.exists()
 
 
 def test_secrets_are_masked(run: RunPaths) -> None:
-    write(run, change(note="see https://ana:hunter22@example.org"), by="ana")
+    write_label(run, change(note="see https://ana:hunter22@example.org"), by="ana")
     assert b"hunter22" not in (run.journal / "operator.jsonl").read_bytes()
 
 

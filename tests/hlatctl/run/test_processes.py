@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hlatctl.run import child, processes
+from hlatctl.run import processes
 from hlatctl.run.errors import LaunchError
 
 pytestmark = pytest.mark.processes
@@ -128,12 +128,14 @@ print("it runs", flush=True)
 @_LINUX
 def test_a_process_whose_parent_died_before_it_could_end_with_it_ends() -> None:
     command = [sys.executable, "-c", _DIES_FIRST, _COMES_LATE]
-    said = subprocess.run(command, env=child.environment(), stdout=subprocess.PIPE, text=True, check=True).stdout
+    said = subprocess.run(
+        command, env=processes.child_environment(), stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
     assert said.splitlines() == ["its parent is dead"]
 
 
 @_LINUX
 def test_a_process_that_ends_with_its_parent_lives_as_long_as_that() -> None:
     code = "from hlatctl.run import processes; processes.end_with_parent(); print('it runs')"
-    said = subprocess.check_output([sys.executable, "-c", code], env=child.environment(), text=True)
+    said = subprocess.check_output([sys.executable, "-c", code], env=processes.child_environment(), text=True)
     assert said == "it runs\n"

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hlatctl.run.manifest import write_manifest
+from hlatctl.run.checkpoint import write_manifest
 from trainer.checkpoint.compare import compare, main
-from trainer.storage import save_tensors
+from trainer.checkpoint.shards import save_tensors
 
 
 def a_checkpoint(folder: Path, *shards: dict[str, Tensor]) -> Path:

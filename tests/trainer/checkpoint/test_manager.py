@@ -17,22 +17,18 @@ from hypothesis import strategies as st
 
 from conf.load import load
 from conf.sizes import CHECKPOINT_BYTES_PER_PROCESS, checkpoint_bytes
+from hlatctl.run.checkpoint import checkpoint_steps, read_manifest, why_invalid
 from hlatctl.run.errors import DISK_FULL, CheckpointError, StorageError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import JournalWriter, eval_writer, read_events, train_writer
-from hlatctl.run.manifest import checkpoint_steps, read_manifest, why_invalid
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from tests.trainer.damage import WAYS, damage
 from tests.waiting import WAIT_S
 from trainer.backends.torch_native import TorchNative
 from trainer.checkpoint.manager import CheckpointManager
-from trainer.checkpoint.read_back import ReadBack
-from trainer.checkpoint.tiers import Tiers
-from trainer.checkpoint.trust import CheckpointRecords
-from trainer.checkpoint.verify import why_incomplete
-from trainer.shard_file import ShardFile
-from trainer.storage import describe_tensors, read_tensors
+from trainer.checkpoint.shards import ShardFile, describe_tensors, read_tensors
+from trainer.checkpoint.trust import CheckpointRecords, ReadBack, Tiers, why_incomplete
 
 
 @pytest.fixture
@@ -196,7 +192,7 @@ class _Bomb(NamedTuple):
 
 
 def test_planted_pickles_are_never_loaded(trained: RunPaths, train_here: TrainHere, tmp_path: Path) -> None:
-    from hlatctl.run.manifest import read_manifest, write_manifest
+    from hlatctl.run.checkpoint import read_manifest, write_manifest
     from trainer.convert.export import read_weights
 
     exploded = tmp_path / "exploded"

@@ -16,16 +16,16 @@ pytest.importorskip("fsspec", reason="no extra for object storage is installed")
 
 from conf.load import load
 from hlatctl.cache import mirror as layout
-from hlatctl.cache.objects import Objects
+from hlatctl.cache.store import Objects
 from hlatctl.run import files
+from hlatctl.run.checkpoint import MANIFEST, checkpoint_steps, read_manifest, why_invalid, write_manifest
 from hlatctl.run.errors import CheckpointError, StorageError
-from hlatctl.run.manifest import MANIFEST, checkpoint_steps, read_manifest, why_invalid, write_manifest
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from tests.waiting import WAIT_S, wait_for
 from trainer.__main__ import main
 from trainer.backends.base import Backend
-from trainer.checkpoint import fetch, mirror
+from trainer.checkpoint import mirror
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FIRST_PAUSE_S", "_LAST_PAUSE_S", "_FIRST_LOOK_S", "_LAST_LOOK_S"):
         monkeypatch.setattr(mirror, name, 0.01)
     monkeypatch.setattr(mirror, "_PATIENCE_S", 30.0)
-    monkeypatch.setattr(fetch, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(mirror, "_PAUSES_S", (0.0,))
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_a_start_does_not_hang_on_a_storage_that_does_not_answer(
 ) -> None:
     assert train_here(mirrored, 1) == 0
     answers = threading.Event()
-    monkeypatch.setattr(fetch, "_LIST_S", 0.05)
+    monkeypatch.setattr(mirror, "_LIST_S", 0.05)
     monkeypatch.setattr(Objects, "folders", lambda self: [answers.wait(WAIT_S)] * 0)
     monkeypatch.setattr(mirror.Mirror, "finish", lambda *_: None)
     assert train_here(mirrored, 2) == 0
@@ -279,8 +279,8 @@ def test_a_copy_of_another_run_with_the_same_id_is_not_used(
 
 @pytest.mark.parametrize("path", ["../outside", "/outside", "a/../../outside", ""])
 def test_a_manifest_that_names_files_outside_is_refused(path: str) -> None:
-    assert not fetch._is_inside(path)
-    assert fetch._is_inside("shard-00001.safetensors")
+    assert not mirror._is_inside(path)
+    assert mirror._is_inside("shard-00001.safetensors")
 
 
 def test_ranks_share_the_files_without_overlap_by_size() -> None:

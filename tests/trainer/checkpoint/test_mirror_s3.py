@@ -13,7 +13,7 @@ pytest.importorskip("s3fs", reason="the extra s3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
 
 from hlatctl.cache import mirror as layout
-from hlatctl.cache.objects import Objects
+from hlatctl.cache.store import Objects
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start, TrainHere
 from tests.trainer.s3_server import Server, make_bucket

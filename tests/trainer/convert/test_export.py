@@ -14,13 +14,13 @@ import torch.nn.functional as F
 
 from conf.load import load
 from hlatctl.run import files
+from hlatctl.run.checkpoint import write_manifest
 from hlatctl.run.errors import CheckpointError, DataError, StorageError
-from hlatctl.run.manifest import write_manifest
 from hlatctl.run.paths import RunPaths
 from trainer.convert import export as module
 from trainer.convert.export import main as export
 from trainer.convert.export import read_weights
-from trainer.model import Llama
+from trainer.model.decoder import Llama
 
 STEPS = [8, 16, 24]
 

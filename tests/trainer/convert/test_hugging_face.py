@@ -15,8 +15,7 @@ from torch import Tensor
 from conf.schema import ModelConfig
 from hlatctl.run.errors import CheckpointError
 from trainer.convert.hugging_face import from_hugging_face, hugging_face_config, model_config, to_hugging_face
-from trainer.init import build
-from trainer.model import Llama
+from trainer.model.decoder import Llama, build
 
 SHAPES = {
     "all heads their own keys": {"num_heads": 4, "num_kv_heads": 4},

@@ -20,16 +20,16 @@ from torch import Tensor
 from conf.load import dump, load
 from conf.schema import Config, ModelConfig
 from hlatctl.run import files
+from hlatctl.run.checkpoint import why_invalid
 from hlatctl.run.errors import CheckpointError, ConfigError, StorageError
-from hlatctl.run.manifest import why_invalid
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import MakeConfig, MakeRun
 from tests.trainer.convert.test_hugging_face import their_model
+from trainer.checkpoint.shards import read_tensors
 from trainer.convert.import_model import main as import_model
 from trainer.data.loader import Loader
 from trainer.data.prepare import prepare
-from trainer.model import Llama
-from trainer.storage import read_tensors
+from trainer.model.decoder import Llama
 
 MODEL = ModelConfig(vocab_size=512, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2)
 

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from conf.of_run import of_run
+from hlatctl.run.checkpoint import read_manifest, write_manifest
 from hlatctl.run.errors import CheckpointError
-from hlatctl.run.manifest import read_manifest, write_manifest
 from hlatctl.run.paths import RunPaths
 from tests.sharded_checkpoint import STEP, TINY, write_run
 from trainer.convert.export import export
+from trainer.convert.hugging_face import Weights
 from trainer.convert.serve import Parts, open_weights
-from trainer.convert.weights import Weights
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import pytest
 
 from conf.load import load
 from hlatctl.run import files
+from hlatctl.run.checkpoint import write_manifest
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events, train_writer
-from hlatctl.run.manifest import write_manifest
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import MakeRun
 from trainer.data import at

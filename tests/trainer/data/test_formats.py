@@ -12,8 +12,8 @@ import pytest
 import zstandard
 
 from hlatctl.run.errors import DataError
-from trainer.data import damage, formats, json_lines
-from trainer.data.damage import Row
+from trainer.data import formats
+from trainer.data.formats import Row
 
 _TEXTS = ["first\r\nlines", "zwölf 東京 🤖", "third"]
 _TABLE = pa.table({"id": [1, 2, 3], "text": _TEXTS})
@@ -252,7 +252,7 @@ def test_plain_text_is_read_whatever_it_is_written_in(tmp_path: Path, name: str)
 def test_a_document_without_an_end_is_named_and_skipped(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (formats, json_lines, damage):
+    for module in (formats, formats, formats):
         monkeypatch.setattr(module, "MAX_TEXT_BYTES", 1000)
     path, texts = tmp_path / name, ["one", "x" * 5000, "three"]
     table = pa.table({"text": texts})
@@ -288,9 +288,9 @@ def test_parquet_that_unpacks_to_much_more_is_read_in_little_memory(tmp_path: Pa
 def test_a_range_of_lines_counts_the_bytes_of_a_line_without_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_lines, "MAX_TEXT_BYTES", 10)
+    monkeypatch.setattr(formats, "MAX_TEXT_BYTES", 10)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"1\n" + b"x" * 100 + b"\n3\n4\n")
-    ranges = [json_lines.LineRange(path, start, start + 35) for start in (0, 35, 70)]
+    ranges = [formats.LineRange(path, start, start + 35) for start in (0, 35, 70)]
     assert [[line for line, _ in lines] for lines in ranges] == [[b"1\n", b"x" * 11 + b"\n"], [], [b"3\n"]]
     assert [lines.read_bytes for lines in ranges] == [103, 0, 2]

@@ -13,11 +13,11 @@ import pytest
 
 from conf.load import load
 from hlatctl.run import files
+from hlatctl.run.checkpoint import write_manifest
 from hlatctl.run.errors import ConfigError, DataError, HlatctlError
-from hlatctl.run.manifest import write_manifest
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import MakeConfig, MakeRun
-from trainer.data import consumed, overlap, overlap_parts, overlap_scan, tokenize
+from trainer.data import overlap, overlap_scan, tokenize
 from trainer.data.documents import sources_of
 from trainer.data.loader import Loader
 from trainer.data.ngrams import normalise
@@ -32,7 +32,7 @@ _ABSENT = "these words about purple elephants that juggle seven lemons stand now
 @pytest.fixture
 def trained(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     """A run that has read a part of its corpus, in chunks of a few documents."""
-    monkeypatch.setattr(consumed, "_LEAST_BYTES", 2 << 10)
+    monkeypatch.setattr(overlap_scan, "_LEAST_BYTES", 2 << 10)
     run = make_run(tmp_path / "run", train={"tokens": 24 * 4 * 256, "seq_len": 256})
     _save(run, batches=20)
     return run
@@ -52,7 +52,7 @@ def _save(run: RunPaths, *, batches: int) -> None:
 def _documents(run: RunPaths) -> tuple[list[str], list[str]]:
     """Return texts that the run has read, and texts that it has not."""
     dataset = json.loads(run.dataset.read_text())
-    said = consumed.Consumed(load(run.config), dataset, files.read_json(_states(run))["loader"])
+    said = overlap_scan.Consumed(load(run.config), dataset, files.read_json(_states(run))["loader"])
     read = {each.position for chunk in said.chunks for each in said.readings(chunk)}
     texts = [str(text) for text in sources_of(dataset)[0].documents]
     return [texts[i] for i in sorted(read)], [text for i, text in enumerate(texts) if i not in read]
@@ -135,7 +135,7 @@ def test_a_stopped_scan_continues_where_it_was(
     seen: list[int] = []
     scan = overlap_scan.Worker.scan
 
-    def interrupted(worker: Any, chunk: consumed.Chunk) -> Any:
+    def interrupted(worker: Any, chunk: overlap_scan.Chunk) -> Any:
         if len(seen) == 2:
             raise KeyboardInterrupt
         seen.append(chunk.number)
@@ -198,9 +198,9 @@ def test_a_part_with_numbers_out_of_range_counts_as_damaged(tmp_path: Path) -> N
     record = {"identity": {}, "done": [[0, 2]], "documents": 1, "text_bytes": 1, "cpu_s": 1.0}
     for found in ([[7, 0, 0, 0]], [[0, 0]], [["x", 0, 0, 0]]):
         files.write_sealed_json(path, {**record, "found": found})
-        assert overlap_parts.read(path, {}, ngrams=5, chunks=3) == overlap_parts.Part()
+        assert overlap_scan.read_part(path, {}, ngrams=5, chunks=3) == overlap_scan.Part()
     files.write_sealed_json(path, {**record, "found": [[0, 1, 0, 5]]})
-    assert overlap_parts.read(path, {}, ngrams=5, chunks=3).done == {0, 1}
+    assert overlap_scan.read_part(path, {}, ngrams=5, chunks=3).done == {0, 1}
 
 
 def test_a_corpus_of_token_ids_has_the_overlaps_of_its_text(
@@ -228,7 +228,7 @@ def _dataset_of(run: RunPaths) -> Path:
 def _texts_of_ids(dataset: dict[str, Any], run: RunPaths) -> list[str]:
     """Return finished documents that the run has read."""
     (source,) = sources_of(dataset)
-    said = consumed.Consumed(load(run.config), dataset, files.read_json(_states(run))["loader"])
+    said = overlap_scan.Consumed(load(run.config), dataset, files.read_json(_states(run))["loader"])
     read = [each for chunk in said.chunks for each in said.readings(chunk) if each.tokens is None]
     return [source.excerpt(each.position, 1_000_000) for each in read][:20]
 

@@ -254,9 +254,9 @@ def test_fingerprint_depends_on_the_content_and_not_on_the_path(make_config: Mak
 def test_document_of_any_of_many_files_is_found(
     make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.data.split._FILE_BYTES", 300)
-    monkeypatch.setattr("trainer.data.split._BATCH_BYTES", 60)
-    monkeypatch.setattr("trainer.data.text_file._MOST_OPEN", 2)
+    monkeypatch.setattr("trainer.data.corpus._FILE_BYTES", 300)
+    monkeypatch.setattr("trainer.data.corpus._BATCH_BYTES", 60)
+    monkeypatch.setattr("trainer.data.arrow_index._MOST_OPEN", 2)
     texts = [f"text number {i}" for i in range(200)]
     path = _jsonl(tmp_path / "many.jsonl", list(texts))
     config = make_config(data={"path": os.fspath(path), "validation_fraction": 0.0})

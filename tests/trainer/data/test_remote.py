@@ -24,19 +24,15 @@ from conf.schema import Config, SourceConfig
 from hlatctl.run.errors import STORAGE_AWAY, DataError, DependencyError
 from hlatctl.run.paths import cache_dir, partial_data
 from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
-from tests.trainer.data.test_megatron import write
+from tests.trainer.data.test_documents import write
 from tests.trainer.s3_server import Server
-from trainer.data import read_ahead, remote
-from trainer.data.arrow_headers import fill_headers
-from trainer.data.blocks import BLOCKS
+from trainer.data import remote
+from trainer.data.arrow_index import BLOCKS, fill_headers, index_file
 from trainer.data.check import check
-from trainer.data.damage import fail
-from trainer.data.index import index_file
-from trainer.data.listing import list_corpus
+from trainer.data.formats import fail
 from trainer.data.loader import Loader
 from trainer.data.prepare import prepare
-from trainer.data.remote import RemoteObject
-from trainer.data.stand_in import stand_ins
+from trainer.data.remote import RemoteObject, list_corpus, stand_ins
 from trainer.data.tokenize import tokenize
 
 MakeConfig = Callable[..., Config]
@@ -108,7 +104,7 @@ def _batches(config: Config, dataset: dict[str, Any], count: int = 60) -> list[l
 def test_batches_are_those_of_the_same_corpus_on_a_disk(
     make_config: MakeConfig, local: Path, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.data.pieces.UNIT_BYTES", 700)  # the JSON Lines are several ranges
+    monkeypatch.setattr("trainer.data.corpus.UNIT_BYTES", 700)  # the JSON Lines are several ranges
     _upload(memory, local)
     config = _config(make_config, _URL, tmp_path)
     check(config)
@@ -328,7 +324,7 @@ def test_training_reads_s3_and_gives_the_losses_of_the_disk(
     events_of: EventsOf,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(read_ahead, "_MOST_AHEAD", 16)  # moto's server is slow
+    monkeypatch.setattr(remote, "_MOST_AHEAD", 16)  # moto's server is slow
     local, system = tmp_path / "corpus", fsspec.filesystem("s3")
     _arrow(local / "a.arrow", 40, words=100)
     _upload(system, local)

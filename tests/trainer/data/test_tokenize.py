@@ -14,7 +14,7 @@ import pytest
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import DataError, StorageError
-from hlatctl.run.locks import lock_folder
+from hlatctl.run.files import lock_folder
 from trainer.data import tokenize, tokenize_part
 from trainer.data.tokenize_part import Part, write_part
 

@@ -15,8 +15,8 @@ from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.checks import Check
 from hlatctl.run.errors import PreflightError
+from hlatctl.run.files import JOB_FOLDER_ENV
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.scratch import JOB_FOLDER_ENV
 from tests.conf.test_validate import config_with
 from tests.trainer.neuron import samples
 from trainer import preflight

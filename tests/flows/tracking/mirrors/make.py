@@ -45,7 +45,7 @@ def evaluate(run: RunPaths, step: int, value: float = 0.5, contract: str = "c" *
 
 def label(run: RunPaths, **what: Any) -> None:
     """Change a run's labels."""
-    labels.write(run, labels.change(**what), by="me")
+    labels.write_label(run, labels.change(**what), by="me")
 
 
 def finish(run: RunPaths, outcome: str = "finished", message: str = "") -> None:

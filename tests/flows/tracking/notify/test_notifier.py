@@ -7,10 +7,9 @@ import json
 import pytest
 
 from conf.of_run import of_run
-from flows.tracking.notify import notifier, numbers
-from flows.tracking.notify.book import Forecast
+from flows.tracking.notify import notifier
 from flows.tracking.notify.notes import Message
-from flows.tracking.notify.notifier import PER_HOUR, Notifier, only_notifier
+from flows.tracking.notify.notifier import PER_HOUR, Forecast, Notifier, only_notifier
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import JournalWriter, read_events, train_writer
@@ -247,6 +246,6 @@ def test_a_predicted_end_that_is_a_day_later_for_an_hour_is_told_once(make_run: 
     state, told = read_state(run), []
     forecast: Forecast | None = None
     for hour in range(80):  # no step for 80 hours: the end moves with the clock
-        forecast, happened = numbers.slip(forecast, state, config, 3600.0 * hour)
+        forecast, happened = notifier.slip(forecast, state, config, 3600.0 * hour)
         told += [hour] if happened else []
     assert told == [26, 52, 78]

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from hlatctl.report.exchange import exported, lighteval_form, lm_eval_form, olmes_form, source
+from hlatctl.report.exchange import exported, lighteval, lm_eval, olmes, source
 from hlatctl.report.exchange.exported import Exported
 from hlatctl.report.exchange.imported import some
 from hlatctl.run.fold import read_state
@@ -23,7 +23,7 @@ def whole_run(tmp_path: Path) -> Exported:
 
 
 @pytest.mark.parametrize(
-    ("form", "limit", "items"), [(lm_eval_form, 0.25, 5276), (lighteval_form, None, 5276), (olmes_form, None, None)]
+    ("form", "limit", "items"), [(lm_eval, 0.25, 5276), (lighteval, None, 5276), (olmes, None, None)]
 )
 def test_an_export_of_a_fraction_of_the_items_is_not_taken_for_all_of_them(
     whole_run: Exported, tmp_path: Path, form: ModuleType, limit: float | None, items: int | None
@@ -45,7 +45,7 @@ def test_olmes_has_the_number_of_items_as_the_limit_unless_these_are_all(whole_r
     entries = [replace(first, items=items) for items in (first.count, 9_999, None)]
     for limit, expected in ((0.25, [None, first.count, first.count]), (None, [None, first.count, None])):
         found = replace(whole_run, entries=entries, contract={**whole_run.contract, "limit": limit})
-        assert [task["task_config"]["limit"] for task in olmes_form.write(found)["tasks"]] == expected
+        assert [task["task_config"]["limit"] for task in olmes.write(found)["tasks"]] == expected
 
 
 def test_a_limit_is_a_number_of_items_or_a_fraction() -> None:

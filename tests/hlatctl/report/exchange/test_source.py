@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hlatctl.report.exchange import exported, lighteval_form, lm_eval_form, olmes_form, source
+from hlatctl.report.exchange import exported, lighteval, lm_eval, olmes, source
 from hlatctl.report.exchange.imported import Figures, clean_name, pairs, whole
 from hlatctl.run.errors import ConfigError, DataError, HlatctlError
 from hlatctl.run.fold import read_state
@@ -38,7 +38,7 @@ def places(value: Any, parent: Any = None, key: Any = None) -> Iterator[tuple[An
 def test_a_damaged_file_is_read_or_refused(tmp_path: Path) -> None:
     run = exported_run(tmp_path / "runs")
     found = exported.read(run, read_state(run).milestones[TOKENS])
-    forms = [json.loads(json.dumps(form.write(found))) for form in (lm_eval_form, lighteval_form, olmes_form)]
+    forms = [json.loads(json.dumps(form.write(found))) for form in (lm_eval, lighteval, olmes)]
     chance, path = random.Random(1), tmp_path / "results_2025-01-01T00.json"
     hints: list[str] = []
     for _ in range(_MUTATIONS):

@@ -10,10 +10,9 @@ from conf.compose import compose
 from hlatctl.report.baselines import load
 from hlatctl.report.figures import evaluation, figures, norms, scaling
 from hlatctl.report.figures.axes import Marks
+from hlatctl.report.numbers import Scaling, Spikes
 from hlatctl.report.record import read_record
-from hlatctl.report.scaling import Scaling
 from hlatctl.report.scores import courses_of
-from hlatctl.report.spikes import Spikes
 from tests.hlatctl.conftest import MakeRun
 from tests.hlatctl.report.test_scores import scored
 

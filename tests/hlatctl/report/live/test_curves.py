@@ -11,7 +11,7 @@ import pytest
 
 from conf.of_run import of_run
 from hlatctl.report.live.curves import Request, StepColumns, curves
-from hlatctl.report.live.open_run import OpenRun
+from hlatctl.report.live.index import OpenRun
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.journal import JournalWriter, train_writer
 from hlatctl.run.paths import RunPaths

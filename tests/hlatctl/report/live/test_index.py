@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hlatctl.report import run_index
+from hlatctl.report import run_list
 from hlatctl.report.live import index as live_index
 from hlatctl.report.live.index import LiveIndex
-from hlatctl.report.run_index import Row, row_of, rows
+from hlatctl.report.run_list import Row, row_of, rows
 from hlatctl.report.run_view import RunView
 from hlatctl.run.errors import RunNotFoundError
 from hlatctl.run.journal import JournalWriter, train_writer
@@ -133,7 +133,7 @@ def test_a_damaged_run_has_a_row_with_its_problem(runs_dir: Path) -> None:
 
 def test_a_known_index_is_answered_without_reading_runs(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = rows(runs_dir)
-    monkeypatch.setattr(run_index, "view_run", lambda run: pytest.fail(f"{run} was read"))
+    monkeypatch.setattr(run_list, "view_run", lambda run: pytest.fail(f"{run} was read"))
     monkeypatch.setattr(live_index, "view_run", lambda run: pytest.fail(f"{run} was read"))
     index = _polled(runs_dir)
     assert [row["run_id"] for row in index.rows()] == [row.run_id for row in expected]

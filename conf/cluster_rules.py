@@ -1,0 +1,282 @@
+"""The rules of a Slurm cluster's configuration that need no scheduler. ``flows.launch.slurm.limits`` asks it.
+
+The rules of a Kubernetes cluster's configuration that need no cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from conf.schema import Config
+from hlatctl.run.errors import ConfigError
+
+#: Options of sbatch that hlatctl sets or that break its jobs, and what sets them instead.
+_OWN_OPTIONS = {
+    "--account": "cluster.slurm.account",
+    "--array": "hlatctl, which submits single jobs",
+    "--comment": "hlatctl, which finds its jobs by it",
+    "--exclude": "the node ledger",
+    "--exclusive": "cluster.slurm.exclusive",
+    "--export": "backend.env",
+    "--job-name": "hlatctl, which finds its jobs by it",
+    "--no-requeue": "hlatctl, which submits a new job",
+    "--nodes": "cluster.nodes",
+    "--ntasks": "cluster.nodes",
+    "--ntasks-per-node": "hlatctl, which starts one program per node",
+    "--open-mode": "hlatctl",
+    "--output": "hlatctl, which writes to the run's logs",
+    "--partition": "cluster.slurm.partition",
+    "--qos": "cluster.slurm.qos",
+    "--requeue": "hlatctl, which submits a new job",
+    "--signal": "cluster.slurm.stop_before_limit_s",
+    "--test-only": "`hlatctl plan`, which submits nothing",
+    "--time": "cluster.slurm.time_limit_s",
+    "--wait": "hlatctl, which waits itself",
+    "--wrap": "hlatctl, which submits a script",
+}
+#: Slurm sends the signal before the time limit up to this much earlier (sbatch(1), --signal).
+SIGNAL_EARLY_S = 60
+#: A mount: absolute paths and options, without the separators of lists.
+_MOUNT = re.compile(r"/[^:,]*:/[^:,]*(:[A-Za-z+]+)?")
+#: Names of interfaces have at most 15 characters on Linux (IFNAMSIZ).
+_INTERFACES = re.compile(r"[^\s,/]{1,15}(,[^\s,/]{1,15})*")
+_WORD = re.compile(r"[^\s,-][^\s]*")
+
+
+def _names(config: Config) -> Iterator[ConfigError]:
+    settings = config.cluster.slurm
+    for key in ("partition", "account", "qos"):
+        value = getattr(settings, key)
+        if value is not None and not _WORD.fullmatch(value):
+            yield ConfigError(
+                f"cluster.slurm.{key}={value!r}: must be a name without spaces", hint=f"cluster.slurm.{key}=NAME"
+            )
+
+
+def _interface(config: Config) -> Iterator[ConfigError]:
+    name = config.cluster.interface
+    if name is not None and not _INTERFACES.fullmatch(name):
+        yield ConfigError(
+            f"cluster.interface={name!r}: must be the name of a network interface, or several with commas between them",
+            hint="`ip -brief address` on a node lists its interfaces, such as eth0",
+        )
+
+
+def _extra(config: Config) -> Iterator[ConfigError]:
+    # An evaluation has a partition and a time limit of its own.
+    evaluations = {**_OWN_OPTIONS, "--partition": "eval.cluster.partition"}
+    del evaluations["--time"], evaluations["--exclusive"], evaluations["--signal"]
+    yield from _options("cluster.slurm.extra", config.cluster.slurm.extra, _OWN_OPTIONS)
+    yield from _options("eval.cluster.extra", config.eval.cluster.extra, evaluations)
+
+
+def _placement(config: Config) -> Iterator[ConfigError]:
+    own = config.eval.cluster
+    for key, value in (("partition", own.partition), ("extra", own.extra)):
+        if config.eval.placement == "between" and value:
+            yield ConfigError(
+                f"eval.cluster.{key}={value}: is for jobs of their own, and eval.placement=between evaluates on the "
+                "nodes of training",
+                hint="set eval.placement=beside",
+            )
+
+
+def _options(where: str, options: list[str], own: dict[str, str]) -> Iterator[ConfigError]:
+    for index, option in enumerate(options):
+        key, name = f"{where}[{index}]={option!r}", option.partition("=")[0]
+        if not re.fullmatch(r"--[a-z][a-z-]*(=[^\x00-\x1f\x7f]*)?", option):
+            yield ConfigError(
+                f"{key}: must be one long option of sbatch, on one line",
+                hint=f"write --name=value, such as \"{where}=['--gpus-per-node=8']\"",
+            )
+        elif owner := _owner(name, own):
+            yield ConfigError(f"{key}: {name} is set by {owner}", hint=f"remove {name} from {where}")
+
+
+def _owner(name: str, own: dict[str, str]) -> str:
+    """Return what sets an option; sbatch also takes the beginning of a name."""
+    if name in own:
+        return own[name]
+    longer = sorted(option for option in own if option.startswith(name))
+    return own[longer[0]] if longer else ""
+
+
+def _time_limit(config: Config) -> Iterator[ConfigError]:
+    settings = config.cluster.slurm
+    least = settings.stop_before_limit_s + SIGNAL_EARLY_S
+    if settings.time_limit_s is not None and settings.time_limit_s <= least:
+        yield ConfigError(
+            f"cluster.slurm.time_limit_s={settings.time_limit_s}: must be more than {least}, because training stops "
+            f"cluster.slurm.stop_before_limit_s={settings.stop_before_limit_s} before it, and Slurm asks up to "
+            f"{SIGNAL_EARLY_S} s earlier",
+            hint="use a longer time_limit_s or a shorter stop_before_limit_s",
+        )
+
+
+def _container(config: Config) -> Iterator[ConfigError]:
+    container = config.cluster.container
+    words = {"image": container.image or "-", "python": container.python}
+    words |= {f"options[{index}]": option for index, option in enumerate(container.options)}
+    for key, value in words.items():
+        if not value or re.search(r"[\x00-\x1f\x7f]", value):
+            yield ConfigError(f"cluster.container.{key}={value!r}: must be one line, and not empty")
+    for index, mount in enumerate(container.mounts):
+        if not _MOUNT.fullmatch(mount):
+            yield ConfigError(
+                f"cluster.container.mounts[{index}]={mount!r}: must be FROM:TO or FROM:TO:OPTIONS, with absolute paths "
+                "without commas",
+                hint="write \"cluster.container.mounts=['/data:/data:ro']\"",
+            )
+    if container.image and config.cluster.launcher == "local":
+        yield ConfigError(
+            f"cluster.container.image={container.image}: cluster.launcher=local runs jobs without a container",
+            hint="set cluster.container.image=null, or use cluster=slurm",
+        )
+
+
+def _stage_environment(config: Config) -> Iterator[ConfigError]:
+    cluster = config.cluster
+    if not cluster.stage_environment:
+        return
+    key = "cluster.stage_environment=true"
+    if cluster.launcher == "local":
+        yield ConfigError(
+            f"{key}: cluster.launcher=local runs jobs in the environment of this machine",
+            hint="set cluster.stage_environment=false, or use cluster=slurm",
+        )
+    if cluster.container.image:
+        yield ConfigError(
+            f"{key}: with cluster.container.image={cluster.container.image}, the environment is in the image",
+            hint="set cluster.stage_environment=false; `enroot` and Apptainer can keep images on the nodes",
+        )
+    if Path(cluster.worker_cache_dir).expanduser().is_relative_to(Path.home()):
+        yield ConfigError(
+            f"cluster.worker_cache_dir={cluster.worker_cache_dir}: with {key}, must be on each node's own disk and "
+            "not in your home folder, which nodes usually share",
+            hint="use a local disk, such as cluster.worker_cache_dir=/scratch/$USER/hlatctl",
+        )
+
+
+def _spare_nodes(config: Config) -> Iterator[ConfigError]:
+    if config.cluster.spare_nodes and config.cluster.launcher == "local":
+        yield ConfigError(
+            f"cluster.spare_nodes={config.cluster.spare_nodes}: cluster.launcher=local has this machine only",
+            hint="set cluster.spare_nodes=0, or use cluster=slurm",
+        )
+
+
+SLURM_RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
+    _names,
+    _interface,
+    _extra,
+    _placement,
+    _time_limit,
+    _container,
+    _spare_nodes,
+    _stage_environment,
+)
+
+
+#: A label of DNS; names of most objects are such labels with dots between them (RFC 1123).
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+#: A quantity, such as 8, 500m or 64Gi (Kubernetes, "Resource units").
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
+_NAMED = ("namespace", "queue", "priority_class", "service_account", "pull_secret")
+
+
+def _image(config: Config) -> Iterator[ConfigError]:
+    if config.cluster.launcher == "kubernetes" and not config.cluster.kubernetes.image:
+        yield ConfigError(
+            "cluster.kubernetes.image=null: pods need an image with hlatctl in this version",
+            hint="build one from deploy/images, then cluster.kubernetes.image=REGISTRY/NAME@sha256:DIGEST",
+        )
+
+
+def _kubernetes_rules_container(config: Config) -> Iterator[ConfigError]:
+    if config.cluster.container.image:
+        yield ConfigError(
+            f"cluster.container.image={config.cluster.container.image}: is for Slurm",
+            hint="set cluster.kubernetes.image, and cluster.container.image=null",
+        )
+
+
+def _kubernetes_rules_names(config: Config) -> Iterator[ConfigError]:
+    settings = config.cluster.kubernetes
+    for key in _NAMED:
+        value = getattr(settings, key)
+        if value is not None and not _NAME.fullmatch(value):
+            yield _invalid(key, value, "must be a name of lowercase letters, digits, '-' and '.'")
+    for claim in settings.claims:
+        if not _NAME.fullmatch(claim):
+            yield _invalid(f"claims.{claim}", settings.claims[claim], "its name must be lowercase")
+
+
+def _quantities(config: Config) -> Iterator[ConfigError]:
+    settings = config.cluster.kubernetes
+    for name, value in settings.resources.items():
+        if not _QUANTITY.fullmatch(value):
+            yield _invalid(f"resources.{name}", value, "must be a quantity, such as 8 or 64Gi")
+    for name, value in config.eval.cluster.resources.items():
+        if not _QUANTITY.fullmatch(value):
+            yield ConfigError(
+                f"eval.cluster.resources.{name}={value!r}: must be a quantity, such as 8 or 64Gi",
+                hint=f"set eval.cluster.resources.{name} to a number with or without a unit",
+            )
+    if not _QUANTITY.fullmatch(settings.shared_memory):
+        yield _invalid("shared_memory", settings.shared_memory, "must be a quantity, such as 64Gi")
+
+
+def _folders(config: Config) -> Iterator[ConfigError]:
+    settings, cache = config.cluster.kubernetes, config.cluster.worker_cache_dir
+    folders = {f"claims.{claim}": folder for claim, folder in settings.claims.items()}
+    if settings.cache_host_path is not None:
+        folders["cache_host_path"] = settings.cache_host_path
+    for key, folder in folders.items():
+        if not Path(folder).is_absolute():
+            yield _invalid(key, folder, "must be an absolute path")
+    if not Path(cache).is_absolute():
+        yield ConfigError(
+            f"cluster.worker_cache_dir={cache}: must be an absolute path, because a volume is mounted there",
+            hint="cluster.worker_cache_dir=/var/cache/hlatctl",
+        )
+
+
+def _runs_dir(config: Config) -> Iterator[ConfigError]:
+    runs, folders = Path(config.runs_dir).absolute(), config.cluster.kubernetes.claims.values()
+    if config.cluster.launcher == "kubernetes" and not any(runs.is_relative_to(folder) for folder in folders):
+        mounted = next(iter(folders), None)
+        add = "mount a shared volume as +cluster.kubernetes.claims.NAME=/PATH, and use runs_dir=/PATH/runs"
+        yield ConfigError(
+            f"runs_dir={config.runs_dir}: lies on no volume that all pods mount "
+            f"(cluster.kubernetes.claims: {', '.join(folders) or 'none'})",
+            hint=f"use runs_dir={mounted}/runs" if mounted else add,
+        )
+
+
+def _kubernetes_rules_spare_nodes(config: Config) -> Iterator[ConfigError]:
+    if config.cluster.spare_nodes:
+        yield ConfigError(
+            f"cluster.spare_nodes={config.cluster.spare_nodes}: with cluster.launcher=kubernetes the cluster's other "
+            "nodes are the spare ones",
+            hint="set cluster.spare_nodes=0",
+        )
+
+
+def _invalid(key: str, value: object, rule: str) -> ConfigError:
+    return ConfigError(f"cluster.kubernetes.{key}={value!r}: {rule}", hint=f"correct cluster.kubernetes.{key}")
+
+
+_RULES = (_kubernetes_rules_container, _kubernetes_rules_names, _quantities, _folders, _kubernetes_rules_spare_nodes)
+
+
+def _of_kubernetes(config: Config) -> Iterator[ConfigError]:
+    if config.cluster.launcher == "kubernetes":
+        for rule in _RULES:
+            yield from rule(config)
+
+
+KUBERNETES_RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (_of_kubernetes,)
+#: What only a start needs; a plan says what is missing.
+TO_START: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (_image, _runs_dir)

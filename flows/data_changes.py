@@ -1,0 +1,83 @@
+"""Changes to the data of a run that has begun: batches to skip, a changed corpus to accept. All are journalled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from conf.data_changes import AMENDED, FINGERPRINT, SKIP_STEPS, batch_after, batch_numbers, skipped_batches
+from conf.of_run import of_run
+from flows.stages.data import prepared_folder
+from hlatctl.run import files
+from hlatctl.run.checkpoint import batches_drawn, checkpoint_steps, events_about
+from hlatctl.run.errors import ConfigError, DataError
+from hlatctl.run.files import DAMAGED, why
+from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
+from hlatctl.run.paths import RunPaths
+
+
+def skip_steps(run: RunPaths, steps: str, *, by: str, reason: str) -> list[int]:
+    """Skip the batches of some steps from the run's next attempt on. Return the numbers of the batches.
+
+    Args:
+        steps: such as ``120-125`` or ``7,9``.
+        by: the user.
+        reason: for the journal.
+
+    Raises:
+        ConfigError: the newest checkpoint already contains one of the steps, or ``steps`` has no such form.
+    """
+    numbers = sorted(batch_numbers(steps.split(",")))
+    newest = max(checkpoint_steps(run), default=0)
+    if numbers[0] <= newest:
+        raise ConfigError(
+            f"--steps={numbers[0]}: is already trained; the newest checkpoint is of step {newest}",
+            hint=f"choose steps after {newest}, or move the checkpoints from step {numbers[0]} on out of the run first",
+        )
+    events = events_about(run, newest)
+    config = of_run(run)
+    drawn = 0 if config.begins_data_at(newest) else batches_drawn(run, newest, events)
+    skipped = skipped_batches(config, events)
+    batches = [batch_after(drawn, step - newest, skipped) for step in numbers]
+    _amend(run, SKIP_STEPS, batches, by, reason)
+    return batches
+
+
+def accept_corpus(run: RunPaths, *, by: str, reason: str) -> tuple[str, str]:
+    """Let a run continue with the corpus as it is prepared now. Changes nothing if the corpus is the same.
+
+    Args:
+        by: the user.
+        reason: for the journal.
+
+    Returns:
+        The fingerprints of the run's corpus and of the prepared one.
+
+    Raises:
+        DataError: one of them is missing or can't be read.
+    """
+    path = prepared_folder(of_run(run)) / "dataset.json"
+    try:
+        prepared, current = _fingerprint(path), _fingerprint(run.dataset)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{error.filename}: not found, so there is nothing to accept",
+            hint=f"`hlatctl resume {run.run_id}` prepares the corpus as it is now and reports whether it has changed",
+        ) from None
+    if prepared != current:
+        _amend(run, FINGERPRINT, prepared, by, reason)
+    return current, prepared
+
+
+def _fingerprint(dataset: Path) -> str:
+    try:
+        return str(files.read_json(dataset)["fingerprint"])
+    except FileNotFoundError:
+        raise
+    except (OSError, *DAMAGED) as error:
+        raise DataError(f"{dataset}: can't be read ({why(error)})", hint="restore it from a copy") from None
+
+
+def _amend(run: RunPaths, key: str, value: Any, by: str, reason: str) -> None:
+    with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER) as journal:
+        journal.append(AMENDED, durable=True, key=key, value=value, by=by, why=reason)

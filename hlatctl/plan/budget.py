@@ -1,0 +1,264 @@
+"""FLOPs and the budget of a run; pure functions. Parameters and checkpoint sizes are in ``conf.sizes``.
+
+Days, accelerator-hours and dollars of a run, and of the same tokens on other hardware; pure arithmetic.
+
+What a run needs of loader, storage and tracking; pure arithmetic.
+
+How often a run repeats each of its sources; pure.
+
+How often to write a checkpoint, from the cost of a save and the rate of failures; pure functions.
+
+Both optima take the cost of a save and the mean time between failures in seconds, and return the seconds of training
+between the end of one save and the start of the next. Failures are assumed to be random with a constant rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conf.schema import Config
+from conf.sizes import checkpoint_bytes, checkpoints_kept, fast_dir_bytes, flops_per_token, parameters, runs_dir_bytes
+from conf.tracking import copied_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a run needs.
+
+    Args:
+        flops_per_token: forward and backward pass.
+        checkpoints_kept: the most that are stored at once, without the one that is being written.
+        disk_bytes: of these checkpoints and the one that is being written.
+    """
+
+    parameters: int
+    flops_per_token: int
+    total_steps: int
+    tokens_per_step: int
+    total_tokens: int
+    total_flops: int
+    milestones: dict[int, int]
+    world_size: int
+    data_parallel_size: int
+    micro_batch_size: int
+    grad_accum_steps: int
+    checkpoint_bytes: int
+    checkpoints_kept: int
+    disk_bytes: int
+
+
+def budget(config: Config) -> Budget:
+    """Return the budget of a configuration."""
+    total_parameters = parameters(config.model).total
+    per_token = flops_per_token(config.model, config.train.seq_len)
+    return Budget(
+        parameters=total_parameters,
+        flops_per_token=per_token,
+        total_steps=config.total_steps,
+        tokens_per_step=config.tokens_per_step,
+        total_tokens=config.total_tokens,
+        total_flops=per_token * config.total_tokens,
+        milestones=config.milestones,
+        world_size=config.world_size,
+        data_parallel_size=config.data_parallel_size,
+        micro_batch_size=config.micro_batch_size,
+        grad_accum_steps=config.grad_accum_steps,
+        checkpoint_bytes=checkpoint_bytes(config),
+        checkpoints_kept=checkpoints_kept(config),
+        disk_bytes=runs_dir_bytes(config),
+    )
+
+
+_HOUR_S, _DAY_S = 3600.0, 86400.0
+#: HLAT compares the cost of this many tokens (arXiv 2404.10630, section 4).
+COMPARED_TOKENS = 4_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a run costs without failures.
+
+    Args:
+        accelerator_hours: of all processes' devices.
+        usd: None without ``cluster.price_usd_per_node_hour``, like all dollars.
+        baseline_usd_per_4m_tokens: on ``cluster.baseline``; None if that is not set.
+    """
+
+    days: float
+    node_hours: float
+    accelerator_hours: float
+    usd: float | None
+    usd_per_4m_tokens: float | None
+    baseline_usd_per_4m_tokens: float | None
+
+    @property
+    def of_baseline_fraction(self) -> float | None:
+        """This run's cost as a share of the baseline's."""
+        if self.usd_per_4m_tokens is None or self.baseline_usd_per_4m_tokens is None:
+            return None
+        return self.usd_per_4m_tokens / self.baseline_usd_per_4m_tokens
+
+
+def cost(config: Config, step_s: float) -> Cost:
+    """Return the cost of all steps at ``step_s`` seconds each."""
+    run_s = step_s * config.total_steps
+    node_hours = run_s / _HOUR_S * config.cluster.paid_nodes
+    price = config.cluster.price_usd_per_node_hour
+    usd = None if price is None else node_hours * price
+    return Cost(
+        days=run_s / _DAY_S,
+        node_hours=node_hours,
+        accelerator_hours=run_s / _HOUR_S * config.world_size,
+        usd=usd,
+        usd_per_4m_tokens=None if usd is None else usd * COMPARED_TOKENS / config.total_tokens,
+        baseline_usd_per_4m_tokens=baseline_usd_per_4m_tokens(config),
+    )
+
+
+def baseline_usd_per_4m_tokens(config: Config) -> float | None:
+    """Return the cost of the same model's tokens on ``cluster.baseline``; None if a value of it is not set.
+
+    Dollars per FLOP times FLOPs per token: the number of nodes cancels out.
+    """
+    other = config.cluster.baseline
+    if other.price_usd_per_node_hour is None or other.flops_per_s_per_node is None or other.mfu_fraction is None:
+        return None
+    node_hours = (
+        COMPARED_TOKENS
+        * flops_per_token(config.model, config.train.seq_len)
+        / (other.flops_per_s_per_node * other.mfu_fraction)
+        / _HOUR_S
+    )
+    return node_hours * other.price_usd_per_node_hour
+
+
+#: Journal bytes of an optimizer step with its share of rarer events: 306 steps of the quickstart wrote 114,915 bytes
+#: without the field `batch`, which adds 3,564.
+JOURNAL_BYTES_PER_STEP = 387
+#: Rows per step in MLflow, and a row's bytes in its SQLite database with indexes: 2,496 rows took 716,800.
+MLFLOW_ROWS_PER_STEP = 8
+MLFLOW_BYTES_PER_ROW = 287
+
+
+@dataclass(frozen=True, kw_only=True)
+class Volume:
+    """Volumes of a run. Rates are None without a step time.
+
+    Args:
+        loader_tokens_per_s: of each replica's loader.
+        checkpoint_every_s: between one checkpoint and the next.
+        checkpoint_bytes_per_s: at which all nodes together finish a checkpoint before the next one begins.
+        checkpoint_bytes_per_node: of one checkpoint.
+        disk_bytes: of the checkpoints kept and the one that is being written.
+        fast_disk_bytes: of those in ``checkpoint.fast_dir``; 0 if it is not set.
+    """
+
+    loader_tokens_per_s: float | None
+    checkpoint_bytes: int
+    checkpoint_bytes_per_node: int
+    checkpoint_every_s: float | None
+    checkpoint_bytes_per_s: float | None
+    checkpoints_kept: int
+    disk_bytes: int
+    fast_disk_bytes: int
+    journal_bytes: int
+    mlflow_bytes: int
+
+
+def volume(config: Config, step_s: float | None) -> Volume:
+    """Return the volumes of the whole run."""
+    one, steps = checkpoint_bytes(config), config.total_steps
+    every_s = None if step_s is None else step_s * config.checkpoint.every_steps
+    tracked = config.tracking.enabled
+    return Volume(
+        loader_tokens_per_s=None if step_s is None else config.tokens_per_step / step_s / config.data_parallel_size,
+        checkpoint_bytes=one,
+        checkpoint_bytes_per_node=one // config.cluster.nodes,
+        checkpoint_every_s=every_s,
+        checkpoint_bytes_per_s=None if every_s is None else one / every_s,
+        checkpoints_kept=checkpoints_kept(config),
+        disk_bytes=runs_dir_bytes(config),
+        fast_disk_bytes=fast_dir_bytes(config),
+        journal_bytes=steps * JOURNAL_BYTES_PER_STEP,
+        mlflow_bytes=copied_steps(steps) * MLFLOW_ROWS_PER_STEP * MLFLOW_BYTES_PER_ROW if tracked else 0,
+    )
+
+
+#: Up to about 4 times, repeated text is nearly as good as new text (Muennighoff et al. 2023, arXiv 2305.16264).
+GOOD_EPOCHS = 4.0
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """One source of a corpus.
+
+    Args:
+        source: its path.
+        tokens: in the source, estimated from a sample.
+        trained_tokens: that the whole run trains on.
+    """
+
+    source: str
+    tokens: int
+    trained_tokens: int
+
+    @property
+    def count(self) -> float:
+        """How often the run trains on the source."""
+        return self.trained_tokens / self.tokens
+
+    @property
+    def warning(self) -> str:
+        """A warning if the source is repeated too often; else empty."""
+        if self.count <= GOOD_EPOCHS:
+            return ""
+        return (
+            f"data: the run trains on {self.source} about {self.count:.0f} times: {self.trained_tokens:,} tokens from "
+            f"a corpus of about {self.tokens:,}; repeats beyond {GOOD_EPOCHS:.0f} add little (arXiv 2305.16264)"
+        )
+
+
+def epochs(config: Config, dataset: Mapping[str, Any]) -> list[Epochs]:
+    """Return the epochs of each source; empty if an older version prepared the corpus, without counting tokens.
+
+    Args:
+        config: of the run.
+        dataset: ``dataset.json``.
+    """
+    sources = dataset.get("sources", [])
+    weights = [source.weight for source in config.data.sources] or [1.0]
+    if len(weights) != len(sources) or not all(source.get("estimated_tokens") for source in sources):
+        return []
+    return [
+        Epochs(source["path"], source["estimated_tokens"], round(config.total_tokens * weight / sum(weights)))
+        for source, weight in zip(sources, weights, strict=True)
+    ]
+
+
+#: With no failure in a time T, the mean time between failures is above T / ln(1 / 0.05) with this confidence.
+CONFIDENCE = 0.95
+
+
+def young_s(save_s: float, mean_time_between_failures_s: float) -> float:
+    """Return the first-order optimum, sqrt(2 C M) (Young 1974, Communications of the ACM 17(9))."""
+    return math.sqrt(2 * save_s * mean_time_between_failures_s)
+
+
+def daly_s(save_s: float, mean_time_between_failures_s: float) -> float:
+    """Return the higher-order optimum, which also holds if saves are not much shorter than the time between failures.
+
+    sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) / 9) - C, and M if C is 2 M or more (Daly 2006, Future Generation
+    Computer Systems 22(3)).
+    """
+    if save_s >= 2 * mean_time_between_failures_s:
+        return mean_time_between_failures_s
+    ratio = save_s / (2 * mean_time_between_failures_s)
+    return young_s(save_s, mean_time_between_failures_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_s
+
+
+def least_time_between_failures_s(without_failure_s: float) -> float:
+    """Return the 95 % lower bound of the mean time between failures after this long without one."""
+    return without_failure_s / -math.log(1 - CONFIDENCE)

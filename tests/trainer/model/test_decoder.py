@@ -1,0 +1,294 @@
+"""The model, its loss and its optimizer, compared with PyTorch's implementations.
+
+Recomputation: equal gradients, and less memory between forward and backward pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
+
+from conf.compose import compose
+from conf.devices import DEVICES
+from conf.schema import BackendConfig, Config, ModelConfig, OptimizerConfig, ParallelConfig, TrainConfig
+from conf.sizes import parameters
+from trainer.backends import make_backend
+from trainer.model import decoder as llama
+from trainer.model.decoder import Llama, build, initialize
+from trainer.model.loss import cross_entropy
+from trainer.optim.adamw import AdamW, ParameterShard, clip_divisor
+
+_SMALL = ModelConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4, num_kv_heads=2)
+
+
+def test_hidden_states_do_not_depend_on_later_tokens() -> None:
+    model = build(_SMALL, seq_len=16, seed=0)
+    tokens = torch.randint(97, (1, 16), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[0, 10] = (changed[0, 10] + 1) % 97
+    with torch.no_grad():
+        before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :10], after[:, :10])
+    assert not torch.allclose(before[:, 10:], after[:, 10:])
+
+
+def test_initial_weights_depend_on_seed_and_name_alone() -> None:
+    first = dict(build(_SMALL, seq_len=8, seed=3).named_parameters())
+    torch.manual_seed(99)
+    deeper = ModelConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=5, num_heads=4, num_kv_heads=2)
+    second = dict(build(deeper, seq_len=64, seed=3).named_parameters())
+    other = dict(build(_SMALL, seq_len=8, seed=4).named_parameters())
+    assert all(torch.equal(parameter, second[name]) for name, parameter in first.items())
+    assert not torch.equal(first["head.weight"], other["head.weight"])
+
+
+def test_projections_into_the_residual_stream_start_smaller_with_depth() -> None:
+    config = ModelConfig(hidden_size=256, intermediate_size=512, num_layers=4, num_heads=4, num_kv_heads=4)
+    weights = dict(build(config, seq_len=8, seed=0).named_parameters())
+    for layer in (1, 4):
+        expected = 0.021 / math.sqrt(2 * layer)
+        for name in ("attention.o.weight", "mlp.down.weight"):
+            assert weights[f"layers.{layer - 1}.{name}"].std().item() == pytest.approx(expected, rel=0.02)
+        assert weights[f"layers.{layer - 1}.attention.qkv.weight"].std().item() == pytest.approx(0.021, rel=0.02)
+
+
+def test_without_scaled_initialization_they_start_as_all_others_do() -> None:
+    scaled, plain = (
+        dict(build(replace(_SMALL, scaled_initialization=on), seq_len=8, seed=0).named_parameters())
+        for on in (True, False)
+    )
+    assert torch.allclose(plain["layers.2.mlp.down.weight"], scaled["layers.2.mlp.down.weight"] * math.sqrt(6))
+    assert torch.equal(plain["layers.2.attention.qkv.weight"], scaled["layers.2.attention.qkv.weight"])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        _SMALL,
+        ModelConfig(),
+        replace(_SMALL, head_dim=10, qk_norm="head"),
+        replace(_SMALL, head_dim=10, qk_norm="all", norm_position="post"),
+    ],
+)
+def test_parameters_are_counted_without_making_them(config: ModelConfig) -> None:
+    with torch.device("meta"):
+        model = llama.Llama(config, 8)
+    assert parameters(config).total == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("llama_1b", 1_100_048_384),
+        ("llama_7b", 6_738_415_616),
+        ("llama_70b", 68_976_648_192),
+        ("llama3_8b", 8_030_261_248),
+        ("llama31_8b", 8_030_261_248),
+        ("llama32_1b", 1_235_814_400),
+        ("qwen3_0_6b", 596_049_920),
+        ("qwen3_1_7b", 1_720_574_976),
+        ("qwen3_4b", 4_022_468_096),
+        ("qwen3_8b", 8_190_735_360),
+        ("olmo2_1b", 1_484_916_736),
+        ("olmo2_7b", 7_298_617_344),
+    ],
+)
+def test_known_shapes_have_the_parameters_of_the_published_models(name: str, published: int) -> None:
+    assert parameters(compose([f"model={name}"]).model).total == published
+
+
+@pytest.mark.parametrize("rows", [1, 511, 512, 1300])
+def test_fused_loss_and_gradients_equal_the_plain_ones(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(rows, 16, generator=generator, requires_grad=True)
+    weight = torch.randn(50, 16, generator=generator, requires_grad=True)
+    targets = torch.randint(50, (rows,), generator=generator)
+    plain = F.cross_entropy(hidden @ weight.T, targets)
+    expected = torch.autograd.grad(plain, (hidden, weight))
+    fused = cross_entropy(hidden, weight, targets)
+    torch.testing.assert_close(fused, plain)
+    torch.testing.assert_close(torch.autograd.grad(fused * 3, (hidden, weight)), tuple(3 * g for g in expected))
+
+
+def test_optimizer_updates_like_pytorchs() -> None:
+    config = OptimizerConfig()
+    flat_model, plain_model = (build(_SMALL, seq_len=8, seed=0) for _ in range(2))
+    flat = AdamW(
+        {name: ParameterShard(parameter=parameter) for name, parameter in flat_model.named_parameters()}, config
+    )
+    plain = torch.optim.AdamW(plain_model.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    tokens = torch.randint(97, (2, 8), generator=torch.Generator().manual_seed(0))
+    for step in range(1, 4):
+        flat.zero_grad()
+        plain.zero_grad()
+        for model in (flat_model, plain_model):
+            cross_entropy(model(tokens), model.output_weight, tokens).backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(plain_model.parameters(), 1.0)
+        flat.collect_gradients()
+        assert flat.squared_norms()[0].sqrt().item() == pytest.approx(norm.item(), rel=1e-5)
+        plain.param_groups[0]["lr"] = step * 1e-3
+        plain.step()
+        flat.step(lr=step * 1e-3, number=step, divisor=clip_divisor(norm.square(), 1.0))
+    pairs: Any = zip(flat_model.parameters(), plain_model.parameters(), strict=True)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert flat.step_count == 3
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 0.02])
+def test_z_loss_enters_the_gradients_and_not_the_value(z_loss: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(40, 16, generator=generator, requires_grad=True)
+    weight = torch.randn(50, 16, generator=generator, requires_grad=True)
+    targets = torch.randint(50, (40,), generator=generator)
+    logits = hidden @ weight.T
+    plain = F.cross_entropy(logits, targets)
+    whole = plain + z_loss * logits.logsumexp(-1).square().mean()
+    fused = cross_entropy(hidden, weight, targets, z_loss=z_loss)
+    torch.testing.assert_close(fused, plain)
+    torch.testing.assert_close(
+        torch.autograd.grad(fused, (hidden, weight)), torch.autograd.grad(whole, (hidden, weight))
+    )
+
+
+def test_loss_of_bfloat16_states_is_computed_in_fp32_and_the_gradient_of_fp32_weights_stays_fp32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(300, 16, generator=generator).bfloat16().requires_grad_()
+    weight = torch.randn(50, 16, generator=generator).requires_grad_()
+    targets = torch.randint(50, (300,), generator=generator)
+    logits = (hidden @ weight.bfloat16().T).float()
+    fused = cross_entropy(hidden, weight, targets)
+    torch.testing.assert_close(fused, F.cross_entropy(logits, targets))
+    grad_hidden, grad_weight = torch.autograd.grad(fused, (hidden, weight))
+    assert (grad_hidden.dtype, grad_weight.dtype) == (torch.bfloat16, torch.float32)
+    exact = torch.autograd.grad(F.cross_entropy(hidden.float() @ weight.T, targets), weight)[0]
+    torch.testing.assert_close(grad_weight, exact, rtol=0.05, atol=2e-4)
+
+
+def test_masked_documents_give_the_same_states_as_alone() -> None:
+    """Rotary positions are relative, so a document's position in the sequence doesn't matter."""
+    model = Llama(_SMALL, 16, document_end_id=7)
+    initialize(model, _SMALL, 0)
+    first, second = torch.tensor([[3, 4, 5, 7]]), torch.tensor([[9, 8, 3, 2, 1]])
+    with torch.no_grad():
+        together = model(torch.cat((first, second), dim=1))
+        torch.testing.assert_close(together[:, :4], model(first))
+        torch.testing.assert_close(together[:, 4:], model(second))
+        unmasked = build(_SMALL, seq_len=16, seed=0)(torch.cat((first, second), dim=1))
+    assert not torch.allclose(together[:, 4:], unmasked[:, 4:], atol=1e-3)
+
+
+def test_tied_embedding_is_the_output_projection() -> None:
+    tied = replace(_SMALL, tie_embeddings=True)
+    model = build(tied, seq_len=8, seed=0)
+    assert model.output_weight is model.embedding.weight  # type: ignore[union-attr]
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters(tied).total
+
+
+@pytest.mark.parametrize("layers", [range(2), range(2, 3)])
+def test_a_part_has_the_names_and_weights_of_the_whole(layers: range) -> None:
+    whole = dict(build(_SMALL, seq_len=8, seed=0).named_parameters())
+    part = Llama(_SMALL, 8, layers=layers)
+    initialize(part, _SMALL, 0)
+    assert all(torch.equal(parameter, whole[name]) for name, parameter in part.named_parameters())
+
+
+@pytest.mark.parametrize("recompute", ["recompute", "recompute_core"])
+def test_recomputation_changes_no_gradient(recompute: str) -> None:
+    tokens = torch.randint(97, (2, 8), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for kept in (True, False):
+        model = build(_SMALL, seq_len=8, seed=0)
+        for block in model.blocks():
+            setattr(block if recompute == "recompute" else block.attention, recompute, not kept)
+        cross_entropy(model(tokens), model.output_weight, tokens).backward()  # type: ignore[no-untyped-call]
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+_MODEL = ModelConfig(vocab_size=128, hidden_size=64, intermediate_size=176, num_layers=2, num_heads=4, num_kv_heads=2)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What one forward and backward pass gave."""
+
+    kept_bytes: int
+    gradients: dict[str, torch.Tensor]
+
+
+def passes(trace: Path, *, compiles: bool, **parallel: Any) -> Passes:
+    """Run both passes; memory is from PyTorch's record of allocations during the forward pass."""
+    torch._dynamo.reset()  # a graph in memory was built for another budget
+    config = Config(
+        model=_MODEL,
+        parallel=ParallelConfig(**parallel),
+        train=TrainConfig(global_batch_size=4, micro_batch_size=4, seq_len=128),
+        backend=BackendConfig(compile=compiles),
+    )
+    model = make_backend(config).build_model(document_end_id=None)
+    tokens = torch.arange(4 * 128).reshape(4, 128) * 7 % 128
+    if compiles:
+        model(tokens)
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        output = model(tokens)
+    recorded.export_chrome_trace(str(trace))
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event.get("name") == "[memory]"]
+    events.sort(key=lambda event: event["ts"])
+    first, last = events[0]["args"], events[-1]["args"]
+    kept = int(last["Total Allocated"]) - (int(first["Total Allocated"]) - int(first["Bytes"]))
+    output.square().sum().backward()
+    return Passes(kept, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+
+
+def assert_same_gradients(ours: Passes, expected: Passes) -> None:
+    assert ours.gradients.keys() == expected.gradients.keys()
+    assert len(ours.gradients) == 14
+    for name, gradient in expected.gradients.items():
+        torch.testing.assert_close(ours.gradients[name], gradient, rtol=2e-5, atol=2e-5 * float(gradient.abs().max()))
+
+
+def test_recomputation_by_operator_keeps_more_than_the_inputs_of_layers_and_less_than_everything(
+    tmp_path: Path,
+) -> None:
+    everything = passes(tmp_path / "trace", compiles=False)
+    ours = passes(tmp_path / "trace", compiles=False, activation_checkpointing="operators")
+    inputs = passes(tmp_path / "trace", compiles=False, activation_checkpointing="full")
+    assert 2 * inputs.kept_bytes < ours.kept_bytes < 0.6 * everything.kept_bytes
+    # Per token and layer: the input, qkv, attention with one number per head, and gate with up.
+    entries = 64 + 2 * 64 + (64 + 4) + 2 * 176
+    assert ours.kept_bytes - inputs.kept_bytes == 4 * (4 * 128) * 2 * (entries - 64)
+    assert_same_gradients(ours, everything)
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning", "ignore:.torch.jit:DeprecationWarning")
+def test_compiled_layers_keep_what_the_budget_or_the_list_of_operators_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With Inductor's division into forward and backward graph, but without its kernels, which take long to build."""
+    without_kernels = dataclasses.replace(DEVICES["cpu"], compile_backend="aot_eager_decomp_partition")
+    monkeypatch.setitem(DEVICES, "cpu", without_kernels)
+    everything = passes(tmp_path / "trace", compiles=True)
+    kept = [everything.kept_bytes]
+    for budget in (0.5, 0.0):
+        ours = passes(
+            tmp_path / "trace", compiles=True, activation_checkpointing="budget", activation_memory_budget=budget
+        )
+        assert_same_gradients(ours, everything)
+        kept.append(ours.kept_bytes)
+    assert kept[0] > kept[1] > kept[2]
+    operators = passes(tmp_path / "trace", compiles=True, activation_checkpointing="operators")
+    assert_same_gradients(operators, everything)
+    assert kept[2] < operators.kept_bytes < kept[0]

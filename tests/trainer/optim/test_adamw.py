@@ -1,0 +1,115 @@
+"""Where gradients are: FSDP adds those of FP32 weights to the optimizer's buffer, so that they exist once.
+
+Stochastic rounding: the mean over many trials is the exact value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from conf.schema import OptimizerConfig
+from trainer.optim.adamw import AdamW, ParameterShard, local, stochastic_round_
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield DeviceMesh("cpu", [0], mesh_dim_names=("dp",))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fsdp_s_gradients_of_fp32_weights_exist_once_and_add_up(mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    linear = nn.Linear(8, 8, bias=False, dtype=dtype)
+    fully_shard(linear, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+    assert isinstance(linear.weight, nn.Parameter)
+    optimizer = AdamW({"weight": ParameterShard(parameter=linear.weight, sharded=True)}, OptimizerConfig())
+    for _ in range(2):
+        optimizer.zero_grad()
+        for value in (1.0, 2.0):
+            linear(torch.full((1, 8), value, dtype=dtype)).sum().backward()
+        gradient = linear.weight.grad
+        assert gradient is not None
+        once = local(gradient).data_ptr() == optimizer.gradients.data_ptr()
+        assert once == (dtype == torch.float32), "BF16 weights have BF16 gradients of their own beside the FP32 buffer"
+        optimizer.collect_gradients()
+        assert optimizer.gradients.tolist() == [3.0] * 64
+
+
+_TRIALS = 4096
+
+
+def _rounded(value: float, trials: int = _TRIALS) -> torch.Tensor:
+    target = torch.empty(trials, dtype=torch.bfloat16)
+    stochastic_round_(target, torch.full((trials,), value), torch.Generator().manual_seed(1))
+    return target.float()
+
+
+@given(st.floats(-(2.0**99), 2.0**99, width=32))
+def test_value_is_rounded_to_one_of_its_two_neighbours(value: float) -> None:
+    below = torch.tensor(value).view(torch.int32) // 2**16 * 2**16
+    neighbours = {below.view(torch.float32).item(), (below + 2**16).view(torch.float32).item()}
+    assert set(_rounded(value, 64).tolist()) <= neighbours
+
+
+@pytest.mark.parametrize("value", [1.0, 1.001, -3.003, 1e-20, 0.3])
+def test_mean_of_many_roundings_is_the_value_within_its_standard_error(value: float) -> None:
+    rounded = _rounded(value)
+    error = rounded.std().item() / math.sqrt(_TRIALS)
+    assert abs(rounded.double().mean().item() - value) <= 4 * error + 1e-7 * abs(value)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.0])
+def test_what_is_not_finite_or_exact_stays(value: float) -> None:
+    assert torch.equal(_rounded(value, 8), torch.full((8,), value)) or math.isnan(value)
+    assert not math.isnan(value) or bool(_rounded(value, 8).isnan().all())
+
+
+@pytest.mark.parametrize("stochastic", [True, False])
+def test_small_updates_arrive_on_average_only_if_rounded_stochastically(stochastic: bool) -> None:
+    """A hundred updates of a weight of 1 by a tenth of what BF16 can hold; FP32 is the reference."""
+    config = OptimizerConfig(weight_decay=0.0)
+
+    def train(dtype: torch.dtype) -> torch.Tensor:
+        weight = torch.nn.Parameter(torch.ones(_TRIALS, dtype=dtype))
+        optimizer = AdamW({"weight": ParameterShard(parameter=weight)}, config, stochastic_rounding=stochastic, seed=3)
+        for number in range(100):
+            optimizer.gradients.fill_(1.0)
+            optimizer.step(lr=4e-4, number=number)
+        return weight.detach().float()
+
+    exact, rounded = train(torch.float32), train(torch.bfloat16)
+    assert exact.mean().item() == pytest.approx(1.0 - 100 * 4e-4, rel=1e-3)
+    if stochastic:
+        error = rounded.std().item() / math.sqrt(_TRIALS)
+        assert abs(rounded.mean().item() - exact.mean().item()) <= 4 * error
+    else:
+        assert torch.equal(rounded, torch.ones(_TRIALS))
+
+
+def test_noise_depends_on_seed_and_step_alone() -> None:
+    def train(seed: int) -> torch.Tensor:
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 999).bfloat16())
+        optimizer = AdamW(
+            {"weight": ParameterShard(parameter=weight)}, OptimizerConfig(), stochastic_rounding=True, seed=seed
+        )
+        for number in range(3):
+            torch.rand(7)
+            optimizer.gradients.fill_(0.5)
+            optimizer.step(lr=1e-3, number=number)
+        return weight.detach()
+
+    assert torch.equal(train(1), train(1))
+    assert not torch.equal(train(1), train(2))
+    assert not torch.equal(train(2**64 - 2), train(2**64 - 1)), "every seed that a configuration may have is one"

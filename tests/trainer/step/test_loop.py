@@ -1,0 +1,292 @@
+"""The loop: what ends a run, and what is journalled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conf.devices import DEVICES
+from conf.schema import Config
+from conf.sizes import flops_per_token
+from hlatctl.run import files
+from hlatctl.run.checkpoint import batches_drawn, read_rank_states
+from hlatctl.run.errors import NONFINITE, DataError, TrainingError
+from hlatctl.run.journal import read_events
+from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
+from trainer.backends.torch_native import TorchNative
+from trainer.model.decoder import Llama
+from trainer.step.loop import StepFigures, StepLine, memory_bytes
+
+
+def test_loss_that_is_not_finite_ends_the_run(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    run = make_run(tmp_path / "nan", optimizer={"lr": 1e30, "warmup_steps": 0})
+    with pytest.raises(TrainingError, match=r"step \d+: loss=.*: not finite") as caught:
+        train_here(run, 1)
+    assert "lower optimizer.lr" in caught.value.hint
+    assert caught.value.code == NONFINITE
+    assert not events_of(run, "train_stopped")
+
+
+def test_accumulated_micro_batches_train_like_one_batch(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    losses = []
+    for micro_batch_size in (4, 1):
+        run = make_run(tmp_path / f"micro-{micro_batch_size}", train={"micro_batch_size": micro_batch_size})
+        assert train_here(run, 1) == 0
+        losses.append([event["loss"] for event in events_of(run, "step")])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    step = events_of(run, "step")[-1]
+    assert step["mfu"] is None, "a CPU's peak is unknown"
+    assert step["tokens_per_s_per_device"] == step["tokens_per_s"] > 0
+    assert 0 < step["memory_bytes"] <= step["peak_memory_bytes"]
+
+
+def test_every_process_begins_with_the_random_state_of_the_seed(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere
+) -> None:
+    run = make_run(tmp_path / "run", train={"max_steps": 1}, seed=7)
+    assert train_here(run, 1) == 0
+    expected = bytes(torch.Generator().manual_seed(7).get_state().numpy()).hex()
+    assert read_rank_states(run.checkpoint(1)).rng == [{"torch": expected}]
+
+
+def test_missing_compiler_is_a_warning_and_training_runs_uncompiled(
+    tmp_path: Path,
+    make_run: MakeRun,
+    train_here: TrainHere,
+    events_of: EventsOf,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("CXX", "a-compiler-that-is-not-installed")
+    run = make_run(tmp_path / "uncompiled", backend={"compile": True})
+    assert train_here(run, 1) == 0
+    (warning,) = events_of(run, "warning")
+    assert warning["message"].startswith("no C++ compiler (g++ or $CXX) found: training runs uncompiled")
+    assert f"warning: {warning['message']}" in capsys.readouterr().err
+    assert not events_of(run, "compile_cache")
+
+
+def test_spikes_are_journalled_with_the_mean_they_exceed(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.step.monitor.THRESHOLD", -1e9)
+    run = make_run(tmp_path / "spikes")
+    assert train_here(run, 1) == 0
+    norms = [event["grad_norm"] for event in events_of(run, "step")]
+    (spike,) = events_of(run, "gradient_spike")
+    assert spike["step"] == 21
+    assert spike["mean"] == pytest.approx(sum(norms[:20]) / 20)
+
+
+@pytest.fixture
+def poisoned_at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that makes the loss of the n-th batch of this process NaN, every time it is used."""
+
+    def poison(step: int) -> None:
+        seen: list[bytes] = []
+        honest = TorchNative._loss
+
+        def loss(self: TorchNative, model: Llama, hidden: Tensor, targets: Tensor) -> Tensor:
+            key = targets.numpy().tobytes()
+            if key not in seen:
+                seen.append(key)
+            factor = float("nan") if seen.index(key) == step - 1 else 1.0
+            return honest(self, model, hidden, targets) * factor
+
+        monkeypatch.setattr(TorchNative, "_loss", loss)
+
+    return poison
+
+
+def test_update_that_is_not_finite_is_skipped_with_on_nonfinite_skip(
+    tmp_path: Path,
+    make_run: MakeRun,
+    train_here: TrainHere,
+    events_of: EventsOf,
+    poisoned_at_step: Callable[[int], None],
+) -> None:
+    poisoned_at_step(11)
+    run = make_run(tmp_path / "skip", train={"on_nonfinite": "skip"})
+    assert train_here(run, 1) == 0
+    steps = events_of(run, "step")
+    assert [event["step"] for event in steps] == [step for step in range(1, 25) if step != 11]
+    (nonfinite,) = events_of(run, "nonfinite")
+    assert (nonfinite["step"], nonfinite["batch"]) == (11, 11)
+    assert (nonfinite["loss"], nonfinite["action"]) == ("nan", "skip")
+    assert steps[-1]["loss"] < steps[0]["loss"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16_sr"])
+def test_a_host_that_runs_ahead_of_the_device_trains_the_same_bits(
+    precision: str,
+    tmp_path: Path,
+    make_run: MakeRun,
+    train_here: TrainHere,
+    events_of: EventsOf,
+    poisoned_at_step: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also after an update that the device has skipped before the host knows it."""
+    steps = []
+    for ahead in (0, 1):
+        poisoned_at_step(5)
+        monkeypatch.setattr(TorchNative, "steps_ahead", ahead)
+        run = make_run(
+            tmp_path / str(ahead), train={"on_nonfinite": "skip", "max_steps": 9}, precision={"name": precision}
+        )
+        assert train_here(run, 1) == 0
+        steps.append([[event[key] for key in ("step", "loss", "grad_norm")] for event in events_of(run, "step")])
+        assert files.read_json(run.checkpoint(9) / "state.json")["optimizer_steps"] == 8
+        monkeypatch.undo()
+    assert steps[0] == steps[1]
+    assert [row[0] for row in steps[0]] == [1, 2, 3, 4, 6, 7, 8, 9]
+
+
+def test_too_many_skipped_updates_end_the_run(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    changes: dict[str, Any] = {
+        "optimizer": {"lr": 1e30, "warmup_steps": 0},
+        "train": {"on_nonfinite": "skip", "max_nonfinite_steps": 2},
+    }
+    run = make_run(tmp_path / "skip", **changes)
+    with pytest.raises(TrainingError, match="not finite"):
+        train_here(run, 1)
+    assert [event["action"] for event in events_of(run, "nonfinite")] == ["skip", "skip", "stop"]
+
+
+@pytest.mark.parametrize(("steps_ahead", "poisoned"), [(0, 11), (1, 11), (1, 16)])
+def test_rollback_continues_from_the_previous_checkpoint_without_the_batch(
+    steps_ahead: int,
+    poisoned: int,
+    tmp_path: Path,
+    make_run: MakeRun,
+    train_here: TrainHere,
+    events_of: EventsOf,
+    poisoned_at_step: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TorchNative, "steps_ahead", steps_ahead)  # as a device does that executes lazily
+    poisoned_at_step(poisoned)
+    run = make_run(tmp_path / "rollback", train={"on_nonfinite": "rollback"})
+    assert train_here(run, 1) == 76
+    assert events_of(run, "train_stopped")[-1]["reason"] == "rollback"
+    (amended,) = events_of(run, "amended")
+    assert (amended["key"], amended["value"]) == ("data.skip_steps", [poisoned])
+    assert [event["step"] for event in events_of(run, "step")] == list(range(1, poisoned))
+    assert max(event["step"] for event in events_of(run, "checkpoint_written")) == 8
+
+    assert train_here(run, 2) == 0
+    again = events_of(run, "step", 2)
+    assert [event["step"] for event in again] == list(range(9, 25))
+    assert [event["batch"] for event in again] == [batch for batch in range(9, 26) if batch != poisoned]
+    rows = files.read_json(run.checkpoint(24) / "ranks.json")["loader"]
+    assert rows[0][0] == batches_drawn(run, 24, read_events(run)) == 25
+
+
+def test_finished_run_has_nothing_left_to_do(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> None:
+    run = make_run(tmp_path / "done")
+    assert train_here(run, 1) == 0
+    assert train_here(run, 2) == 0
+    kinds = [event["kind"] for event in read_events(run) if event["attempt"] == 2]
+    assert kinds == ["checkpoint_verified", "train_started", "train_stopped"]
+
+
+def test_corpus_without_its_files_is_an_error(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> None:
+    run = make_run(tmp_path / "empty")
+    dataset = files.read_sealed_json(run.dataset)
+    files.write_sealed_json(run.dataset, {**dataset, "files": []})
+    with pytest.raises(DataError, match=r"dataset\.json names 0 prepared files, its index 1"):
+        train_here(run, 1)
+
+
+CONFIG = Config()
+TWO = replace(CONFIG, cluster=replace(CONFIG.cluster, processes_per_node=2))
+CPU = torch.device("cpu")
+
+
+def test_mfu_is_the_used_share_of_all_devices_and_none_without_the_peak() -> None:
+    used = flops_per_token(TWO.model, TWO.train.seq_len) * TWO.tokens_per_step / 0.5
+    assert StepFigures(TWO, CPU, used / 2 / 0.4).of(0.5)["mfu"] == pytest.approx(0.4)
+    assert StepFigures(TWO, CPU, None).of(0.5)["mfu"] is None
+
+
+def test_each_device_has_its_share_of_the_tokens() -> None:
+    figures = StepFigures(TWO, CPU, None).of(0.5)
+    assert figures["tokens_per_s"] == 2 * TWO.tokens_per_step
+    assert figures["tokens_per_s_per_device"] == TWO.tokens_per_step
+
+
+def test_the_memory_of_a_cpu_is_that_of_the_process_and_grows_with_it() -> None:
+    before, _ = memory_bytes(CPU)
+    held = bytearray(64 << 20)
+    held[:: 4 << 10] = b"x" * len(held[:: 4 << 10])  # touch every page
+    after, peak = memory_bytes(CPU)
+    assert before is not None
+    assert after is not None
+    assert peak is not None
+    assert before + (48 << 20) < after <= peak < 1 << 40
+
+
+def test_the_memory_of_a_device_is_what_its_module_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {"allocated_bytes.all.current": 5, "allocated_bytes.all.peak": 7}
+    module = SimpleNamespace(memory_stats=lambda device: counts)
+    monkeypatch.setattr("trainer.step.loop.torch.get_device_module", lambda device: module)
+    assert memory_bytes(torch.device("cuda", 1)) == (5, 7)
+
+
+def test_memory_that_nothing_counts_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEVICES, "cpu", DEVICES["neuron"])
+    assert memory_bytes(CPU) == (None, None)
+    assert memory_bytes(torch.device("xla", 0)) == (None, None), "the device of backend nxd"
+
+
+EVENT: dict[str, Any] = {
+    "step": 20,
+    "tokens": 81920,
+    "loss": 3.5,
+    "grad_norm": 0.25,
+    "lr": 1e-3,
+    "step_s": 0.5,
+    "data_wait_s": 0.05,
+    "tokens_per_s": 8192.0,
+    "mfu": 0.4,
+    "peak_memory_bytes": 3 << 29,
+}
+
+
+def test_the_first_step_every_tenth_and_the_last_one_get_a_line() -> None:
+    line = StepLine(CONFIG)
+    total = CONFIG.total_steps
+    assert [step for step in (13, 14, 20, 21, 30, total) if line.is_due(step)] == [13, 20, 30, total]
+
+
+def test_a_line_says_what_a_reader_looks_for() -> None:
+    assert StepLine(CONFIG).text(EVENT).split("  ") == [
+        f"step 20/{CONFIG.total_steps}",
+        "tokens 81,920",
+        "loss 3.5000",
+        "grad norm 0.250",
+        "lr 1.00e-03",
+        "8,192 tokens/s",
+        "MFU 40.0%",
+        "data wait 10%",
+        "memory 1.50 GiB",
+    ]
+
+
+def test_a_line_leaves_out_what_is_unknown() -> None:
+    line = StepLine(CONFIG).text({**EVENT, "mfu": None, "peak_memory_bytes": None})
+    assert "MFU" not in line
+    assert "memory" not in line

@@ -1,0 +1,591 @@
+"""Where each text of an Arrow file lies: found from its headers, without reading or copying the text.
+
+A text is read with two calls of ``pread``: its two offsets, then its bytes. So files are used where they lie, and
+opening one costs no scan. Files whose text can't be read like this (compressed batches, views) are converted.
+
+The index of a source on disk: its files, the batches of each, and which documents are held out.
+
+Three arrays without headers, appended while the corpus is prepared and mapped into memory when it is read. 10,000 files
+of 5 MB take 1 MB. Numbers are 64-bit and little-endian.
+
+Reads texts of Arrow files at known places: open a file, read one text. What a source is made of: documents.py.
+
+Fills the headers of an Arrow file in a stand-in, so that ``trainer.data.arrow_index`` can index it without its content.
+
+Messages and footer are read as the format defines them (apache/arrow, ``format/Message.fbs`` and ``File.fbs``), as far
+as needed: where each message lies, and how long it is. pyarrow can't tell this without reading the content.
+
+Small blocks of objects that a process keeps in memory: where texts lie, but not the texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import struct
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hlatctl.run import files
+from hlatctl.run.errors import DataError
+from trainer.data.formats import Report, fail, guard, open_arrow
+from trainer.data.remote import RemoteObject, remote_of, set_time, spread_requests
+
+#: A record batch with rows. Positions are bytes in the file: the ``offsets`` of the texts, their ``data`` of ``size``
+#: bytes, and the ``validity`` bits (-1 if no text is null). ``row`` is its first row, 0-based; ``wide`` is 1 for 64-bit
+#: offsets; ``number`` counts the file's batches from 0.
+BATCH = np.dtype([(name, "<i8") for name in ("row", "number", "offsets", "data", "size", "validity", "wide")])
+Batches = npt.NDArray[np.void]
+Rows = npt.NDArray[np.int64]
+#: A buffer without bytes, and one that is not in the file as it is.
+_NONE, _ELSEWHERE = -1, -2
+#: A file's fingerprint covers its size, its batches and these blocks of its content.
+SAMPLED_BYTES, _BLOCKS = 4096, 4
+_HASHED_ROWS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Indexed:
+    """An Arrow file whose texts can be read where they lie.
+
+    Args:
+        size: of the file in bytes.
+        mtime_ns: its time of change.
+        rows: all rows, with and without text.
+        text_bytes: UTF-8 bytes of all texts, and up to 64 bytes of padding a batch.
+        batches: array of :data:`BATCH`, in order.
+        fingerprint: 16 hexadecimal digits; depends on a sample of the content, never on path or time.
+    """
+
+    size: int
+    mtime_ns: int
+    rows: int
+    text_bytes: int
+    batches: Batches
+    fingerprint: str
+
+
+def index_file(path: Path, column: str, report: Report) -> Indexed | None:
+    """Return where the texts of an Arrow file lie; None if it must be converted, or nothing of it can be read.
+
+    Args:
+        path: an Arrow file or stream.
+        column: of the text.
+        report: is called with damage; if it returns, the batches before the damage remain.
+
+    Raises:
+        DataError: the column is missing; or, by default, the file is damaged.
+    """
+    found: list[tuple[int, ...]] = []
+    rows = 0
+    with (
+        guard(path, report, lambda: f"from row {rows + 1} on"),
+        open_arrow(path, column, only_headers=True) as (read, whole),
+    ):
+        for number, batch in enumerate(read):
+            values = batch.column(column)
+            if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+                return None
+            validity, offsets, data = (_place(buffer, whole) for buffer in values.buffers())
+            if _ELSEWHERE in (validity, offsets, data):
+                return None
+            if len(values):
+                size = 0 if data == _NONE else values.buffers()[2].size
+                validity = validity if values.null_count else _NONE
+                wide = pa.types.is_large_string(values.type)
+                found.append((rows, number, offsets, max(data, 0), size, validity, wide))
+                rows += len(values)
+    if not found:
+        return None
+    batches = np.array(found, dtype=BATCH)
+    status = path.stat()
+    return Indexed(
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        rows=rows,
+        text_bytes=int(batches["size"].sum()),
+        batches=batches,
+        fingerprint=_fingerprint(path, status.st_size, batches),
+    )
+
+
+def held_out_rows(fingerprint: str, rows: int, fraction: float) -> Rows:
+    """Return the rows of a file that are held out, 0-based and sorted, chosen by a hash of (file, row).
+
+    Takes about 15 ns a row. Copies of a file hold out the same rows.
+
+    Args:
+        fingerprint: of the file.
+        rows: in the file.
+        fraction: to hold out, less than 1.
+    """
+    limit = np.uint64(int(fraction * 2**64))
+    parts = [np.empty(0, dtype=np.int64)]
+    for first in range(0, rows, _HASHED_ROWS):
+        numbers = np.arange(first, min(first + _HASHED_ROWS, rows), dtype=np.uint64)
+        parts.append(np.flatnonzero(_mixed(numbers, int(fingerprint, 16)) < limit) + first)
+    return np.concatenate(parts)
+
+
+def _mixed(numbers: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
+    """Return 64-bit hashes: SplitMix64 (Steele, Lea and Flood 2014)."""
+    z = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _place(buffer: Any, whole: Any) -> int:
+    """Return the position of a buffer in the file's."""
+    if buffer is None or not buffer.size:
+        return _NONE
+    position = int(buffer.address - whole.address)
+    return position if 0 <= position <= whole.size - buffer.size else _ELSEWHERE
+
+
+def sampled_positions(size: int) -> list[int]:
+    """Return where the blocks begin that the fingerprint of a file covers.
+
+    Args:
+        size: of the file in bytes.
+    """
+    return [size * block // _BLOCKS for block in range(_BLOCKS)]
+
+
+def _fingerprint(path: Path, size: int, batches: Batches) -> str:
+    digest = hashlib.sha256(size.to_bytes(8, "little") + batches.tobytes())
+    with path.open("rb") as file:
+        for position in sampled_positions(size):
+            digest.update(os.pread(file.fileno(), SAMPLED_BYTES, position))
+    return digest.hexdigest()[:16]
+
+
+#: A file: its first document, 0-based in the source, with held-out ones; the number of its first batch; its ``size`` in
+#: bytes and time of change (-1: not checked, for prepared files); and its position in the source's inputs, or -1 - k
+#: for the k-th prepared file.
+FILE = np.dtype([(name, "<i8") for name in ("first", "batch", "size", "mtime_ns", "input")])
+_KINDS: dict[str, Any] = {"files": FILE, "batches": BATCH, "skips": np.dtype("<i8")}
+_HINT = "remove its folder under .cache/data and run again"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The files of a source.
+
+    Args:
+        starts: the first document of each file; at the end, the number of documents.
+        files: array of :data:`FILE`.
+        batches: of all files; None if files have to be scanned when they are opened (version 2 of ``dataset.json``).
+        skips: for each held-out document, the number of training documents before it.
+    """
+
+    starts: list[int]
+    files: npt.NDArray[np.void]
+    batches: Batches | None
+    skips: Rows
+
+    def document(self, position: int) -> int:
+        """Return the document at a position among the training documents; O(log n)."""
+        return position + int(self.skips.searchsorted(position, side="right"))
+
+    def find(self, document: int) -> tuple[int, int]:
+        """Return a document's file and its 0-based row there; O(log n)."""
+        number = bisect_right(self.starts, document) - 1
+        return number, document - self.starts[number]
+
+    def batches_of(self, number: int) -> Batches | None:
+        """Return the batches of a file; None if it has to be scanned."""
+        if self.batches is None:
+            return None
+        end = self.files["batch"][number + 1] if number + 1 < len(self.files) else len(self.batches)
+        return self.batches[self.files["batch"][number] : end]
+
+    @property
+    def held_out(self) -> Rows:
+        """The documents that are held out."""
+        return self.skips + np.arange(len(self.skips))
+
+
+class TableWriter:
+    """Appends files to the table of a source; nothing is kept in memory but counts.
+
+    Args:
+        folder: to write to.
+        name: of the table's files, before the kind.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._paths = {kind: folder / f"{name}-{kind}.bin" for kind in _KINDS}
+        self._stack = ExitStack()
+        self._out = {kind: self._stack.enter_context(path.open("wb")) for kind, path in self._paths.items()}
+        self.documents = self.held_out = self.batches = 0
+
+    def add(self, file: Indexed, number: int, held_out: Rows, *, checked: bool) -> None:
+        """Append a file.
+
+        Args:
+            file: its index.
+            number: its position in the source's inputs, or -1 - k.
+            held_out: rows that are held out, sorted.
+            checked: refuse the file if its size or time of change differ when it is opened.
+        """
+        size, mtime_ns = (file.size, file.mtime_ns) if checked else (-1, -1)
+        row = np.array([(self.documents, self.batches, size, mtime_ns, number)], dtype=FILE)
+        skips = held_out + self.documents - self.held_out - np.arange(len(held_out))
+        for kind, array in (("files", row), ("batches", file.batches), ("skips", skips.astype("<i8"))):
+            self._out[kind].write(array.tobytes())
+        self.documents += file.rows
+        self.held_out += len(held_out)
+        self.batches += len(file.batches)
+
+    def hold_out_last(self) -> None:
+        """Hold out the last document, if none of the table is held out."""
+        self._out["skips"].write(np.array([self.documents - 1], dtype="<i8").tobytes())
+        self.held_out = 1
+
+    def close(self) -> None:
+        """Close the files."""
+        self._stack.close()
+
+    def describe(self) -> dict[str, Any]:
+        """Return the description of the closed files for ``dataset.json``: rows, and a checksum of each file."""
+        sums = {kind: {"path": path.name, "sha256": files.sha256_file(path)} for kind, path in self._paths.items()}
+        return {"rows": self.documents, **sums}
+
+
+def load_table(description: Mapping[str, Any]) -> Table:
+    """Map the table of a ``dataset.json`` into memory.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    arrays = {kind: _mapped(dtype, **description[kind]) for kind, dtype in _KINDS.items()}
+    starts = [*arrays["files"]["first"].tolist(), int(description["rows"])]
+    return Table(starts, arrays["files"], arrays["batches"], arrays["skips"])
+
+
+def scanned_table(entries: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of prepared files without an index: each is scanned when it is opened.
+
+    Args:
+        entries: the files of ``dataset.json``.
+    """
+    starts = np.cumsum([0, *(int(entry["documents"]) for entry in entries)]).tolist()
+    rows = [(start, 0, -1, -1, -1 - number) for number, start in enumerate(starts[:-1])]
+    return Table(starts, np.array(rows, dtype=FILE), None, np.empty(0, dtype=np.int64))
+
+
+def _mapped(dtype: Any, *, path: str, sha256: str) -> Any:
+    try:
+        if files.sha256_file(Path(path)) != sha256:
+            raise DataError(f"{path}: the index of the corpus is damaged (its checksum differs)", hint=_HINT)
+        if not Path(path).stat().st_size:
+            return np.empty(0, dtype=dtype)
+        return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: the index of the corpus is missing or damaged ({error})", hint=_HINT) from None
+
+
+#: A block has the offsets of 1,000 to 2,000 texts. All blocks of a process take 64 MiB, which suffices for 10 million
+#: documents or more. With larger corpora, more and more documents take two requests instead of one.
+_BLOCK_BYTES, _MOST_BLOCKS = 8 << 10, 8 << 10
+
+
+class Blocks:
+    """The most recently used blocks; threads may share it."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[RemoteObject, int], bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, remote: RemoteObject, position: int, size: int) -> bytes:
+        """Return bytes of an object.
+
+        Raises:
+            DataError: as :meth:`RemoteObject.read`.
+        """
+        first, last = position // _BLOCK_BYTES, (position + size - 1) // _BLOCK_BYTES
+        whole = b"".join(self._block(remote, number) for number in range(first, last + 1))
+        start = position - first * _BLOCK_BYTES
+        if len(whole) < start + size:
+            return remote.read(position, size)  # raises: it is outside of the object
+        return whole[start : start + size]
+
+    def _block(self, remote: RemoteObject, number: int) -> bytes:
+        key = (remote, number)
+        with self._lock:
+            content = self._kept.get(key)
+            if content is not None:
+                self._kept.move_to_end(key)
+                return content
+        start = number * _BLOCK_BYTES
+        content = remote.read(start, max(0, min(_BLOCK_BYTES, remote.size - start)))
+        with self._lock:
+            self._kept[key] = content
+            if len(self._kept) > _MOST_BLOCKS:
+                self._kept.popitem(last=False)
+        return content
+
+
+BLOCKS = Blocks()
+
+
+#: Column of the text in prepared files.
+PREPARED_COLUMN = "text"
+_PREPARED_HINT = "remove its folder under .cache/data and run again"
+_CHANGED_HINT = "restore the file; or index the changed corpus: `hlatctl resume`, which compares it with the run's"
+_DAMAGED_HINT = "copy the file again, or set data.on_corrupt=skip"
+#: Files that are kept open, at most, and as a share of those that the process may open.
+_MOST_OPEN, _OPEN_SHARE = 1024, 4
+
+
+class TextFile:
+    """An open Arrow file whose batches are known.
+
+    Args:
+        path: of the file; one of a stand-in is read from its object, which refuses changes itself.
+        batches: of the file; None: they are scanned now.
+        size: in bytes that it must have; -1: any.
+        mtime_ns: time of change that it must have; -1: any.
+        documents: rows that it must have.
+        report: is called with a damaged document; if it returns, the document has no text.
+
+    Raises:
+        DataError: the file is missing, or has changed since it was indexed.
+    """
+
+    def __init__(
+        self, path: str, batches: Batches | None, *, size: int, mtime_ns: int, documents: int, report: Report = fail
+    ) -> None:
+        self._path, self._report, self._prepared = path, report, mtime_ns == -1
+        self._remote = remote_of(path)
+        if self._remote is not None and batches is not None:
+            self._path, self.batches, self._rows = self._remote.url, batches, batches["row"]
+            return
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            status = os.fstat(self._descriptor)
+        except OSError as error:
+            raise self._unusable(error.strerror or str(error)) from None
+        if not self._prepared and (status.st_size, status.st_mtime_ns) != (size, mtime_ns):
+            what = f"{status.st_size:,} bytes, was {size:,}" if status.st_size != size else "its time of change"
+            raise DataError(f"{path}: has changed since it was indexed ({what})", hint=_CHANGED_HINT)
+        self.batches = self._scanned(documents) if batches is None else batches
+        self._rows = self.batches["row"]
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if hasattr(self, "_descriptor"):
+            close(self._descriptor)
+
+    def batch(self, row: int) -> Any:
+        """Return the batch of a row."""
+        return self.batches[self._rows.searchsorted(row, side="right") - 1]
+
+    def text(self, row: int) -> str:
+        """Return the text of a 0-based row; empty if it has none.
+
+        Raises:
+            DataError: by default, if it is damaged.
+        """
+        first, _, offsets, data, size, validity, wide = self.batch(row).item()
+        at = row - first
+        if validity >= 0 and not self._read_place(1, validity + at // 8)[0] >> at % 8 & 1:
+            return ""
+        width, form = (8, "<qq") if wide else (4, "<ii")
+        start, end = struct.unpack(form, self._read_place(2 * width, offsets + width * at))
+        if not 0 <= start <= end <= size:
+            self._report(self._damaged(row, f"its text begins at {start} and ends at {end} of {size} bytes"))
+            return ""
+        try:
+            return self._read(end - start, data + start).decode()
+        except UnicodeDecodeError as error:
+            self._report(self._damaged(row, f"not UTF-8 text (byte {error.start})"))
+            return ""
+
+    def _read_place(self, size: int, position: int) -> bytes:
+        """Read bytes that say where texts lie. Of an object, blocks of them are kept, for its other texts."""
+        return self._read(size, position) if self._remote is None else BLOCKS.read(self._remote, position, size)
+
+    def _read(self, size: int, position: int) -> bytes:
+        if self._remote is not None:
+            return self._remote.read(position, size)
+        try:
+            content = os.pread(self._descriptor, size, position)
+        except OSError as error:
+            raise self._unusable(error.strerror or str(error)) from None
+        if len(content) < size:
+            raise self._unusable(f"it ends before byte {position + size:,}")
+        return content
+
+    def _scanned(self, documents: int) -> Batches:
+        def refuse(error: DataError) -> None:
+            raise self._unusable(error.message.removeprefix(f"{self._path}: "))
+
+        indexed = index_file(Path(self._path), PREPARED_COLUMN, refuse)
+        rows = indexed.rows if indexed else 0
+        if indexed is None or rows != documents:
+            raise self._unusable(f"{rows} documents, not {documents}")
+        return indexed.batches
+
+    def _unusable(self, why: str) -> DataError:
+        if self._prepared:
+            return DataError(f"{self._path}: prepared corpus is missing or damaged ({why})", hint=_PREPARED_HINT)
+        return DataError(f"{self._path}: can't be read ({why})", hint=_CHANGED_HINT)
+
+    def _damaged(self, row: int, why: str) -> DataError:
+        if self._prepared:
+            return self._unusable(f"document {row}: {why}")
+        return DataError(f"{self._path}:{row + 1}: {why}", hint=_DAMAGED_HINT)
+
+
+class OpenFiles:
+    """Keeps the most recently used files open; threads may share it.
+
+    Args:
+        open_file: opens the file of a number.
+    """
+
+    def __init__(self, open_file: Callable[[int], TextFile]) -> None:
+        self._open_file, self._lock = open_file, threading.Lock()
+        self._open: OrderedDict[int, TextFile] = OrderedDict()
+        self._most = most_open()
+
+    def get(self, number: int) -> TextFile:
+        """Return a file; it is closed when it is neither kept nor used any more."""
+        with self._lock:
+            file = self._open.get(number)
+            if file is None:
+                file = self._open[number] = self._open_file(number)
+                if len(self._open) > self._most:
+                    self._open.popitem(last=False)
+            else:
+                self._open.move_to_end(number)
+            return file
+
+
+def most_open() -> int:
+    """Return how many files a source may keep open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_OPEN if limit == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, limit // _OPEN_SHARE))
+
+
+_MAGIC = b"ARROW1"
+#: The file's end: the footer's length and the magic.
+_TAIL = struct.Struct("<i6s")
+#: Where the stream in an Arrow file begins.
+_STREAM_START = 8
+_CONTINUATION = b"\xff\xff\xff\xff"
+#: Positions of fields in the tables of the format.
+_MESSAGE_BODY_LENGTH, _FOOTER_BATCHES = 3, (2, 3)
+#: ``Block`` of the footer: offset, length of the header, padding, length of the body.
+_BLOCK = struct.Struct("<qi4xq")
+#: Read at each end, and for a header of a stream. A header needs some 300 bytes, and 100 more for each column.
+_END_BYTES, _WINDOW_BYTES = 64 << 10, 4 << 10
+#: A longer header or footer counts as damage.
+_MOST_BYTES = 64 << 20
+
+
+def fill_headers(path: Path) -> None:
+    """Fill the headers of an Arrow file or stream, and the blocks that its fingerprint covers.
+
+    Of a damaged file nothing more is filled; indexing then refuses it, or it is fetched and converted, which reports
+    the damage. A file takes one request for each batch, many at once; the batches of a stream one after another.
+
+    Raises:
+        DataError: the object can't be read.
+    """
+    remote = remote_of(path)
+    assert remote is not None
+    with path.open("r+b") as file:
+        get = partial(_get, remote, file.fileno())
+        head = get((0, min(_END_BYTES, remote.size)))
+        with suppress(struct.error, ValueError):
+            if head.startswith(_MAGIC):
+                ranges = _blocks(remote.size, _footer(remote.size, get))
+                for _ in spread_requests(get, ranges):
+                    pass
+            else:
+                _walk(remote.size, head, get)
+        for position in sampled_positions(remote.size):
+            get((position, min(SAMPLED_BYTES, remote.size - position)))
+    set_time(path, remote)
+
+
+def _get(remote: RemoteObject, descriptor: int, extent: tuple[int, int]) -> bytes:
+    """Read (start, size) of the object; write it to the stand-in's file."""
+    start, size = extent
+    if not 0 <= size <= _MOST_BYTES or not 0 <= start <= remote.size - size:
+        raise ValueError("a damaged length")
+    content = remote.read(start, size)
+    os.pwrite(descriptor, content, start)
+    return content
+
+
+def _footer(size: int, get: partial[bytes]) -> bytes:
+    end = get((max(0, size - _END_BYTES), min(_END_BYTES, size)))
+    length, magic = _TAIL.unpack(end[-_TAIL.size :])
+    if magic != _MAGIC or length <= 0:
+        raise ValueError("no footer")
+    if length + _TAIL.size > len(end):
+        end = get((size - _TAIL.size - length, length + _TAIL.size))
+    return end[-_TAIL.size - length : -_TAIL.size]
+
+
+def _blocks(size: int, footer: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where the headers of all dictionaries and batches lie: (start, size)."""
+    for field in _FOOTER_BATCHES:
+        place = _field(footer, field)
+        if not place:
+            continue
+        first = place + _unsigned(footer, place)
+        for number in range(_unsigned(footer, first)):
+            start, length, _ = _BLOCK.unpack_from(footer, first + 4 + number * _BLOCK.size)
+            yield start, min(length, size - start)
+
+
+def _walk(size: int, window: bytes, get: partial[bytes]) -> None:
+    """Fill the headers of a stream from its beginning, each of which says where the next one is."""
+    position = begin = 0
+    while position < size:
+        if position + 8 > begin + len(window):
+            window, begin = get((position, min(_WINDOW_BYTES, size - position))), position
+        prefix = 8 if window[position - begin :].startswith(_CONTINUATION) else 4
+        (length,) = struct.unpack_from("<i", window, position - begin + prefix - 4)
+        if length <= 0:  # the end of the stream
+            return
+        if position + prefix + length > begin + len(window):
+            window, begin = get((position, prefix + length)), position
+        place = position - begin + prefix
+        message = window[place : place + length]
+        body = _field(message, _MESSAGE_BODY_LENGTH)
+        (body_length,) = struct.unpack_from("<q", message, body) if body else (0,)
+        if body_length < 0:
+            raise ValueError("a damaged length")
+        position += prefix + length + body_length
+
+
+def _field(table: bytes, number: int) -> int:
+    """Return the position of a field of the FlatBuffer's root table; 0 if it has its default."""
+    root = _unsigned(table, 0)
+    fields = root - struct.unpack_from("<i", table, root)[0]
+    entry = 4 + 2 * number
+    if fields < 0 or entry >= struct.unpack_from("<H", table, fields)[0]:
+        return 0
+    (offset,) = struct.unpack_from("<H", table, fields + entry)
+    return root + offset if offset else 0
+
+
+def _unsigned(table: bytes, position: int) -> int:
+    return int(struct.unpack_from("<I", table, position)[0])

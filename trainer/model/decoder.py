@@ -1,0 +1,526 @@
+"""The decoder (LLaMA, Qwen 3, OLMo 2), its layers, whole or sliced, and the initial weights.
+
+Query, key and value are one linear layer, and so are gate and up: one larger product with the same input
+(HLAT, arXiv 2404.10630, section 3.2). Their rows are ordered so that equal slices hold whole heads and matching parts
+of gate and up for any number of slices. So a checkpoint doesn't depend on the tensor-parallel degree.
+``trainer.model.attention`` has attention and its masks.
+
+Weights are cast to the activations' dtype where they are used. Norms and rotations use FP32. The initial weights depend
+only on seed and name, so every layout starts from the same model.
+
+Recomputation by operator: the backward pass repeats what is cheap and reads what was dear. Kept are the results of
+attention and of every second matrix product, as in torchtitan (``torchtitan/distributed/activation_checkpoint.py``). Of
+a layer's four products these are the wide ones, ``qkv`` and ``gate_up``. ``o`` is computed again; nothing needs the
+result of ``down`` again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from conf.schema import ModelConfig
+from trainer.model.attention import ContextParallel, Mask, attend, document_numbers, make_mask
+from trainer.parallel.tensor import SharedHeads, TensorParallel
+
+
+class Rotary(nn.Module):
+    """The tables of the rotary embedding. Each layer reads them here, so pipeline stages don't exchange them."""
+
+    def __init__(self, seq_len: int, model: ModelConfig) -> None:
+        super().__init__()
+        self._shape = seq_len, model
+        for name, table in zip(("cos", "sin"), rotary_tables(*self._shape), strict=True):
+            self.register_buffer(name, table, persistent=False)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines (seq, head_dim)."""
+        return self.get_buffer("cos"), self.get_buffer("sin")
+
+    def fill(self) -> None:
+        """Write the tables after a model on the meta device has got memory."""
+        for name, table in zip(("cos", "sin"), rotary_tables(*self._shape), strict=True):
+            self.get_buffer(name).copy_(table)
+
+
+def rotary_tables(seq_len: int, model: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines (seq, head_dim), both halves equal (RoFormer, arXiv 2104.09864)."""
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float32), frequencies(model))
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def frequencies(model: ModelConfig) -> Tensor:
+    """Return the rotations' frequencies in radians per token, FP32 (head_dim / 2), from high to low."""
+    plain = 1.0 / model.rope_theta ** (torch.arange(0, model.head_width, 2, dtype=torch.float32) / model.head_width)
+    return scaled_like_llama3(plain, model) if model.rope_scaling == "llama3" else plain
+
+
+def scaled_like_llama3(plain: Tensor, model: ModelConfig) -> Tensor:
+    """Return the frequencies for longer sequences, as Llama 3.1's reference code (``apply_scaling``) computes them.
+
+    High frequencies stay, low ones are divided by ``rope_scaling_factor``, and those between are interpolated by their
+    number of turns in ``rope_original_seq_len`` tokens.
+    """
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    turns = model.rope_original_seq_len / (2 * math.pi / plain)
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * plain / model.rope_scaling_factor + kept * plain
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply the rotary embedding to (batch, heads, seq, head_dim), in FP32.
+
+    A compiler writes tensors to memory before it joins them, forward or backward. So each half is converted alone.
+    """
+    (cos1, cos2), (sin1, sin2) = (table[: x.shape[-2]].chunk(2, dim=-1) for table in (cos, sin))
+    first, second = (half.float() for half in x.chunk(2, dim=-1))
+    rotated = first * cos1 - second * sin1, second * cos2 + first * sin2
+    return torch.cat([half.to(x.dtype) for half in rotated], dim=-1)
+
+
+class RMSNorm(nn.RMSNorm):
+    """A norm over the last dimension."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width) to the same shape."""
+        return F.rms_norm(x.float(), self.normalized_shape, self.weight.float(), self.eps).to(x.dtype)
+
+
+class SlicedRMSNorm(nn.Module):
+    """A norm over a last dimension of which each tensor-parallel process has a slice.
+
+    Args:
+        width: of the slice.
+        eps: added to the mean square of all slices.
+        tp: the processes, which exchange one number per token.
+    """
+
+    def __init__(self, width: int, eps: float, tp: TensorParallel) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self._width, self._eps, self._tp = width * tp.size, eps, tp
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width of the slice) to the same shape."""
+        exact = x.float()
+        mean_square = self._tp.total(exact.square().sum(-1, keepdim=True)) / self._width
+        return (exact * torch.rsqrt(mean_square + self._eps) * self.weight.float()).to(x.dtype)
+
+
+class QueryKeyNorms(nn.Module):
+    """The norms of queries and keys before their rotation; none if ``model.qk_norm`` is ``none``.
+
+    The weights of ``head`` norms are shared by all heads, those of ``all`` norms are sharded like the heads
+    (:func:`trainer.model.decoder.slice_dim` tells them apart by name).
+
+    Args:
+        config: the shape.
+        slices: number of tensor-parallel processes.
+        tp: these processes; None if there is only one slice.
+    """
+
+    def __init__(self, config: ModelConfig, slices: int, tp: TensorParallel | None) -> None:
+        super().__init__()
+        self._of_heads, self._of_all = config.qk_norm == "head", config.qk_norm == "all"
+        eps = config.rms_norm_eps
+        if self._of_heads:
+            self.q_head_norm, self.k_head_norm = (RMSNorm(config.head_width, eps=eps) for _ in range(2))
+        if self._of_all:
+            widths = (config.query_width // slices, config.kv_width // slices)
+            self.q_norm, self.k_norm = (
+                RMSNorm(width, eps=eps) if tp is None else SlicedRMSNorm(width, eps, tp) for width in widths
+            )
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys (batch, seq, head, head_dim) to the same shapes."""
+        if self._of_heads:
+            return self.q_head_norm(q), self.k_head_norm(k)
+        if self._of_all:
+            return self.q_norm(q.flatten(2)).view(q.shape), self.k_norm(k.flatten(2)).view(k.shape)
+        return q, k
+
+
+_ATEN = torch.ops.aten
+_PRODUCTS = {_ATEN.mm.default, _ATEN._scaled_mm.default}
+_KEPT = {
+    _ATEN._scaled_dot_product_flash_attention.default,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+    _ATEN._scaled_dot_product_efficient_attention.default,
+    _ATEN._scaled_dot_product_cudnn_attention.default,
+    torch._higher_order_ops.flex_attention,
+    # The largest entry of a tensor gives its FP8 scale: one number for a pass over all entries.
+    _ATEN.max.default,
+}
+
+
+def recomputed_by_operator(function: Callable[..., Tensor], *args: Mask | None) -> Tensor:
+    """Call the function; results of the operators that are not kept are recomputed in the backward pass."""
+    return checkpoint(  # type: ignore[no-any-return]
+        function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_contexts
+    )
+
+
+def _contexts() -> tuple[Any, Any]:
+    """Return the contexts of a forward pass and of its recomputation; each counts its products."""
+    products: Counter[bool] = Counter()
+
+    def policy(context: SelectiveCheckpointContext, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        kept = operator in _KEPT
+        if operator in _PRODUCTS:
+            products[context.is_recompute] += 1
+            kept = products[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    forward, again = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+    return forward, again
+
+
+#: The sharded dimension by the end of a parameter's name, see :func:`slice_dim`; other norms are not sharded.
+_SLICE_DIM = {
+    "embedding.weight": 0,
+    "attention.qkv.weight": 0,
+    "attention.norms.q_norm.weight": 0,
+    "attention.norms.k_norm.weight": 0,
+    "attention.o.weight": 1,
+    "mlp.gate_up.weight": 0,
+    "mlp.down.weight": 1,
+    "head.weight": 0,
+}
+
+
+class Linear(nn.Linear):
+    """A linear layer without bias that computes in the precision of its input."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+        self.product: Callable[[Tensor, Tensor], Tensor] = F.linear
+        """Of the input (..., in) and the weight (out, in)."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the base class's name
+        """(..., in) to (..., out)."""
+        return self.product(input, self.weight.to(input.dtype))
+
+
+class Parts:
+    """The layers that a model is built from; here plain ones, of which each process has its slice.
+
+    Args:
+        rank: which slice.
+        slices: number of slices.
+        heads: which heads the slice has, if several slices share a key/value head.
+        cp: the context-parallel group; None: each process has whole sequences.
+    """
+
+    def __init__(
+        self, rank: int = 0, slices: int = 1, heads: SharedHeads | None = None, cp: ContextParallel | None = None
+    ) -> None:
+        self.rank, self.slices, self.heads, self.cp = rank, slices, heads, cp
+
+    def embedding(self, entries: int, width: int) -> nn.Module:
+        """Token ids (batch, seq) to (batch, seq, width), sharded by entries."""
+        return nn.Embedding(entries // self.slices, width)
+
+    def column_parallel(self, in_features: int, out_features: int) -> nn.Module:
+        """A linear layer without bias, sharded by outputs."""
+        return Linear(in_features, out_features // self.slices)
+
+    def row_parallel(self, in_features: int, out_features: int) -> nn.Module:
+        """A linear layer without bias, sharded by inputs."""
+        return Linear(in_features // self.slices, out_features)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
+        """Attention of (batch, head, seq, head_dim), causal or as the mask says; k and v may have fewer heads."""
+        if self.cp is not None:
+            k, v = self.cp.gather(k, v)
+        return attend(q, k, v, mask)
+
+    def recomputed(self, function: Callable[..., Tensor], *args: Mask | None) -> Tensor:
+        """Call the function; its intermediate results are recomputed in the backward pass."""
+        return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention with rotary embeddings, and norms of queries and keys if the model has them.
+
+    The rows of ``qkv`` are groups: the query heads that share a key/value head, then that key head and that value head.
+    If there are more slices than groups, each slice has some of a group's query heads and replicas of the other two
+    (``trainer.parallel.tensor``).
+    """
+
+    def __init__(self, config: ModelConfig, parts: Parts, tp: TensorParallel | None = None) -> None:
+        super().__init__()
+        self.parts = parts
+        groups = max(config.num_kv_heads, parts.slices)
+        self.queries_per_group = config.num_heads // groups
+        self.head_dim = config.head_width
+        rows = groups * (self.queries_per_group + 2) * self.head_dim
+        self.qkv = parts.column_parallel(config.hidden_size, rows)
+        self.norms = QueryKeyNorms(config, parts.slices, tp)
+        self.o = parts.row_parallel(config.query_width, config.hidden_size)
+        self.recompute_core = False
+        """Recompute the attention's core in the backward pass."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
+        """(batch, seq, hidden) to the same shape."""
+        groups = self.qkv(x).unflatten(-1, (-1, self.queries_per_group + 2, self.head_dim))
+        if self.recompute_core and torch.is_grad_enabled():
+            out = self.parts.recomputed(self._core, groups, cos, sin, mask)
+        else:
+            out = self._core(groups, cos, sin, mask)
+        return self.o(out)  # type: ignore[no-any-return]
+
+    def _core(self, groups: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
+        """Groups of heads (batch, seq, group, head, head_dim) to attention outputs (batch, seq, all heads)."""
+        q, k, v = torch.split(groups, [self.queries_per_group, 1, 1], dim=3)
+        q, k = self.norms(q.flatten(2, 3), k.flatten(2, 3))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v.flatten(2, 3)))
+        out = self.parts.attend(rotate(q, cos, sin), rotate(k, cos, sin), v, mask)
+        return out.transpose(1, 2).flatten(2)
+
+
+class MLP(nn.Module):
+    """SwiGLU. The rows of ``gate_up`` alternate between blocks of gate and of up, :func:`mlp_blocks` of each."""
+
+    def __init__(self, config: ModelConfig, parts: Parts) -> None:
+        super().__init__()
+        self.block_rows = config.intermediate_size // mlp_blocks(config)
+        self.gate_up = parts.column_parallel(config.hidden_size, 2 * config.intermediate_size)
+        self.down = parts.row_parallel(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, seq, hidden) to the same shape."""
+        gate, up = self.gate_up(x).unflatten(-1, (-1, 2, self.block_rows)).unbind(-2)
+        # Contiguous, so that SiLU uses the same vector path as other implementations, with equal bits.
+        return self.down(F.silu(gate.flatten(-2)) * up.flatten(-2))  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    """One decoder layer, with its norms before attention and feed-forward, or after them."""
+
+    def __init__(self, config: ModelConfig, parts: Parts, tp: TensorParallel | None) -> None:
+        super().__init__()
+        self.parts, self.tp = parts, tp
+        self.attention_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.attention = Attention(config, parts, tp)
+        self.mlp_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = MLP(config, parts)
+        self.norms_outputs = config.norm_position == "post"
+        self.recompute = False
+        """Keep only the layer's input for the backward pass and recompute the rest."""
+        self.recompute_operators = False
+        """Keep what ``trainer.model.decoder`` lists and recompute the rest."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None = None) -> Tensor:
+        """(batch, seq, hidden) to the same shape."""
+        if self.recompute_operators and torch.is_grad_enabled():
+            return recomputed_by_operator(self._layer, x, cos, sin, mask)
+        if self.recompute and torch.is_grad_enabled():
+            return self.parts.recomputed(self._layer, x, cos, sin, mask)
+        return self._layer(x, cos, sin, mask)
+
+    def _layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
+        if self.norms_outputs:
+            x = x + self.attention_norm(self._attend(x, cos, sin, mask))
+            return x + self.mlp_norm(self._feed_forward(x))  # type: ignore[no-any-return]
+        x = x + self._attend(self.attention_norm(x), cos, sin, mask)
+        return x + self._feed_forward(self.mlp_norm(x))
+
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
+        if self.tp is None:
+            return self.attention(x, cos, sin, mask)  # type: ignore[no-any-return]
+        return self.tp.leave(self.attention(self.tp.enter(x), cos, sin, mask))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        return self.mlp(x) if self.tp is None else self.tp.leave(self.mlp(self.tp.enter(x)))
+
+
+class Llama(nn.Module):
+    """The decoder, or a pipeline stage of it.
+
+    Parameters have the same names in a stage as in the whole model. Modules of other stages are None.
+
+    Args:
+        config: the shape.
+        seq_len: longest sequence, in tokens.
+        layers: of the process, from 0, ascending; None: all. The process of the first layer has the embedding, that of
+            the last one the final norm and the head.
+        compute_dtype: of the activations.
+        tp: the tensor-parallel group; None: layers are whole.
+        cp: the context-parallel group; None: each process has whole sequences.
+        document_end_id: attend only within documents, which end with this token; None: attend across documents.
+        parts: a library's layers, which do their own communication (without ``tp`` and ``cp``); None: plain layers.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        seq_len: int,
+        *,
+        layers: Sequence[int] | None = None,
+        compute_dtype: torch.dtype = torch.float32,
+        tp: TensorParallel | None = None,
+        cp: ContextParallel | None = None,
+        document_end_id: int | None = None,
+        parts: Parts | None = None,
+    ) -> None:
+        super().__init__()
+        self.parts = parts or (Parts(tp.rank, tp.size, cp=cp) if tp else Parts(cp=cp))
+        self.seq_len, self.cp = seq_len, cp
+        layers = range(config.num_layers) if layers is None else layers
+        self.is_first, self.is_last = 0 in layers, config.num_layers - 1 in layers
+        self.compute_dtype, self.tp, self.document_end_id = compute_dtype, tp, document_end_id
+        vocab, hidden = config.vocab_size, config.hidden_size
+        self.embedding = self.parts.embedding(vocab, hidden) if self.is_first else None
+        self.layer_numbers = list(layers)
+        self.layers = nn.ModuleDict({str(number): Layer(config, self.parts, tp) for number in layers})
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if self.is_last else None
+        untied = self.is_last and not config.tie_embeddings
+        self.head = self.parts.column_parallel(hidden, vocab) if untied else None
+        self.rotary = Rotary(seq_len, config)
+        self.uses_flex_attention = False
+        """Masks are BlockMasks; for compiled layers on a device that has FlexAttention."""
+
+    def blocks(self) -> Iterator[Layer]:
+        """Return the stage's layers in order."""
+        return (block for block in self.layers.values() if isinstance(block, Layer))
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The output projection (vocabulary, hidden): the weight of the head, or of a tied embedding."""
+        owner = self.embedding if self.head is None else self.head
+        assert owner is not None, "only the last pipeline stage computes logits"
+        return owner.get_parameter("weight")
+
+    def forward(self, x: Tensor, tokens: Tensor | None = None, *, layers: Sequence[int] | None = None) -> Tensor:
+        """Token ids (batch, seq), or the previous stage's output, to hidden states (batch, seq, hidden).
+
+        The last stage normalizes them for ``output_weight``. With context parallelism the ids are those of the whole
+        sequence, and hidden states those of this process's tokens.
+
+        Args:
+            x: the input.
+            tokens: the token ids, for a later stage with ``document_end_id``.
+            layers: numbers of those to compute, of this process's; None: all of them.
+        """
+        layers = self.layer_numbers if layers is None else layers
+        if self.embedding is not None and 0 in layers:
+            tokens = x
+            x = self._embed(self.embedding, x if self.cp is None else self.cp.own(x))
+        positions = None if self.cp is None else self.cp.positions(self.seq_len, x.device)
+        mask = self._mask(x, tokens, positions)
+        own = None if positions is None else [table[positions] for table in self.rotary()]
+        for number in layers:
+            tables = self.rotary() if own is None else own
+            x = self.layers[str(number)](x, tables[0], tables[1], mask)
+        return self.norm(x) if self.norm is not None and self.layer_numbers[-1] in layers else x
+
+    def _mask(self, x: Tensor, tokens: Tensor | None, positions: Tensor | None) -> Mask | None:
+        """Return the mask of sequences, of which this process has the tokens at some positions, or all."""
+        if self.document_end_id is not None:
+            assert tokens is not None, "a mask within documents needs the tokens"
+            documents = document_numbers(tokens, self.document_end_id)
+            if positions is None:
+                positions = torch.arange(tokens.shape[1], device=tokens.device)
+        elif positions is not None:
+            documents = positions.new_zeros(x.shape[0], self.seq_len)
+        else:
+            return None
+        return make_mask(documents, positions, blocks=self.uses_flex_attention)
+
+    def _embed(self, embedding: nn.Module, tokens: Tensor) -> Tensor:
+        """Token ids (batch, seq) to (batch, seq, hidden), with tensor parallelism summed over all processes."""
+        if self.tp is None:
+            return embedding(tokens).to(self.compute_dtype)  # type: ignore[no-any-return]
+        entries = embedding.get_parameter("weight").shape[0]
+        tokens = tokens - self.tp.rank * entries
+        own = (tokens >= 0) & (tokens < entries)
+        embedded = embedding(tokens.clamp(0, entries - 1)) * own[..., None]
+        return self.tp.leave(embedded.to(self.compute_dtype))
+
+
+def slice_dim(name: str) -> int | None:
+    """Return the dimension of a parameter that is sharded over tensor-parallel processes; None: not sharded."""
+    return next((dim for end, dim in _SLICE_DIM.items() if name.endswith(end)), None)
+
+
+def is_shared_by_heads(name: str) -> bool:
+    """Return whether a parameter is one norm for all heads, of which tensor-parallel processes have different ones."""
+    return name.endswith("_head_norm.weight")
+
+
+def mlp_blocks(config: ModelConfig) -> int:
+    """Return the number of blocks of gate's rows, and of up's.
+
+    Every tensor-parallel degree divides it, because a degree divides the heads and the intermediate size.
+    """
+    return math.gcd(config.num_heads, config.intermediate_size)
+
+
+def build(config: ModelConfig, *, seq_len: int, seed: int) -> Llama:
+    """Return a whole model with its initial weights, FP32, on the CPU."""
+    model = Llama(config, seq_len)
+    initialize(model, config, seed)
+    return model
+
+
+@torch.no_grad()
+def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
+    """Fill this process's parameters or slices, and the rotary tables.
+
+    Each parameter is drawn whole on the CPU, one at a time, and this process keeps its slice. So the processes don't
+    communicate.
+    """
+    from torch.distributed.tensor import DTensor, distribute_tensor  # which takes a second; preflight doesn't need it
+
+    for name, parameter in model.named_parameters():
+        value = initial_slice(name, list(parameter.shape), model.parts, config, seed)
+        if isinstance(parameter, DTensor):  # sharded over the replicas
+            value = value.to(device=parameter.device, dtype=parameter.dtype)
+            shard = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.to_local().copy_(shard.to_local())
+        else:
+            parameter.copy_(value)
+    model.rotary.fill()
+
+
+def initial_slice(name: str, shape: list[int], parts: Parts, config: ModelConfig, seed: int) -> Tensor:
+    """Return the initial value, FP32, of this process's slice of a parameter; ``shape`` is the slice's."""
+    dim = slice_dim(name)
+    if dim is None:
+        return initial_value(name, shape, config, seed)
+    spec = parts.heads.shard_spec(name) if parts.heads else None
+    if spec is not None:
+        return spec.shard_of(initial_value(name, spec.global_shape(shape), config, seed))
+    whole = [size * (parts.slices if axis == dim else 1) for axis, size in enumerate(shape)]
+    return initial_value(name, whole, config, seed).chunk(parts.slices, dim)[parts.rank]
+
+
+def initial_value(name: str, shape: list[int], config: ModelConfig, seed: int) -> Tensor:
+    """Return a parameter's initial value, FP32.
+
+    Norms are 1. Other parameters are normal with standard deviation ``initializer_range``. With
+    ``scaled_initialization`` it is divided by sqrt(2 l) for the two projections into the residual stream of layer l,
+    counted from 1 (HLAT, arXiv 2404.10630, section 3.3).
+    """
+    if name.endswith("norm.weight"):
+        return torch.ones(shape)
+    std = config.initializer_range
+    if config.scaled_initialization and name.endswith(("attention.o.weight", "mlp.down.weight")):
+        std /= math.sqrt(2 * (int(name.split(".")[1]) + 1))
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.empty(shape).normal_(0.0, std, generator=generator)

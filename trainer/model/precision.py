@@ -1,0 +1,39 @@
+"""The number formats of each ``precision.name``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Number formats. Gradient reduction, norms, softmax and cross-entropy always use FP32.
+
+    Args:
+        weights: of weights, moments and accumulated gradients.
+        compute: of matrix products and activations.
+        stochastic_rounding: of updated weights and moments.
+        fp8: the layers' matrix products have inputs in FP8 (``trainer.model.fp8``).
+    """
+
+    weights: torch.dtype
+    compute: torch.dtype
+    stochastic_rounding: bool = False
+    fp8: bool = False
+
+    @property
+    def fastest(self) -> str:
+        """The format whose peak bounds the speed, as ``conf.devices`` names it."""
+        return "float8" if self.fp8 else str(self.compute).removeprefix("torch.")
+
+
+#: By ``precision.name`` (HLAT, arXiv 2404.10630, section 3.3).
+PRECISIONS = {
+    "fp32": Precision(torch.float32, torch.float32),
+    "bf16": Precision(torch.bfloat16, torch.bfloat16),
+    "bf16_sr": Precision(torch.bfloat16, torch.bfloat16, stochastic_rounding=True),
+    "mixed": Precision(torch.float32, torch.bfloat16),
+    "fp8": Precision(torch.float32, torch.bfloat16, fp8=True),
+}

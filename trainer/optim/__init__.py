@@ -1,0 +1,1 @@
+"""Optimizers over this process's shard of the parameters."""

@@ -1,0 +1,336 @@
+"""AdamW over this process's shard of each parameter, in the precision of the parameters.
+
+A shard is a tensor of its own: the whole parameter, or the local slice of one. All gradients are views of one FP32
+buffer, ordered by how many processes have the same values. So norms, clipping and the reduction over replicas are a few
+large operations, regardless of the number of parameters.
+
+Stochastic rounding of FP32 to BF16: the mean over many roundings is the exact value.
+
+Rounding to the nearest loses every update below half a unit in the last place (1/256 of a weight). Stochastic rounding
+keeps it with the right probability (HLAT, arXiv 2404.10630, section 3.3).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from conf.schema import OptimizerConfig
+from trainer.parallel.tensor import ShardSpec
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
+
+
+#: BF16 is the upper half of FP32.
+_LOWER_BITS = 16
+
+
+@torch.no_grad()
+def stochastic_round_(target: Tensor, exact: Tensor, generator: torch.Generator) -> None:
+    """Write FP32 values into a BF16 tensor of the same shape, rounded up or down in proportion to their distance.
+
+    NaN and infinities don't change.
+    """
+    bits = exact.contiguous().view(torch.int32)
+    noise = torch.randint(1 << _LOWER_BITS, bits.shape, dtype=torch.int32, device=generator.device, generator=generator)
+    rounded = (
+        (bits + noise.to(bits.device))
+        .bitwise_right_shift_(_LOWER_BITS)
+        .bitwise_left_shift_(_LOWER_BITS)
+        .view(torch.float32)
+    )
+    target.copy_(torch.where(exact.isfinite(), rounded, exact))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterShard:
+    """What a process has of a parameter.
+
+    Args:
+        parameter: all of it, a slice, or a DTensor that shards one of these (FSDP).
+        replication: how many processes have the same values, including this one.
+        replicated_over: axes of the process mesh along which processes have the same values.
+        mesh: the ``tp`` x ``dp`` (or ``tp`` x ``replicate`` x ``dp``) processes that together have the parameter; None
+            if this process has all of it.
+        slice_dim: the dimension that is sharded over ``tp``, if any.
+        sharded: the slice's rows are sharded over ``dp``, by FSDP.
+        partial_gradient: autograd's gradient must be summed over ``tp``.
+        shard_spec: where the slice is in the whole parameter, if slices are not in the order of the ranks.
+    """
+
+    parameter: nn.Parameter
+    replication: int = 1
+    replicated_over: frozenset[str] = frozenset()
+    mesh: DeviceMesh | None = None
+    slice_dim: int | None = None
+    sharded: bool = False
+    partial_gradient: bool = False
+    shard_spec: ShardSpec | None = None
+
+    @property
+    def autograd_fills_buffer(self) -> bool:
+        """Whether gradients are accumulated in the gradient buffer: those of FP32 parameters."""
+        return self.parameter.dtype == torch.float32
+
+    def gradient_in(self, buffer: Tensor) -> Tensor:
+        """Return the buffer in the form of the parameter: FSDP adds its shard to an existing gradient in place."""
+        if not self.sharded:
+            return buffer
+        from torch.distributed.tensor import DTensor
+
+        parameter = self.parameter
+        if not isinstance(parameter, DTensor):
+            return buffer
+        mesh, placements = parameter.device_mesh, parameter.placements
+        size, stride = parameter.shape, parameter.stride()
+        return DTensor.from_local(buffer, mesh, placements, run_check=False, shape=size, stride=stride)
+
+    def as_distributed(self, part: Tensor, *, first_row: int = 0) -> Tensor:
+        """Attach to a tensor that is sharded like the parameter its position in the whole.
+
+        Args:
+            part: the whole slice, or this replica's rows of it.
+            first_row: of the part in the slice; not needed for a DTensor.
+        """
+        if self.mesh is None:
+            return part
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        shape = list(self.parameter.shape)
+        if self.shard_spec is not None:
+            replicas = self.mesh["dp"]
+            replica = (0, 1) if self.sharded else (replicas.get_local_rank(), replicas.size())
+            return self.shard_spec.as_distributed(part, first_row, shape[0], replica)
+        if self.slice_dim is not None:
+            shape[self.slice_dim] *= self.mesh["tp"].size()
+        placements: list[Placement] = [Replicate() for _ in range(self.mesh.ndim)]
+        if self.slice_dim is not None:
+            placements[0] = Shard(self.slice_dim)
+        if self.sharded:
+            placements[-1] = Shard(0)
+        size = torch.Size(shape)
+        stride = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+        return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=size, stride=stride)
+
+
+class AdamW:
+    """The optimizer.
+
+    Args:
+        shards: by the parameter's name, on their device.
+        config: betas, epsilon and decay; each step gets its learning rate.
+        stochastic_rounding: of BF16 weights and moments; the noise depends only on (seed, step).
+        seed: of that noise.
+        noise_device: where it is drawn; None: where the parameters are.
+        fused: use PyTorch's fused kernel.
+        others: parameters that a derived class updates; they have no second moment.
+    """
+
+    def __init__(
+        self,
+        shards: Mapping[str, ParameterShard],
+        config: OptimizerConfig,
+        *,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+        noise_device: torch.device | None = None,
+        fused: bool = True,
+        others: Collection[str] = (),
+    ) -> None:
+        self._config, self._stochastic, self._seed = config, stochastic_rounding, seed
+        self._shards = dict(sorted(shards.items(), key=lambda item: item[1].replication))
+        self._values = {name: local(shard.parameter.detach()) for name, shard in self._shards.items()}
+        first = next(iter(self._values.values()))
+        size = sum(value.numel() for value in self._values.values())
+        #: All gradients. The backend sums them over the replicas before :meth:`step`.
+        self.gradients = torch.zeros(size, dtype=torch.float32, device=first.device)
+        self._gradients: dict[str, Tensor] = {}
+        offsets = itertools.accumulate((value.numel() for value in self._values.values()), initial=0)
+        for (name, value), start in zip(self._values.items(), offsets, strict=False):
+            self._gradients[name] = self.gradients[start : start + value.numel()].view(value.shape)
+        self._moments = {
+            "exp_avg": {name: torch.zeros_like(value) for name, value in self._values.items()},
+            "exp_avg_sq": {name: torch.zeros_like(value) for name, value in self._values.items() if name not in others},
+        }
+        #: Updates so far, FP32: on the device, which knows whether it skipped one. The bias correction depends on it.
+        self._updates = torch.zeros((), dtype=torch.float32, device=first.device)
+        self._noise_device = noise_device or first.device
+        self._fused = fused
+        self._torch = None if first.dtype == torch.bfloat16 else self._make_torch(fused=fused)
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Clear the gradients."""
+        self.gradients.zero_()
+        for name, shard in self._shards.items():
+            fills = shard.autograd_fills_buffer
+            shard.parameter.grad = shard.gradient_in(self._gradients[name]) if fills else None
+
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return names and parameters in the order of :attr:`gradients`."""
+        return [(name, shard.parameter) for name, shard in self._shards.items()]
+
+    def gradient(self, name: str) -> Tensor:
+        """Return the view of :attr:`gradients` that belongs to a parameter."""
+        return self._gradients[name]
+
+    def collect(self, name: str) -> None:
+        """Copy autograd's gradient of a parameter to :attr:`gradients`, if it is not there."""
+        shard = self._shards[name]
+        if shard.parameter.grad is not None and not shard.autograd_fills_buffer:
+            self._gradients[name].copy_(local(shard.parameter.grad))
+
+    def collect_gradients(self) -> None:
+        """Copy autograd's gradients to :attr:`gradients`."""
+        for name in self._shards:
+            self.collect(name)
+
+    def sum_partial_gradients(self) -> None:
+        """Sum over ``tp`` the gradients of which each process has a part."""
+        partial = [self._gradients[name] for name, shard in self._shards.items() if shard.partial_gradient]
+        if partial:
+            mesh = next(shard.mesh for shard in self._shards.values() if shard.mesh is not None)
+            summed = torch.cat([gradient.reshape(-1) for gradient in partial])
+            dist.all_reduce(summed, group=mesh["tp"].get_group())
+            sizes = [gradient.numel() for gradient in partial]
+            for gradient, total in zip(partial, torch.split(summed, sizes), strict=True):
+                gradient.copy_(total.view(gradient.shape))
+
+    def squared_norms(self) -> Tensor:
+        """Return this process's share of the squared L2 norms of gradients and parameters, FP32 (2).
+
+        The sums over all processes count each parameter once.
+        """
+        totals = self.gradients.new_zeros(2)
+        start = 0
+        for replication, names in itertools.groupby(self._shards, key=lambda name: self._shards[name].replication):
+            values = [self._values[name] for name in names]
+            stop = start + sum(value.numel() for value in values)
+            totals[0] += torch.linalg.vector_norm(self.gradients[start:stop]).square() / replication
+            norms = torch._foreach_norm(values, 2, dtype=torch.float32)
+            totals[1] += torch.stack(norms).square().sum() / replication
+            start = stop
+        return totals
+
+    def replicated_norms(self, axis: str) -> Tensor:
+        """See :class:`trainer.backends.base.Optimizer`."""
+        values = [self._values[name] for name, shard in sorted(self._shards.items()) if axis in shard.replicated_over]
+        norms = [torch.linalg.vector_norm(value, dtype=torch.float32) for value in values]
+        return torch.stack(norms) if norms else self.gradients.new_zeros(0)
+
+    @property
+    def step_count(self) -> int:
+        """Updates so far, without skipped ones. Waits for the device."""
+        return int(self._updates)
+
+    def step(self, *, lr: float, number: int, divisor: Tensor | None = None, skip: Tensor | None = None) -> None:
+        """Update the parameters. With a fused kernel nothing waits for the device.
+
+        Args:
+            lr: learning rate.
+            number: of the training step; the noise of the rounding depends on it.
+            divisor: of the gradients, FP32 (), see :func:`clip_divisor`; None: 1.
+            skip: 1 to change nothing, else 0, FP32 (); None: 0.
+        """
+        if self._torch is None:
+            self._step_bfloat16(lr, number, divisor, skip)
+        elif self._fused:
+            self._torch.grad_scale, self._torch.found_inf = divisor, skip  # type: ignore[attr-defined] # as GradScaler
+            self._step_torch(lr)
+        elif skip is None or not bool(skip):
+            self._divide(divisor)
+            self._step_torch(lr)
+        self._updates += 1 if skip is None else 1 - skip
+
+    def _divide(self, divisor: Tensor | None) -> None:
+        if divisor is not None:
+            self.gradients.div_(divisor)
+
+    def _step_torch(self, lr: float) -> None:
+        assert self._torch is not None
+        for group in self._torch.param_groups:
+            group["lr"] = lr
+        self._torch.step()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint by name, as views: ``model.*``, ``exp_avg.*``, ``exp_avg_sq.*``."""
+        kinds = {"model": self._values, **self._moments}
+        return {
+            f"{kind}.{name}": self._shards[name].as_distributed(value)
+            for kind, values in kinds.items()
+            for name, value in values.items()
+        }
+
+    def loaded(self, step_count: int) -> None:
+        """Set the number of updates after a checkpoint has been read into :meth:`tensors`."""
+        self._updates.fill_(step_count)
+        for state in self._torch.state.values() if self._torch else ():
+            state["step"].fill_(step_count)
+
+    def _decay_of(self, name: str) -> float:
+        decays = self._config.decay == "all" or not name.endswith("norm.weight")
+        return self._config.weight_decay if decays else 0.0
+
+    def _make_torch(self, *, fused: bool) -> torch.optim.AdamW:
+        """Make PyTorch's optimizer over our values, gradients and moments."""
+        parameters: dict[str, nn.Parameter] = {}
+        for name in self._moments["exp_avg_sq"]:
+            parameters[name] = nn.Parameter(self._values[name])
+            parameters[name].grad = self._gradients[name]
+        groups = [
+            {"params": [parameters[name] for name in names], "weight_decay": decay}
+            for decay, names in itertools.groupby(sorted(parameters, key=self._decay_of), key=self._decay_of)
+        ]
+        config = self._config
+        adamw = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
+        for name, parameter in parameters.items():
+            state: dict[str, Any] = {kind: moments[name] for kind, moments in self._moments.items()}
+            # Only the fused kernel reads the counter on the device; others would wait for it at each update.
+            counter = torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu")
+            adamw.state[parameter] = {"step": counter, **state}
+        return adamw
+
+    def _step_bfloat16(self, lr: float, number: int, divisor: Tensor | None, skip: Tensor | None) -> None:
+        """Compute the update in FP32, one parameter at a time, and round weights and moments to BF16."""
+        config, skips = self._config, None if skip is None else skip.bool()
+        noise = torch.Generator(self._noise_device).manual_seed((self._seed * 1_000_003 + number) % 2**64)
+        scale1, scale2 = (_one_minus_power(beta, self._updates + 1) for beta in (config.beta1, config.beta2))
+        self._divide(divisor)
+        for name in self._moments["exp_avg_sq"]:
+            value, gradient = self._values[name], self._gradients[name]
+            old = (value, self._moments["exp_avg"][name], self._moments["exp_avg_sq"][name])
+            first = old[1].float().lerp_(gradient, 1.0 - config.beta1)
+            second = old[2].float().mul_(config.beta2).addcmul_(gradient, gradient, value=1.0 - config.beta2)
+            new = value.float().mul_(1.0 - lr * self._decay_of(name))
+            new.addcdiv_(first / scale1, (second / scale2).sqrt_().add_(config.eps), value=-lr)
+            for target, exact in zip(old, (new, first, second), strict=True):
+                kept = exact if skips is None else torch.where(skips, target.float(), exact)
+                if self._stochastic:
+                    stochastic_round_(target, kept, noise)
+                else:
+                    target.copy_(kept)
+
+
+def _one_minus_power(beta: float, exponent: Tensor) -> Tensor:
+    """Return 1 - beta ** exponent, FP32 (), exact also where both are almost equal."""
+    return -torch.expm1(exponent * (math.log(beta) if beta else -math.inf))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this process's part of a tensor, which may be a DTensor or an UnevenShard."""
+    to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    return to_local() if to_local else tensor
+
+
+def clip_divisor(squared_norm: Tensor, max_grad_norm: float) -> Tensor:
+    """Return what divides gradients so that their norm is at most the largest allowed one; 1 if it is already."""
+    return (squared_norm.sqrt() / max_grad_norm).clamp_min(1.0)

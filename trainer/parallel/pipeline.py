@@ -1,0 +1,101 @@
+"""Pipeline parallel training of a process's stages, with the 1F1B schedules of PyTorch's pipelining."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import P2POp
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+
+from trainer.model.decoder import Llama
+from trainer.parallel.layout import Layout
+
+
+class Pipeline:
+    """Runs the micro-batches of a step through all stages.
+
+    Args:
+        model: this process's layers, sharded and initialized.
+        layout: of the processes.
+        loss: from hidden states and targets of a micro-batch; called for the last stage.
+        device: of the process.
+    """
+
+    def __init__(self, model: Llama, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor], device: torch.device):
+        self._first, self._last, self._device = model.is_first, model.is_last, device
+        self._masks_documents = model.document_end_id is not None
+        stages = [_make_stage(model, layout, number, device) for number in range(len(layout.stages))]
+        micro_batches = layout.config.grad_accum_steps
+        # The loss is already scaled.
+        self._schedule: Schedule1F1B | ScheduleInterleaved1F1B = (
+            Schedule1F1B(stages[0], micro_batches, loss_fn=loss, scale_grads=False)
+            if len(stages) == 1
+            else ScheduleInterleaved1F1B(stages, micro_batches, loss_fn=loss, scale_grads=False)  # type: ignore[arg-type]
+        )
+
+    def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Run forward and backward of (batch, seq) tokens; return the sum of losses on the last stage, else 0."""
+        losses: list[Tensor] = []
+        masked: dict[str, Any] = {"tokens": inputs} if self._masks_documents else {}
+        if self._last:
+            self._schedule.step(target=targets, losses=losses, **masked)
+        elif self._first:
+            self._schedule.step(inputs, **masked)
+        else:
+            self._schedule.step(**masked)
+        return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self._device)
+
+
+def _make_stage(model: Llama, layout: Layout, number: int, device: torch.device) -> _Stage:
+    """Make one of this process's stages. Its shapes are given, so that stages don't exchange them in the first step."""
+    assert layout.mesh is not None
+    config = layout.config
+    processes = config.parallel.pipeline_parallel_size
+    index, stages = layout.pp_rank + number * processes, processes * config.stages_per_process
+    sequence = config.train.seq_len // config.parallel.context_parallel_size
+    if layout.tp is not None and layout.tp.sequence:
+        sequence //= layout.tp.size
+    hidden = torch.empty(
+        config.micro_batch_size,
+        sequence,
+        config.model.hidden_size,
+        dtype=model.compute_dtype,
+        device="meta",
+        requires_grad=True,
+    )
+    tokens = torch.empty(config.micro_batch_size, config.train.seq_len, dtype=torch.int64, device="meta")
+    return _Stage(
+        _Layers(model, layout.stages[number]),
+        index,
+        stages,
+        device,
+        input_args=tokens if index == 0 else hidden,
+        output_args=hidden,
+        group=layout.mesh["pp"].get_group(),
+    )
+
+
+class _Layers(nn.Module):
+    """Some of a model's layers, as a module without parameters of its own: those are the model's."""
+
+    def __init__(self, model: Llama, layers: range) -> None:
+        super().__init__()
+        self._forward = functools.partial(model.forward, layers=layers)
+
+    def forward(self, x: Tensor, **options: Tensor) -> Tensor:
+        """See :meth:`trainer.model.decoder.Llama.forward`."""
+        return self._forward(x, **options)  # type: ignore[arg-type]
+
+
+class _Stage(PipelineStage):
+    """A stage that gloo can connect with PyTorch 2.9 too, which sends 8 bytes for the 4 that the next stage expects."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[P2POp]:
+        ops: list[P2POp] = super()._get_init_p2p_neighbors_ops()
+        for op in ops:
+            op.tensor = op.tensor.to(torch.float32)
+        return ops

@@ -1,0 +1,103 @@
+"""What a process trains on: the run's ``dataset.json``, read once for all ranks, and its batches.
+
+One process of each replica and node reads and tokenizes. The others that need tokens receive them from it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from conf.data_changes import AMENDED, TRAIN_STARTED, amended_skips, check_same_corpus
+from conf.schema import Config
+from hlatctl.run import files
+from hlatctl.run.errors import DataError, HlatctlError, from_record, to_record
+from hlatctl.run.files import JOB_FOLDER_ENV
+from hlatctl.run.journal import Event, no_steps, read_events
+from hlatctl.run.paths import RunPaths
+from trainer.backends.base import Backend
+from trainer.checkpoint.manager import Restored
+from trainer.data.loader import Loader, ReceivedBatches, Sender
+from trainer.data.prefetch import Batches, NoBatches, State
+
+
+def read_dataset(run: RunPaths, backend: Backend) -> dict[str, Any]:
+    """Return ``dataset.json`` on every rank.
+
+    Raises:
+        DataError: rank 0 can't read it.
+    """
+
+    def read() -> dict[str, Any]:
+        try:
+            return files.read_sealed_json(run.dataset)
+        except (OSError, ValueError) as error:
+            hint = f"restore it from a copy; if it is missing, `hlatctl resume {run.run_id}` prepares it"
+            raise DataError(f"{run.dataset}: can't be read ({error})", hint=hint) from None
+
+    dataset: dict[str, Any] = _on_rank0(backend, read)
+    return dataset
+
+
+def open_batches(
+    config: Config, run: RunPaths, dataset: dict[str, Any], backend: Backend, last: Restored | None
+) -> tuple[Batches, list[int | str]]:
+    """Return this process's batches from the checkpoint's position on, and the batches that ``amended`` events skip.
+
+    Raises:
+        DataError: the corpus isn't the one that the checkpoint was trained on.
+    """
+    events: list[Event] = _on_rank0(backend, lambda: _amendments(run))
+    state: State | None = None
+    if last and not config.begins_data_at(last.step):
+        check_same_corpus(last.shared.get("dataset_fingerprint"), dataset, events)
+        state = last.loader
+    sequences, length = config.train.global_batch_size // backend.data_parallel_size, config.train.seq_len
+
+    def read(sender: Sender | None) -> Loader:
+        rank, size = backend.data_parallel_rank, backend.data_parallel_size
+        return Loader(config, dataset, rank=rank, size=size, state=state, events=events, sender=sender)
+
+    batches: Batches
+    folder, ranks = os.environ.get(JOB_FOLDER_ENV), backend.data_ranks
+    if backend.rank not in ranks:
+        batches = NoBatches((sequences, length))
+    elif folder is None or len(ranks) == 1:
+        batches = read(None)
+    else:
+        socket = Path(folder) / f"batches-{ranks[0]}"
+        if backend.rank == ranks[0]:
+            batches = _read_for_others(read, Sender(socket, len(ranks) - 1))
+        else:
+            batches = ReceivedBatches(socket, (sequences, length + 1), ahead=config.data.prefetch_batches)
+    return batches, amended_skips(events)
+
+
+def _read_for_others(read: Callable[[Sender], Loader], sender: Sender) -> Loader:
+    try:
+        return read(sender)
+    except HlatctlError as error:  # such as a missing corpus: the others wait for a batch
+        sender.fail(error)
+        sender.close()
+        raise
+
+
+def _amendments(run: RunPaths) -> list[Event]:
+    """Return the events about skipped batches. The journal may grow while the processes start."""
+    return [event for event in read_events(run, wanted=no_steps) if event["kind"] in (AMENDED, TRAIN_STARTED)]
+
+
+def _on_rank0(backend: Backend, work: Callable[[], Any]) -> Any:
+    """Call ``work`` on rank 0; return its JSON value, or raise its error, on every rank."""
+    value, failure = None, None
+    if backend.rank == 0:
+        try:
+            value = work()
+        except HlatctlError as error:
+            failure = to_record(error)
+    value, failure = backend.from_rank0([value, failure])
+    if failure:
+        raise from_record(failure)
+    return value

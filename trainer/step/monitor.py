@@ -1,0 +1,229 @@
+"""Monitors of training: gradient norms, a loss close to zero, weight drift, slow ranks. The loop journals alarms.
+
+HLAT's rule for spikes is 0.1 above a mean of 20 steps. It counts every bump of a small or noisy model, so it is a
+statistic. The alarm's rule compares a norm with the median of many steps, in units of their own spread: noise doesn't
+trigger it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Steps whose median and spread a norm is compared with.
+ALARM_WINDOW_STEPS = 100
+#: A norm this many deviations above the median is an alarm (docs/decisions/0058-a-report-like-a-paper.md).
+DEVIATIONS = 20.0
+#: The deviation is at least this share of the median: a norm below 4 times the median is never an alarm.
+LEAST_DEVIATION = 0.15
+#: The median absolute deviation times this estimates a normal distribution's standard deviation.
+_TO_SIGMA = 1 / statistics.NormalDist().inv_cdf(0.75)
+
+
+class NormAlarm:
+    """Compares each gradient norm with the ``WINDOW_STEPS`` before it.
+
+    Args:
+        state: from :attr:`state`; checkpoints store it.
+    """
+
+    def __init__(self, state: dict[str, Any] | None = None) -> None:
+        state = state or {}
+        self._norms: deque[float] = deque(state.get("norms", []), maxlen=ALARM_WINDOW_STEPS)
+        self._alarmed_step: int | None = state.get("alarmed_step")
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The alarm's state, as JSON."""
+        return {"norms": list(self._norms), "alarmed_step": self._alarmed_step}
+
+    def observe(self, step: int, grad_norm: float) -> str:
+        """Add a step. Return the alarm's message, at most once in ``WINDOW_STEPS``; empty: no alarm."""
+        if not math.isfinite(grad_norm):
+            return ""
+        message = self._message(step, grad_norm) if len(self._norms) == ALARM_WINDOW_STEPS else ""
+        self._norms.append(grad_norm)
+        if message:
+            self._alarmed_step = step
+        return message
+
+    def _message(self, step: int, grad_norm: float) -> str:
+        if self._alarmed_step is not None and step - self._alarmed_step < ALARM_WINDOW_STEPS:
+            return ""
+        median = statistics.median(self._norms)
+        spread = _TO_SIGMA * statistics.median(abs(norm - median) for norm in self._norms)
+        deviation = max(spread, LEAST_DEVIATION * median)
+        above = (grad_norm - median) / deviation if deviation > 0 else 0.0
+        if above < DEVIATIONS:
+            return ""
+        return (
+            f"step {step}: the gradient norm is {grad_norm:.3g}, {above:.0f} deviations above the median of the last "
+            f"{ALARM_WINDOW_STEPS} steps, {median:.3g} (an alarm from {DEVIATIONS:.0f})"
+        )
+
+
+#: Steps of the running means; a gradient norm that is above its mean by more than the threshold is a spike (HLAT,
+#: arXiv 2404.10630, section 4.3). Spikes are statistics; ``trainer.step.monitor`` raises alarms.
+WINDOW_STEPS = 20
+THRESHOLD = 0.1
+#: In nats per token. No model of real text gets this low, but a model that sees its targets does (HLAT's authors
+#: noticed a wrong mask only after 10,000 steps).
+LEAK_LOSS_NATS = 0.5
+#: A larger relative difference between replicas of a weight isn't rounding.
+DRIFT_LIMIT = 1e-4
+#: Replicas are compared this often.
+DRIFT_EVERY_STEPS = 100
+#: Processes' times are compared this often; each is a median over this many steps.
+RANK_TIMES_EVERY_STEPS = 20
+
+
+@dataclass(frozen=True)
+class MonitorEvent:
+    """An event to journal."""
+
+    kind: str
+    fields: dict[str, Any]
+
+
+class Monitor:
+    """Detects gradient spikes, gradient norms that are an alarm, and a loss close to zero.
+
+    A spike begins at a norm that is above the mean of the last 20 steps by more than 0.1. It ends at the first norm
+    that isn't, and its length is the number of steps in between.
+
+    Args:
+        state: from :attr:`state`; checkpoints store it.
+    """
+
+    def __init__(self, state: dict[str, Any] | None = None) -> None:
+        state = state or {}
+        self._norms: deque[float] = deque(state.get("grad_norms", []), maxlen=WINDOW_STEPS)
+        self._losses: deque[float] = deque(state.get("losses", []), maxlen=WINDOW_STEPS)
+        self._spike: dict[str, Any] | None = state.get("spike")
+        self._leaking = bool(state.get("leaking"))
+        self._norm_alarm = NormAlarm(state.get("norm_alarm"))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The monitor's state, as JSON."""
+        return {
+            "grad_norms": list(self._norms),
+            "losses": list(self._losses),
+            "spike": self._spike,
+            "leaking": self._leaking,
+            "norm_alarm": self._norm_alarm.state,
+        }
+
+    def observe(self, step: int, loss: float, grad_norm: float) -> list[MonitorEvent]:
+        """Add a step and return its events, usually none."""
+        message = self._norm_alarm.observe(step, grad_norm)
+        alarms = [MonitorEvent("alarm", {"step": step, "what": "gradient_norm", "message": message})] if message else []
+        return [*self._observe_norm(step, grad_norm), *alarms, *self._observe_loss(step, loss)]
+
+    def _observe_norm(self, step: int, grad_norm: float) -> list[MonitorEvent]:
+        full = len(self._norms) == WINDOW_STEPS
+        mean = sum(self._norms) / max(1, len(self._norms))
+        self._norms.append(grad_norm)
+        if full and grad_norm > mean + THRESHOLD:
+            if self._spike:
+                self._spike = {**self._spike, "peak_grad_norm": max(self._spike["peak_grad_norm"], grad_norm)}
+                return []
+            self._spike = {"step": step, "peak_grad_norm": grad_norm}
+            return [MonitorEvent("gradient_spike", {"step": step, "grad_norm": grad_norm, "mean": mean})]
+        ended, self._spike = self._spike, None
+        return [MonitorEvent("gradient_spike_ended", {**ended, "length_steps": step - ended["step"]})] if ended else []
+
+    def _observe_loss(self, step: int, loss: float) -> list[MonitorEvent]:
+        self._losses.append(loss)
+        mean = sum(self._losses) / len(self._losses)
+        leaking = len(self._losses) == WINDOW_STEPS and mean < LEAK_LOSS_NATS
+        begins, self._leaking = leaking and not self._leaking, leaking
+        if not begins:
+            return []
+        message = (
+            f"step {step}: the loss of the last {WINDOW_STEPS} steps is {mean:.3f} nats per token, too good to be "
+            "true. Does the model see what it has to predict (a wrong mask, or targets that are not shifted)?"
+        )
+        return [MonitorEvent("alarm", {"step": step, "what": "loss_to_zero", "message": message})]
+
+
+def drift_alarm(step: int, difference: float) -> list[MonitorEvent]:
+    """Return an alarm if the largest relative difference between replicas of a weight is above the limit."""
+    if difference <= DRIFT_LIMIT:
+        return []
+    message = (
+        f"step {step}: copies of a weight that should be equal on several processes differ by {difference:.1e} of its "
+        "norm; they drift apart when their updates are not the same (a gradient that is not reduced, unequal rounding)"
+    )
+    return [MonitorEvent("alarm", {"step": step, "what": "weight_drift", "difference": difference, "message": message})]
+
+
+class RankTimes:
+    """Compares the time that each process needs for its own work, once per window of steps.
+
+    A process's own work is everything before the exchange of gradients. With tensor parallelism and pipelines it
+    includes waiting for other processes of the replica, so it only identifies slow replicas. With FSDP it identifies
+    nothing.
+
+    Args:
+        factor: a process is slow if it takes more than this many times the median.
+        steps: a process that is slow for this many steps in a row is reported once, as a straggler.
+    """
+
+    def __init__(self, factor: float, steps: int) -> None:
+        self._factor, self._windows = factor, -(-steps // RANK_TIMES_EVERY_STEPS)
+        self._own_s: list[float] = []
+        self._slow = torch.zeros((), dtype=torch.int64)
+        """For each rank, in how many windows in a row it was slow."""
+
+    def add(self, own_s: float) -> None:
+        """Add this process's time of one step."""
+        self._own_s.append(own_s)
+
+    @property
+    def full(self) -> bool:
+        """Whether the window is complete; all processes complete it at the same step."""
+        return len(self._own_s) >= RANK_TIMES_EVERY_STEPS
+
+    def take_s(self) -> float:
+        """Return this process's median time in the window, and begin a new window."""
+        median_s = statistics.median(self._own_s)
+        self._own_s.clear()
+        return median_s
+
+    def compare(self, step: int, own_s: Tensor, hosts: Sequence[str]) -> list[MonitorEvent]:
+        """Return the events for the times (world), which are on the CPU, and the hosts of all ranks.
+
+        The lower median is used, so that with two processes the slow one is compared with the fast one.
+        """
+        median_s = own_s.median()
+        ratios = own_s / median_s.clamp_min(1e-9)
+        self._slow = torch.where(ratios > self._factor, self._slow + 1, 0)
+        slowest = int(own_s.argmax())
+        times = {
+            "step": step,
+            "median_s": float(median_s),
+            "slowest_rank": slowest,
+            "host": hosts[slowest],
+            "ratio": float(ratios[slowest]),
+            "max_s": float(own_s[slowest]),
+            "min_s": float(own_s.min()),
+        }
+        named = (self._slow == self._windows).nonzero().flatten().tolist()
+        stragglers = [self._straggler(step, rank, hosts[rank], float(ratios[rank])) for rank in named]
+        return [MonitorEvent("rank_times", times), *stragglers]
+
+    def _straggler(self, step: int, rank: int, host: str, ratio: float) -> MonitorEvent:
+        steps = self._windows * RANK_TIMES_EVERY_STEPS
+        message = (
+            f"step {step}: rank {rank} on {host} has taken {ratio:.1f} times the median process's time for {steps} "
+            "steps; all others wait for it"
+        )
+        return MonitorEvent("straggler", {"step": step, "rank": rank, "host": host, "ratio": ratio, "message": message})
