@@ -69,7 +69,7 @@ def _limit(config: Config) -> Iterator[ConfigError]:
 
 def _items(config: Config) -> Iterator[ConfigError]:
     for task, items in config.eval.items.items():
-        key = f"eval.scores.{task}"
+        key = f"eval.items.{task}"
         if not items:
             yield ConfigError(f"{key}=[]: must name an item", hint=f"all items: {unset(key)}")
         twice = next((item for item in items if items.count(item) > 1), None)

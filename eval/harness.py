@@ -296,7 +296,7 @@ def _fitting(lm: Any, loaded: Any, generation: dict[str, Any]) -> dict[str, Any]
 def _check_chosen(task: Task, items: int) -> None:
     if task.chosen and task.chosen[-1] >= items:
         raise ConfigError(
-            f"eval.scores.{task.name}: item {task.chosen[-1]} does not exist",
+            f"eval.items.{task.name}: item {task.chosen[-1]} does not exist",
             hint=f"{task.name} has {items} items, from 0 to {items - 1}",
         )
 

@@ -3,7 +3,7 @@
 Tokenization, windows of long texts, stop sequences and the text of answers are the harness's own. This module imports
 lm_eval and torch: import it late.
 
-The harness's model for ``eval.hugging_face`` and ``eval.tensor_parallel_size`` with ``eval.runner=hf``.
+The harness's model for ``eval.replicas`` and ``eval.tensor_parallel_size`` with ``eval.runner=hf``.
 
 It has a tokenizer and no weights. It makes the batches that one process would make, and worker processes compute them,
 so scores don't depend on the number of copies. The processes of one copy add their parts of a sum in another order than

@@ -1,6 +1,6 @@
 """``python -m eval.item_texts --config FILE --to FILE``: write the text of every item of a suite as JSON Lines.
 
-A line has ``task``, ``item`` (its name in the files of items, see ``eval.scores``) and ``text``: the question as the
+A line has ``task``, ``item`` (its name in the files of items, see ``eval.items``) and ``text``: the question as the
 harness renders it, without solved examples, and the right answer. The run's held-out text is no item.
 """
 
@@ -51,7 +51,7 @@ def _write(path: Path, records: Iterable[tuple[str, str, str]]) -> int:
 
 
 def texts(task: Task, scratch: Path, config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each item of a task, whatever ``eval.limit`` and ``eval.scores`` choose.
+    """Yield the name and the text of each item of a task, whatever ``eval.limit`` and ``eval.items`` choose.
 
     Raises:
         EvaluationError: as in :func:`write`.

@@ -331,7 +331,7 @@ def check_devices(config: Config, device: str) -> None:
     count = config.eval.replicas * config.eval.tensor_parallel_size
     if DEVICES[device].own_for_each_process and (found := torch.get_device_module(device).device_count()) < count:
         raise EvaluationError(
-            f"eval.hugging_face x eval.tensor_parallel_size = {count}: there are only {found} devices {device} here",
+            f"eval.replicas x eval.tensor_parallel_size = {count}: there are only {found} devices {device} here",
             hint=f"choose both so that their product is at most {found}",
         )
 

@@ -329,8 +329,8 @@ def _refuse_unknown_items(wanted: EvalConfig, tasks: list[Task]) -> None:
     names = [task.name for task in tasks]
     for name in wanted.items:
         if name not in names:
-            key = f"eval.scores.{name}"
-            hint = suggest(name, names, prefix="eval.scores.", otherwise=unset(key))
+            key = f"eval.items.{name}"
+            hint = suggest(name, names, prefix="eval.items.", otherwise=unset(key))
             raise ConfigError(f"{key}: is no task of this evaluation", hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""The processes that compute for an evaluation: ``eval.hugging_face`` copies of a model.
+"""The processes that compute for an evaluation: ``eval.replicas`` copies of a model.
 
 Each copy has ``eval.tensor_parallel_size`` processes. A job is one line of JSON to all of them, and its result one line
 back (``eval.worker``). Copies take jobs as they become free; results come in the order of the jobs. If a process ends,
@@ -205,7 +205,7 @@ class _Copy:
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
         return EvaluationError(
             f"replica {self._number}: process {process.pid} has ended ({how})",
-            hint=f"the same command continues; if memory ran out, set {fewer} or fewer eval.hugging_face",
+            hint=f"the same command continues; if memory ran out, set {fewer} or fewer eval.replicas",
         )
 
 

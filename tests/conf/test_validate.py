@@ -67,7 +67,7 @@ def test_each_new_key_reaches_the_configuration() -> None:
     overrides = [
         "eval=hlat_core",
         "eval.limit=0.1",
-        "eval.scores={gsm8k:[5,1]}",
+        "eval.items={gsm8k:[5,1]}",
         "eval.chat_template=tool_use",
         "eval.system_prompt=Answer briefly.",
         "eval.groups.math.generation={do_sample:true,temperature:0.8,top_k:5,until:[END]}",
@@ -92,9 +92,9 @@ def test_a_limit_is_a_number_of_items_or_a_fraction_of_them(limit: str) -> None:
         ("eval.limit=1.0", "eval.limit=1.0: must be a whole number", "eval.limit=null evaluates all items"),
         ("eval.limit=7.5", "eval.limit=7.5: must be a whole number", "eval.limit=7 evaluates 7 items of each task"),
         ("eval.limit=-1", "eval.limit=-1: must be a whole number", "eval.limit=null evaluates all items"),
-        ("eval.scores={boolq:[]}", "eval.scores.boolq=[]: must name an item", "~eval.scores.boolq"),
-        ("eval.scores={boolq:[1,2,1]}", "eval.scores.boolq: names item 1 more than once", "list 1 once"),
-        ("eval.scores={boolq:[-1]}", "eval.scores.boolq[0]=-1: must be at least 0", ""),
+        ("eval.items={boolq:[]}", "eval.items.boolq=[]: must name an item", "~eval.items.boolq"),
+        ("eval.items={boolq:[1,2,1]}", "eval.items.boolq: names item 1 more than once", "list 1 once"),
+        ("eval.items={boolq:[-1]}", "eval.items.boolq[0]=-1: must be at least 0", ""),
         ("eval.chat_template=''", "eval.chat_template='': must be true, false or the name", "eval.chat_template=true"),
         ("eval.system_prompt=' '", "eval.system_prompt: is empty", "eval.system_prompt=null"),
         ("eval.include_path=['s3://b/t']", "eval.include_path[0]=s3://b/t: must be a folder", "[FOLDER]"),
@@ -124,8 +124,8 @@ def test_a_wrong_value_is_refused(override: str, message: str, hint: str) -> Non
         ("eval.groups.maht.shots=5", "eval.groups.maht.tasks=[TASK]", "eval.groups.maht.tasks=[piqa]"),
         ("eval.groups.math.tasks=[]", "~eval.groups.math", "~eval.groups.math"),
         ("~eval.groups.maht", "~eval.groups.math", "~eval.groups.math"),
-        ("eval.scores.boolq=[]", "leave it out", "eval.limit=null"),
-        ("~eval.scores.boolq", "leave out ~eval.scores.boolq", "eval.limit=null"),
+        ("eval.items.boolq=[]", "leave it out", "eval.limit=null"),
+        ("~eval.items.boolq", "leave out ~eval.items.boolq", "eval.limit=null"),
         ("eval.groups.math.generation.max_gen_toks=0", "leave it out", "eval.limit=null"),
     ],
 )
@@ -137,13 +137,13 @@ def test_the_hint_of_a_wrong_name_or_entry_works(wrong: str, hinted: str, name: 
 
 
 def test_an_entry_that_a_file_sets_is_removed_as_the_hint_says() -> None:
-    run = compose(["eval=hlat_core", "eval.scores.boolq=[1]"])
+    run = compose(["eval=hlat_core", "eval.items.boolq=[1]"])
     with pytest.raises(ConfigError) as caught:
-        override_eval(run, ["eval.scores.boolq=[]"])
-    assert caught.value.hint == "all items: leave it out, or use ~eval.scores.boolq if a file sets it"
-    assert override_eval(run, ["~eval.scores.boolq"]).eval.items == {}
-    with pytest.raises(ConfigError, match=r"~eval.scores.bolq: nothing sets it\nhint: did you mean ~eval.scores.boolq"):
-        override_eval(run, ["~eval.scores.bolq"])
+        override_eval(run, ["eval.items.boolq=[]"])
+    assert caught.value.hint == "all items: leave it out, or use ~eval.items.boolq if a file sets it"
+    assert override_eval(run, ["~eval.items.boolq"]).eval.items == {}
+    with pytest.raises(ConfigError, match=r"~eval.items.bolq: nothing sets it\nhint: did you mean ~eval.items.boolq"):
+        override_eval(run, ["~eval.items.bolq"])
 
 
 def test_the_defaults_ask_as_before() -> None:
@@ -231,7 +231,7 @@ def test_the_defaults_are_valid() -> None:
         ),
         (
             {"eval__runner": "vllm", "eval__replicas": 2},
-            "eval.hugging_face=2 and eval.runner=vllm: can't be combined; only hf has this setting\n"
+            "eval.replicas=2 and eval.runner=vllm: can't be combined; only hf has this setting\n"
             "hint: change one of them",
         ),
         (

@@ -162,7 +162,7 @@ def test_a_chosen_item_that_does_not_exist_is_refused(tiny_data: Path, tmp_path:
     with pytest.raises(ConfigError) as caught:
         harness.render(task, tmp_path, seed=1)
     assert str(caught.value) == (
-        "eval.scores.mmlu_anatomy: item 6 does not exist\nhint: mmlu_anatomy has 6 items, from 0 to 5"
+        "eval.items.mmlu_anatomy: item 6 does not exist\nhint: mmlu_anatomy has 6 items, from 0 to 5"
     )
 
 

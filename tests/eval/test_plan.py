@@ -148,7 +148,7 @@ def test_chosen_items_are_of_tasks_that_are_evaluated(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         plan.make(replace(wanted, items={"smoke_mmul": [1]}), tmp_path)
     assert str(caught.value) == (
-        "eval.scores.smoke_mmul: is no task of this evaluation\nhint: did you mean eval.scores.smoke_mmlu?"
+        "eval.items.smoke_mmul: is no task of this evaluation\nhint: did you mean eval.items.smoke_mmlu?"
     )
 
 

@@ -23,7 +23,7 @@ from tests.flows.conftest import Recorder
         (["eval.tasks=[smoke_mmlu]"], ["eval.check"]),
         (["eval=hlat"], ["eval.check"]),
         (["eval.runner=vllm"], ["eval.check"]),
-        (["eval.scores={smoke_mmlu:[1]}"], ["eval.check"]),
+        (["eval.items={smoke_mmlu:[1]}"], ["eval.check"]),
         (["eval.include_path=[mine]"], ["eval.check"]),
         (["eval=hlat", "eval.enabled=false"], []),
         (["backend.device=cuda"], ["trainer.device_check"]),

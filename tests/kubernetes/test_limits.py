@@ -215,6 +215,7 @@ def test_doctor_asks_nothing_further_of_a_server_that_is_away(server: Server) ->
     assert list(shown()) == ["image", "kubectl", "API server"]
 
 
+@pytest.mark.processes
 def test_plan_shows_the_manifest_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *BASE]) == 0
     manifest = capsys.readouterr().out.partition("# manifest of the first training attempt\n")[2]

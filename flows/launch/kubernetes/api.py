@@ -169,6 +169,7 @@ Fields = Mapping[str, Any]
 #: Nodes with the same value are of the same size (Kubernetes, "Well-known labels").
 _INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _UNITS = {unit: Decimal(1000) ** power for power, unit in enumerate(["n", "u", "m", "", *"kMGTPE"], start=-3)}
+_UNITS |= {f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", start=1)}
 
 
 def check_limits(cluster: ClusterConfig) -> str:

@@ -14,8 +14,8 @@ from flows.live import answers
 from flows.live.app import plotly_js
 from flows.runtime import programs
 from hlatctl.run.errors import LaunchError
-from hlatctl.run.journal import JournalWriter, train_writer
-from hlatctl.run.lease import hold
+from hlatctl.run.journal import FLOW_WRITER, JournalWriter, train_writer
+from hlatctl.run.lease import driver_token, hold
 from hlatctl.run.paths import RunPaths
 from tests.flows.live.conftest import OWN, MakePage, Page
 from tests.hlatctl.conftest import MakeRun
@@ -234,6 +234,8 @@ def test_a_stop_is_journalled(make_run: MakeRun, make_page: MakePage) -> None:
     run = make_run("b", until="killed")
     page = make_page(allow_control=True)
     with hold(run.driver_lock, lambda holder: pytest.fail(str(holder))):
+        with JournalWriter(run, FLOW_WRITER) as flow:
+            flow.append("head_started", token=driver_token(run))
         answer = page.browser.post("/api/runs/b/stop", headers=CONTROL)
         assert (answer.status_code, answer.json()["status"]) == (202, "stopping")
     written = [json.loads(line) for line in (run.journal / "operator.jsonl").read_text().splitlines()]

@@ -97,7 +97,7 @@ def test_a_value_of_a_wrong_type_has_a_hint(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_folder_of_configuration_can_not_command_the_terminal(cli: Cli, tmp_path: Path) -> None:
-    text = '# @package _global_\n# What \u202eit is.\nexperiment_name: "a\\e]52;c;aGk=\\a\\u202e"\n'
+    text = '# @package _global_\n# What \u202eit is.\ndata:\n  text_column: "a\\e]52;c;aGk=\\a\\u202e"\n'
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
     for words in (["show", "experiment=mine"], ["list", "experiment"]):

@@ -128,7 +128,7 @@ def test_an_empty_path_is_not_the_current_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(argv) == 10
-    assert "hint: name a folder" in capsys.readouterr().err
+    assert "hint: name a file or folder" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

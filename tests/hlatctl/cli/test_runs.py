@@ -109,7 +109,7 @@ def test_a_name_that_no_other_run_has_finds_a_run(
 ) -> None:
     make_run("other")
     assert main(["note", "example", "a first look", "--name", "baseline", "--tag", "model=small"]) == 0
-    assert cli_text("status", "baseline").startswith("run          example")
+    assert cli_text("status", "baseline").startswith("run              example")
     assert "a first look" in cli_text("note", "baseline")
     assert cli_text("runs", "--tag", "model=small").splitlines()[1].startswith("example")
     assert main(["note", "other", "--name", "baseline"]) == 0

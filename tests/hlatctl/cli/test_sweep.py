@@ -69,7 +69,7 @@ def test_unknown_or_great_cost_needs_a_yes(
     assert main(priced) == 10
     assert capsys.readouterr().err.splitlines()[-2:] == [
         "error: sweep.confirm_above_usd=100: a sweep of unknown cost must be confirmed, and input is not a terminal",
-        "hint: --yes starts it without asking",
+        "hint: pass --yes to confirm",
     ]
     assert main([*priced, *HARDWARE, "cluster.price_usd_per_node_hour=1e9"]) == 10
     message = capsys.readouterr().err

@@ -210,7 +210,7 @@ def test_status_and_logs_show_what_the_newest_step_used(make_run: MakeRun, cli: 
     (row,) = (line for line in cli("status", "one").splitlines() if line.startswith("uses"))
     assert " ".join(row.split()) == "uses MFU 41.2%, memory 3 GiB, at most 7 GiB"
     assert json.loads(cli("status", "one", "--json"))["used"] == used
-    assert ", MFU 41.2%, memory 7 GiB" in cli("logs", "one")
+    assert ", MFU 41.2%, memory 7.00 GiB" in cli("logs", "one")
 
 
 def test_an_attempt_that_has_not_begun_to_train_names_no_step(make_run: MakeRun, cli: Cli) -> None:

@@ -223,5 +223,5 @@ def test_missing_keys_and_wrong_types_are_named() -> None:
     lacking = {key: value for key, value in described().items() if key not in ("vocab_size", "num_hidden_layers")}
     with pytest.raises(CheckpointError, match=r"f/config\.json: lacks vocab_size, num_hidden_layers"):
         model_config(lacking, Path("f/config.json"))
-    with pytest.raises(CheckpointError, match=r"config\.json: hidden_size='48': is str, must be int"):
+    with pytest.raises(CheckpointError, match=r"config\.json: hidden_size='48': must be a whole number"):
         model_config(described(hidden_size="48"), Path("f/config.json"))

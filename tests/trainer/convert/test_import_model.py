@@ -310,17 +310,17 @@ ABSURD: list[tuple[dict[str, Any], str]] = [
     ({"vocab_size": 2**63 - 1}, r"describes \d+ parameters"),
     ({"head_dim": 2**40}, r"describes \d+ parameters"),
     ({"hidden_size": 2**63}, r"config\.json: hidden_size=9223372036854775808: must be at most"),
-    ({"hidden_size": "32"}, r"config\.json: hidden_size='32': is str, must be int"),
+    ({"hidden_size": "32"}, r"config\.json: hidden_size='32': must be a whole number"),
     ({"num_attention_heads": 0}, r"config\.json: num_attention_heads=0: must be greater than 0"),
     ({"head_dim": 0}, r"config\.json: head_dim=0: must be greater than 0"),
-    ({"num_key_value_heads": []}, r"config\.json: num_key_value_heads=\[\]: is list, must be int"),
+    ({"num_key_value_heads": []}, r"config\.json: num_key_value_heads=\[\]: must be a whole number"),
     ({"rms_norm_eps": math.nan}, r"config\.json: rms_norm_eps=nan: must be a finite number"),
     ({"rms_norm_eps": -1}, r"config\.json: rms_norm_eps=-1(\.0)?: must be greater than 0"),
     ({"rope_scaling": 8}, r"config\.json: rope_scaling=8: is int, must be an object"),
     ({"rope_parameters": ["llama3"]}, r"config\.json: rope_parameters=\['llama3'\]: is list, must be an object"),
     ({"rope_parameters": {"rope_theta": -5}}, r"config\.json: rope_theta=-5(\.0)?: must be greater than 0"),
     ({"layer_types": 3}, r"config\.json: layer_types=3: is int, must be a list"),
-    ({"tie_word_embeddings": "yes"}, r"config\.json: tie_word_embeddings='yes': is str, must be bool"),
+    ({"tie_word_embeddings": "yes"}, r"config\.json: tie_word_embeddings='yes': must be true or false"),
 ]
 
 

@@ -277,12 +277,13 @@ def test_a_line_says_what_a_reader_looks_for() -> None:
         f"step 20/{CONFIG.total_steps}",
         "tokens 81,920",
         "loss 3.5000",
-        "grad norm 0.250",
+        "gradient norm 0.250",
         "lr 1.00e-03",
         "8,192 tokens/s",
         "MFU 40.0%",
-        "data wait 10%",
         "memory 1.50 GiB",
+        "0.5 s/step",
+        "data wait 10%",
     ]
 
 

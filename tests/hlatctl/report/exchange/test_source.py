@@ -64,7 +64,7 @@ def test_a_damaged_file_is_read_or_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "MOST_BYTES", 1 << 10)
     (tmp_path / "results.json").write_text("{}" + " " * 2_000)
-    with pytest.raises(ConfigError, match=r"File too large; must be a file of at most 1 KiB"):
+    with pytest.raises(ConfigError, match=r"has 2,002 bytes, the limit is 1,024; must be a file of at most 1 KiB"):
         source.read(tmp_path / "results.json")
 
 
