@@ -36,7 +36,7 @@ def dies_after_sbatch(what: Job) -> None:
 import os, sys
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
-from flows.launch.slurm import allocation as module
+from flows.launch.slurm import kept_nodes as module
 real = module.slurm
 def dies(*words):
     real(*words)

@@ -159,16 +159,16 @@ def test_stopping_another_users_job_is_an_error_without_traceback(tmp_path: Path
         code = f"""
 import os
 os.setuid(65534)
-from flows.launch import records
+from flows.launch import local
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.processes import Identity
 value = {record!r}
 try:
-    records.Record(token=value.pop("token"), process=Identity(**value)).ask_to_stop()
+    local.Record(token=value.pop("token"), process=Identity(**value)).ask_to_stop()
 except LaunchError as error:
     print(error.message)
 """
-        command = [sys.executable, "-c", f"import flows.launch.local, flows.launch.local\n{code}"]
+        command = [sys.executable, "-c", f"import flows.launch.local\n{code}"]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert said == f"process {foreign.pid}: belongs to another user, so SIGTERM can't be sent to it\n"
         assert foreign.poll() is None

@@ -30,7 +30,7 @@ DRIVE = """
 import os, signal, sys, time
 from pathlib import Path
 from flows import pretrain
-from flows.tracking import follower, prefect_api, prefect_cancel
+from flows.tracking import follower, prefect_api, prefect_flow
 from hlatctl.run.errors import StoppedError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
 from hlatctl.run.paths import RunPaths
@@ -51,7 +51,7 @@ def cancel_in_prefect():
     from prefect.client.orchestration import get_client
     from prefect.states import Cancelling
 
-    prefect_cancel._POLL_S = 0.1
+    prefect_flow._POLL_S = 0.1
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(runtime.flow_run.get_id(), Cancelling())
     while not requests():
@@ -63,7 +63,7 @@ def suspend_in_prefect():
     from prefect.client.orchestration import get_client
     from prefect.states import Suspended
 
-    prefect_cancel._POLL_S = 0.1
+    prefect_flow._POLL_S = 0.1
     known = requests()
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(runtime.flow_run.get_id(), Suspended(timeout_seconds=300), force=True)

@@ -113,8 +113,8 @@ def test_options_of_the_users_folder_are_offered(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_completion_imports_neither_hydra_nor_torch() -> None:
     code = (
-        "import sys; from hlatctl.cli import main, completion; from types import SimpleNamespace as N;"
-        "completion.override_words(N(params={}, info_name='train'), 'optimizer.l');"
+        "import sys; from hlatctl.cli import main, common; from types import SimpleNamespace as N;"
+        "common.override_words(N(params={}, info_name='train'), 'optimizer.l');"
         "print([name for name in ('hydra', 'omegaconf', 'torch', 'prefect') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

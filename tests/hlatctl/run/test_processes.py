@@ -111,12 +111,12 @@ def test_the_processes_of_a_job_are_found_by_its_token_in_any_session() -> None:
 #: Starts a process that ends with it, and dies before that process has said so.
 _DIES_FIRST = """
 import os, subprocess, sys
-from hlatctl.run import child
-subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=child.environment())
+from hlatctl.run import processes
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=processes.child_environment())
 """
 _COMES_LATE = """
 import os, time
-from hlatctl.run import child, processes
+from hlatctl.run import processes
 while os.getppid() == int(os.environ[processes.PARENT_ENV]):
     time.sleep(0.01)
 print("its parent is dead", flush=True)
