@@ -456,8 +456,6 @@ def save_tensors(tensors: Mapping[str, Tensor], folder: Path, *, number: int = 1
     Raises:
         StorageError: it can't be written.
     """
-    pass  # MERGED
-    pass  # MERGED
 
     chunks = chunks_to_write(tensors)
     if not chunks:
@@ -480,8 +478,6 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path, index: ShardIndex 
     Raises:
         CheckpointError: a tensor is missing, has another shape, or can't be read.
     """
-    pass  # MERGED
-    pass  # MERGED
 
     index = index or read_index(folder)
     reads: dict[str, list[_Read]] = {}
@@ -510,8 +506,6 @@ def describe_tensors(folder: Path) -> dict[str, Tensor]:
     """Return every tensor of a folder, by name, without its values (on the meta device)."""
     import torch
 
-    pass  # MERGED
-    pass  # MERGED
 
     with _damage_of(folder):
         return {
@@ -550,7 +544,6 @@ def _read(file: BinaryIO, read: _Read) -> None:
     """Read whole rows of a block, directly into the target where its memory has the same form."""
     import torch
 
-    pass  # MERGED
 
     dtype, row_shape = DTYPES[read.block.dtype], read.block.sizes[1:]
     shape = [read.rows.stop - read.rows.start, *row_shape] if read.block.sizes else []
