@@ -80,7 +80,7 @@ class Mirror:
         self._thread: threading.Thread | None = None
 
     def offer(self, steps: list[int]) -> None:
-        """Add these checkpoints to the queue. All ranks call this from their writing threads; only rank 0's list counts.
+        """Queue these checkpoints. All ranks call this from their writing threads; only rank 0's list counts.
 
         Incomplete earlier checkpoints are dropped from the queue, except the one that is being copied and lasting ones.
         """

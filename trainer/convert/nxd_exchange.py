@@ -1,9 +1,9 @@
 """``torchrun -m trainer.convert.nxd_exchange --run-dir RUN``: convert between our and NxD's format.
 
 Use ``[--step N] --to DIR`` to export a checkpoint to the format of NeuronX Distributed, or ``--from DIR`` to import
-one. Runs on backend nxd write our common format (docs/decisions/0018). Uses the library's ``save_checkpoint`` and ``load_checkpoint``, with the
-run's processes and layout. torch's restricted unpickler loads the library's files: it accepts only tensors and plain
-values.
+one. Runs on backend nxd write our common format (docs/decisions/0018). Uses the library's ``save_checkpoint`` and
+``load_checkpoint``, with the run's processes and layout. torch's restricted unpickler loads the library's files: it
+accepts only tensors and plain values.
 """
 
 from __future__ import annotations
