@@ -353,7 +353,7 @@ def _read_arrow(path: Path, column: str, report: Report) -> Iterator[Row]:
         with guard(path, report, lambda: f"from row {first} on"):
             for batch in batches:
                 values = batch.column(column)
-                # Arrow trusts offsets; a damaged one would read anywhere. As binary, because text is decoded row by row.
+                # Arrow trusts offsets; a damaged one would read anywhere. As binary: text is decoded row by row.
                 values.cast(pa.large_binary()).validate(full=True)
                 for start in range(0, len(values), _BATCH_ROWS):
                     yield from _column_rows(path, values.slice(start, _BATCH_ROWS), first + start, report)

@@ -1,8 +1,8 @@
 """Find n-grams of words in text, by hash and with an exact check of each hit.
 
 Words are those of GPT-3's overlap study: runs of characters between white space, in lower case and without punctuation
-(Brown et al. 2020, arXiv 2005.14165, appendix C). The n-grams to find are kept in memory as
-sorted 64-bit hashes; text is streamed past them. A hit is compared word for word, so a result never depends on a hash.
+(Brown et al. 2020, arXiv 2005.14165, appendix C). The n-grams to find are kept in memory as sorted 64-bit
+hashes, and text is streamed past them. A hit is compared word for word, so a result never depends on a hash.
 Text without spaces between words, such as Chinese, has few n-grams of this kind.
 """
 
