@@ -239,7 +239,6 @@ def checkpoints_bytes(config: Config, run: RunPaths) -> int:
 
 
 def _folder_failures(config: Config, run: RunPaths) -> list[str]:
-    """Return which folders this node can't write to, or have too little space."""
     folders = {"run directory": run.root, "cluster.worker_cache_dir": Path(config.cluster.worker_cache_dir)}
     failures = []
     if config.checkpoint.fast_dir is not None:
@@ -249,7 +248,6 @@ def _folder_failures(config: Config, run: RunPaths) -> list[str]:
 
 
 def _fast_dir_failures(config: Config, run: RunPaths) -> list[str]:
-    """Compare the free space of ``checkpoint.fast_dir`` with what its checkpoints still need."""
     folder = Tiers(config, run).folders[0]
     existing = len(steps_in(folder))
     there = next(path for path in (folder, *folder.parents) if path.exists())

@@ -12,7 +12,7 @@ from hlatctl.run import processes, rank_output
 
 
 class StopRequest:
-    """Whether SIGTERM has asked this process to stop."""
+    """Whether SIGTERM told this process to stop."""
 
     def __init__(self) -> None:
         self.requested = False

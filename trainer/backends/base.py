@@ -106,7 +106,7 @@ class StepMetrics:
 
     @property
     def stops(self) -> bool:
-        """Whether a process was asked to stop."""
+        """Whether a process was told to stop."""
         return bool(int(self.signal) % NEWS)
 
     @property
@@ -289,27 +289,27 @@ class TorchDistributed(ABC):
         """Return the training thread's group for host values, and its tensors' device; None: the default group."""
 
     def gather(self, value: Any) -> list[Any]:
-        """See :class:`trainer.backends.base.Backend`."""
+        """See :class:`Backend`."""
         return [value] if self.world_size == 1 else gather_json(value, *self._exchange)
 
     def from_rank0(self, value: Any) -> Any:
-        """See :class:`trainer.backends.base.Backend`."""
+        """See :class:`Backend`."""
         return value if self.world_size == 1 else json_from_rank0(value, *self._exchange)
 
     def numbers_on_rank0(self, number: float) -> Tensor | None:
-        """See :class:`trainer.backends.base.Backend`."""
+        """See :class:`Backend`."""
         return torch.tensor([number]) if self.world_size == 1 else gather_numbers(number, *self._exchange)
 
     def gather_beside(self, value: Any) -> list[Any]:
-        """See :class:`trainer.backends.base.Backend`."""
+        """See :class:`Backend`."""
         return [value] if self._beside is None else gather_json(value, _HOST, self._beside)
 
     def to_rank0_beside(self, value: Any) -> list[Any]:
-        """See :class:`trainer.backends.base.Backend`."""
+        """See :class:`Backend`."""
         return [value] if self._beside is None else gather_json_on_rank0(value, self._beside)
 
     def from_rank0_beside(self, value: Any) -> Any:
-        """See :class:`trainer.backends.base.Backend`."""
+        """See :class:`Backend`."""
         return value if self._beside is None else json_from_rank0(value, _HOST, self._beside)
 
     def close(self) -> None:

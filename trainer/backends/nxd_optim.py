@@ -238,7 +238,6 @@ class NxdAdamW:
 
 
 def _padded(rows: Tensor, like: Tensor) -> Tensor:
-    """Return the rows in host memory, padded with zeros to another tensor's shape."""
     padded = torch.zeros(like.shape, dtype=like.dtype)
     padded[: rows.shape[0]] = rows
     return padded

@@ -188,7 +188,6 @@ class CheckpointManager:
                 return step, os.fspath(folder)
 
     def _load(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Read each rank's shards of the tensors; rank 0 reads the index for all ranks."""
         index = ShardIndex(self._together.on_rank0(lambda: read_index(folder).text))
         put: list[Callable[[], None]] = []
         self._together.everywhere(lambda: put.append(self._backend.load(tensors, folder, index)))

@@ -324,7 +324,7 @@ class ShardIndex:
             raise ValueError("names a file outside of the checkpoint's folder")
 
     def tensors(self, wanted: Callable[[str], bool] = bool) -> Iterator[StoredTensor]:
-        """Yield the wanted tensors by name, in order of names; the others aren't parsed.
+        """Yield the selected tensors in order of names; the others aren't parsed.
 
         Raises:
             ValueError: a line can't be read.

@@ -316,7 +316,6 @@ def _other_values(described: dict[str, Any]) -> list[str]:
 
 
 def _odd_shapes(model: ModelConfig) -> list[str]:
-    """Return the sizes that our model can't have, with the rule."""
     problems = []
     low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
     if low >= high:

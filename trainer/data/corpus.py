@@ -353,7 +353,6 @@ class _ArrowWriter:
             self._flush()
 
     def close(self) -> dict[str, Any]:
-        """Finish the file durably; return its entry in ``dataset.json``."""
         self._flush()
         self._writer.close()
         self._sink.flush()

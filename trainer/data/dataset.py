@@ -133,7 +133,6 @@ def _check_documents(prepared: Prepared) -> None:
 def _finish_source(
     prepared: Prepared, source: int, parts: list[dict[str, Any]], folder: Path, config: Config
 ) -> dict[str, Any]:
-    """Finish a source's table and inputs; return its entry in ``dataset.json``."""
     corpus, in_place, converted = prepared.corpora[source], prepared.in_place[source], prepared.converted(source)
     table = in_place.table
     share = (in_place.rows - table.held_out) / in_place.rows if in_place.rows else 0.0

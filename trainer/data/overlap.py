@@ -167,7 +167,6 @@ def _read(path: Path, identity: Mapping[str, Any], worker: Worker) -> Part:
 
 
 def _identity(run: RunPaths, step: int, items: Path) -> dict[str, Any]:
-    """Return everything that decides a scan's result."""
     rows = read_rank_states(run.checkpoint(step)).loader
     return {
         "version": _VERSION,

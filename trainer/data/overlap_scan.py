@@ -149,7 +149,6 @@ def _words(lengths: list[int]) -> int:
 
 
 def _read(path: Path) -> dict[str, dict[str, bytes]]:
-    """Return the normalized texts by task and item."""
     texts: dict[str, dict[str, bytes]] = {}
     try:
         with path.open("rb") as file:

@@ -146,7 +146,6 @@ def write_token_dataset(config: Config, corpora: Sequence[TokenCorpus], partial:
 
 
 def _source(config: Config, corpus: TokenCorpus) -> dict[str, Any]:
-    """Return a corpus's entry in ``dataset.json``."""
     entries = _entries(corpus)
     rows = sum(entry["documents"] for entry in entries)
     count = 0
@@ -219,7 +218,6 @@ def fetch_indexes(config: Config, *, whole: bool) -> None:
 
 
 def _sampled(documents: TokenDocuments) -> Iterator[int]:
-    """Yield evenly spread positions of training documents."""
     yield from range(0, len(documents), max(1, len(documents) // _CHECKED_DOCUMENTS))
 
 

@@ -303,7 +303,6 @@ def away(url: str, what: str, error: Exception) -> DataError:
 
 
 def _code(error: Exception) -> str:
-    """Return the S3 error code of an exception; empty if it has none."""
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 

@@ -179,7 +179,6 @@ def _write_parts(plan: Plan, dataset: dict[str, Any], work: Path, processes: int
 def _finish(
     records: Sequence[dict[str, Any]], dataset: dict[str, Any], work: Path, target: Path, validation_fraction: float
 ) -> dict[str, Any]:
-    """Complete the folder and rename it to the target; return ``token_ids.json``."""
     described, (entry,) = dataset["tokenizer"], dataset["sources"]
     shutil.copyfile(dataset["validation"]["path"], work / VALIDATION)
     shutil.copytree(described["path"], work / "tokenizer", dirs_exist_ok=True)

@@ -46,7 +46,6 @@ class Plan:
     dtype: str
 
     def __len__(self) -> int:
-        """Return the number of parts."""
         return -(-self.documents // self.part_documents)
 
     def part(self, number: int) -> range:
@@ -132,7 +131,6 @@ def read_plan(folder: Path) -> Plan:
 
 @lru_cache(maxsize=1)
 def _prepared(folder: Path) -> tuple[Plan, Source, Encode, int]:
-    """Return what all parts of a process share."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores
     plan = read_plan(folder)
     with reading(Path(plan.dataset)):

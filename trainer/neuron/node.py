@@ -58,7 +58,6 @@ def _if_usable(usable: Check, check: Callable[[], Check], name: str) -> Check:
 
 
 def _compiler(config: Config) -> Check:
-    """Check that graphs can be compiled ahead of time."""
     name = "ahead-of-time compiler"
     if config.backend.name != "nxd":
         return Check(name=name, status="skip", shows="torch.compile compiles; nothing else is needed")

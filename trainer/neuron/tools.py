@@ -14,7 +14,7 @@ _BIN = "/opt/aws/neuron/bin"
 
 
 class ToolError(Exception):
-    """A tool is missing, failed, timed out, or printed an unknown format; the message says which."""
+    """A tool is missing, failed, timed out, or printed an unknown format; the message states which."""
 
 
 def find(name: str) -> str:

@@ -230,7 +230,6 @@ class MatrixExchange:
     def _orthogonalized(
         self, matrix: Matrix, received: Sequence[Tensor], orthogonalize: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Assemble the pieces of the group's processes, and return those of the orthogonalized matrix."""
         places = self._pieces.places
         ranks = {place: rank for rank, place in enumerate(places)}
         parts = [[received[ranks[t, d]] for d in range(matrix.shards)] for t in range(matrix.slices)]
@@ -306,7 +305,6 @@ class Muon(AdamW):
         return orthogonalize(whole, self._config.newton_schulz_steps)
 
     def _move(self, matrix: Matrix, update: Tensor, lr: float) -> None:
-        """Move this process's piece of a matrix against the orthogonalized direction."""
         scale = _ADAMW_RMS * math.sqrt(max(matrix.shape))
         kept = self._of(matrix, self._values).float() * (1.0 - lr * self._decay_of(matrix.parameter))
         self._put(matrix, self._values, kept - update.float() * (lr * scale))

@@ -304,7 +304,6 @@ class Training:
                 print(self.line.text(fields), flush=True)
 
     def _nonfinite(self, pending: _PendingStep, metrics: StepMetrics) -> Outcome | None:
-        """Skip the update, roll back or stop, depending on the configuration."""
         action, numbers = self.config.train.on_nonfinite, f"loss={metrics.loss}, grad_norm={metrics.grad_norm}"
         self.nonfinite_steps += 1
         if action == "skip" and self.nonfinite_steps > self.config.train.max_nonfinite_steps:
