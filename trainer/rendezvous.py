@@ -21,7 +21,6 @@ def join(backend: str, *, timeout: timedelta) -> None:
     """Create the default process group of the processes that torchrun started.
 
     Args:
-        backend: backend of ``torch.distributed``.
         timeout: timeout of its collectives.
 
     Raises:

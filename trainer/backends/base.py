@@ -321,7 +321,7 @@ class TorchDistributed(ABC):
 def gather_json(value: Any, device: torch.device, group: dist.ProcessGroup | None) -> list[Any]:
     """Return every process's JSON value: gather the lengths, then the padded texts.
 
-    Every process receives and parses every text, so this is not for every few steps.
+    Every process receives and parses every text, so don't call it every few steps.
     """
     mine = _as_bytes(value, device)
     lengths = _gather_rows(torch.tensor([len(mine)], device=device), group).flatten().tolist()

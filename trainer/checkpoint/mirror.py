@@ -58,7 +58,7 @@ class Mirror:
     """This process's part in copying a run's checkpoints. Nothing here raises a failure of the storage.
 
     Args:
-        config: of a run with ``checkpoint.mirror_url``.
+        config: configuration of a run with ``checkpoint.mirror_url``.
     """
 
     def __init__(self, config: Config, run: RunPaths, backend: Backend, records: CheckpointRecords) -> None:
@@ -291,7 +291,7 @@ class Fetcher:
     """Fetches newer checkpoints from a run's mirror. All ranks call each method together, from the training thread.
 
     Args:
-        config: of a run with ``checkpoint.mirror_url``.
+        config: configuration of a run with ``checkpoint.mirror_url``.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class Chunk:
     """A block of a whole tensor.
 
     Args:
-        values: this process's part of the block, as a plain tensor. Writing to it changes the process's tensor.
+        values: the block's values, as a plain tensor. Writing to it changes the process's tensor.
         offsets: position of its first element in the whole, one per dimension.
         shape: shape of the whole tensor.
     """
@@ -169,7 +169,6 @@ class ShardFile:
 
     Args:
         entry: its entry in the manifest: ``path``, ``bytes``, ``sha256``.
-        chunks: its blocks.
     """
 
     entry: dict[str, Any]

@@ -178,7 +178,6 @@ class Unit:
 
     Args:
         number: number of the unit, from 0.
-        pieces: its inputs, in order.
         fraction: share of the documents to hold out.
         skip: skip damage instead of raising an error.
     """

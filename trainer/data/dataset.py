@@ -60,7 +60,6 @@ def write_dataset(config: Config, prepared: Prepared, folder: Path, target: Path
     """Write tables, held-out text, tokenizer and ``dataset.json``.
 
     Args:
-        folder: the folder to write to.
         target: the folder's final path, which the description contains.
 
     Raises:

@@ -80,7 +80,7 @@ class Block:
 
 
 def blocks(documents: Iterable[tuple[int, bytes]], *, words: int) -> Iterator[Block]:
-    """Yield documents, given as number and normalised text, in blocks of at most :data:`BLOCK_BYTES`.
+    """Yield documents, given as number and normalized text, in blocks of at most :data:`BLOCK_BYTES`.
 
     The pieces of a long document overlap, so that each of its n-grams of ``words`` words is in one of them.
     """
@@ -123,7 +123,7 @@ def _pieces(text: bytes, words: int) -> Iterator[bytes]:
 
 
 class Words:
-    """The words of a normalised text: where each begins and ends, and its hash. ``[words]`` each.
+    """The words of a normalized text: where each begins and ends, and its hash. ``[words]`` each.
 
     The hash of an n-gram is a polynomial of the hashes of its words modulo 2**64, the difference of two running sums.
     It costs the same for any number of words.

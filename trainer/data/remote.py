@@ -66,7 +66,6 @@ class ReadAhead:
     """Documents that rows read in an order that is known in advance.
 
     Args:
-        documents: the source's documents.
         readers: number of rows and sources that share the process.
     """
 

@@ -47,7 +47,6 @@ def tokenize(dataset_path: Path, target: Path, *, processes: int | None, validat
 
     Args:
         dataset_path: ``dataset.json`` of one source of text.
-        target: the folder to write.
         processes: number of processes; None: one per core.
         validation_fraction: the fraction that the text was prepared with.
 

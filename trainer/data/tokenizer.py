@@ -71,7 +71,6 @@ def prepare(path: Path | None, folder: Path, *, texts: Iterable[str], train_voca
 
     Args:
         path: the tokenizer; None: train one.
-        folder: the folder to write.
         texts: texts of the corpus, to train a tokenizer or compare a converted one.
         train_vocab_size: vocabulary size if a tokenizer is trained.
     """

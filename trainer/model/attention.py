@@ -123,11 +123,7 @@ _SEQUENCE = 3
 
 @dataclass(frozen=True, eq=False)
 class ContextParallel:
-    """A context-parallel group.
-
-    Args:
-        rank: rank of this process in the group.
-    """
+    """A context-parallel group."""
 
     group: ProcessGroup
     rank: int

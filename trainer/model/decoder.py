@@ -160,7 +160,7 @@ _KEPT = {
     _ATEN._scaled_dot_product_efficient_attention.default,
     _ATEN._scaled_dot_product_cudnn_attention.default,
     torch._higher_order_ops.flex_attention,
-    # The largest entry of a tensor gives its FP8 scale: one number instead of a pass over all entries.
+    # The largest entry of a tensor gives its FP8 scale: keeping this number saves a pass over all entries.
     _ATEN.max.default,
 }
 

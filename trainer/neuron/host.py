@@ -56,7 +56,7 @@ def somaxconn(least: int, file: Path = _SOMAXCONN) -> Check:
 
 
 def open_files(least: int) -> Check:
-    """Check the limit of open files and sockets per process, to which a job's processes raise their own."""
+    """Check the hard limit of open files and sockets, to which a job's processes raise their own limits."""
     limit = processes.most_open_files()
     problem = f"open files={limit}: below preflight.min_open_files={least}" if limit < least else ""
     return Check.of("open files", problem, str(limit), command="ulimit -Hn", values={"open_files": limit})

@@ -38,7 +38,6 @@ class TensorParallel:
     """A tensor-parallel group.
 
     Args:
-        rank: rank of this process in the group.
         sequence: between :meth:`leave` and :meth:`enter`, each process has only a slice of the sequence.
     """
 
