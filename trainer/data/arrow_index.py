@@ -77,7 +77,7 @@ def index_file(path: Path, column: str, report: Report) -> Indexed | None:
 
     Args:
         column: the text column.
-        report: is called with damage; if it returns, the batches before the damage remain.
+        report: called with damage; if it returns, the batches before the damage remain.
 
     Raises:
         DataError: the column is missing; or, by default, the file is damaged.
@@ -346,7 +346,7 @@ class TextFile:
         size: required size in bytes; -1: any.
         mtime_ns: required modification time; -1: any.
         documents: required number of rows.
-        report: is called with a damaged document; if it returns, the document has no text.
+        report: called with a damaged document; if it returns, the document has no text.
 
     Raises:
         DataError: the file is missing, or has changed since it was indexed.

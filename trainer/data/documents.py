@@ -68,7 +68,7 @@ class Documents(Sequence[str]):
     Args:
         table: the source's table.
         path_of: returns a file's path by its number.
-        report: is called with a damaged document; if it returns, the document has no text.
+        report: called with a damaged document; if it returns, the document has no text.
     """
 
     def __init__(self, table: Table, path_of: Callable[[int], str], report: Report = fail) -> None:

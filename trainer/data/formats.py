@@ -287,7 +287,7 @@ def read_documents(path: Path, column: str, report: Report = fail) -> Iterator[R
 
     Args:
         column: the text column.
-        report: is called with damage; if it returns, the damaged part is skipped.
+        report: called with damage; if it returns, the damaged part is skipped.
 
     Raises:
         DataError: the column is missing; or, by default, the first damage, with file and row.

@@ -4,7 +4,7 @@ A shard is a separate tensor: the whole parameter, or the local slice of one. Al
 buffer, ordered by how many processes have the same values. So norms, clipping and the reduction over replicas are a few
 large operations, regardless of the number of parameters.
 
-BF16 parameters are rounded stochastically: the mean over many roundings is the exact value. Rounding to the nearest
+BF16 parameters can be rounded stochastically: the mean over many roundings is the exact value. Rounding to the nearest
 loses every update below half a unit in the last place (1/256 of a weight). Stochastic rounding keeps it with the right
 probability (HLAT, arXiv 2404.10630, section 3.3).
 """

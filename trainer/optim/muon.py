@@ -99,7 +99,7 @@ class Matrix:
 
 
 def packed_rows(name: str, model: ModelConfig) -> Iterator[tuple[int, int, int]]:
-    """Yield start, stop and period of the rows of each linear map in a layer's parameter; nothing for other parameters."""
+    """Yield start, stop and period of the rows of each linear map in a layer's parameter; nothing for others."""
     head = model.head_width
     sizes: dict[str, tuple[int, ...]] = {
         "attention.qkv.weight": (model.num_heads // model.num_kv_heads * head, head, head),
