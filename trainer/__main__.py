@@ -51,7 +51,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _keep_to_own_cache(config: Config) -> None:
-    """Refuse to run compiled graphs from a folder that another user can fill."""
     folder = os.environ.get(cache_variable(config))
     if config.backend.compile and folder and "://" not in folder:
         from hlatctl.cache.trust import make_private

@@ -1,11 +1,11 @@
-"""``python -m trainer.cache --from STORE --to DIR``: a verified copy of a compiled-graph cache on this worker's disk.
+"""``python -m trainer.cache --from STORE --to DIR``: copy a compiled-graph cache to this worker's disk, verified.
 
-A launcher starts this process on each node. Workers that all read their cache from a shared file system made
-collectives time out (HLAT, arXiv 2404.10630), so each worker has its own copy. Graphs are code, so only files that
-match the manifest are copied (``hlatctl.cache``). Standard library only.
+A launcher starts this process on each node. When all workers read their cache from a shared file system, collectives
+timed out (HLAT, arXiv 2404.10630), so each worker has its own copy. Graphs are code, so only files that match the
+manifest are copied (``hlatctl.cache``). Uses only the standard library.
 
-With ``-- COMMAND``, this process becomes the command after the copy. A scheduler gives each job other nodes, so there
-each job copies first. The command runs also without a copy: the graphs are compiled again then.
+With ``-- COMMAND``, this process becomes the command after the copy. A scheduler gives each job different nodes, so
+each job copies first. If the copy fails, the command still runs and compiles the graphs again.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from hlatctl.run.errors import run_main
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Check the devices; an error names the lacking one."""
+    """Check the devices; an error names the missing one."""
     parser = argparse.ArgumentParser(prog="trainer.device_check", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration")
     config = load(parser.parse_args(argv).config)

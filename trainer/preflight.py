@@ -1,10 +1,7 @@
 """``torchrun -m trainer.preflight --run-dir RUN``: measure every worker before training starts.
 
-Each process measures itself. Rank 0 writes all measurements to ``preflight.json`` and names the ones below a limit.
-
-Preflight between nodes: whether all see one run directory, and whether all have the same software.
-
-One process of each node takes part; the others do nothing.
+Each process measures itself. Rank 0 writes all measurements to ``preflight.json`` and names the workers that miss a
+limit. One process of each node also checks that all nodes see the same run directory and have the same software.
 """
 
 from __future__ import annotations
@@ -45,10 +42,10 @@ if TYPE_CHECKING:
     from trainer.backends.base import Backend
 
 
-#: A client of NFS may show a new file of another machine only after this time (nfs(5), acdirmin).
+#: An NFS client may see another machine's new file only after this time (nfs(5), acdirmin).
 _VISIBLE_S = 30.0
 _POLL_S = 0.2
-#: Share of the job's time limit after which missing nodes or files are named, before the job is ended.
+#: Share of the job's time limit after which missing nodes or files are reported, before the job is ended.
 PATIENCE = 0.8
 _STARTED_S = time.monotonic()
 
@@ -59,15 +56,13 @@ def versions() -> dict[str, str]:
 
 
 def compare_nodes(run: RunPaths, backend: Backend, timeout_s: float) -> tuple[dict[str, str], list[str]]:
-    """Return this node's versions, and what is wrong with it; for all but one of its processes, nothing.
+    """Return this node's versions and its problems; for all but one of its processes, both are empty.
 
     Each node writes a token into the run directory and reads the first node's; the first node reads all. A node whose
-    folder differs from the first node's fails, before the job's time-out hides why.
+    folder differs from the first node's fails, before the job's timeout hides the reason.
 
     Args:
-        run: the run directory.
-        backend: of this process.
-        timeout_s: of the job.
+        timeout_s: timeout of the job.
     """
     first_of_node = os.environ.get("LOCAL_RANK", "0") == "0"
     own, problem = _write_token(run) if first_of_node else ({}, "")
@@ -78,7 +73,7 @@ def compare_nodes(run: RunPaths, backend: Backend, timeout_s: float) -> tuple[di
     unseen = {node["host"]: _why_not_visible(run, node, deadline) for node in wanted if first_of_node}
     if backend.rank:
         failures += filter(None, unseen.values())
-    seen_by_first = backend.gather(unseen)[0]  # from here on, nobody reads a token
+    seen_by_first = backend.gather(unseen)[0]  # no process reads a token after this
     if not first_of_node:
         return {}, failures
     with contextlib.suppress(OSError):
@@ -89,7 +84,7 @@ def compare_nodes(run: RunPaths, backend: Backend, timeout_s: float) -> tuple[di
 
 
 def _other_software(run: RunPaths, own: dict[str, str], nodes: list[dict[str, str]]) -> list[str]:
-    """Return what is not as on most nodes; of two versions on as many nodes, the driver's is the right one."""
+    """Return the differences from most nodes' software; if two versions are equally common, the driver's is correct."""
     with reading(run.provenance):
         driver = versions_of(files.read_json(run.provenance) if run.provenance.is_file() else {})
     failures = []
@@ -102,7 +97,7 @@ def _other_software(run: RunPaths, own: dict[str, str], nodes: list[dict[str, st
 
 
 def _write_token(run: RunPaths) -> tuple[dict[str, Any], str]:
-    """Write this node's token; returns what the others need to know, and the problem, if any."""
+    """Write this node's token; return what the others need to know, and the problem, if any."""
     path = run.preflight_nodes / f"{node_name()}.node-{os.environ.get('GROUP_RANK', '0')}.token"
     token = uuid.uuid4().hex
     own: dict[str, Any] = {"host": node_name(), "path": os.fspath(path), "token": token, "versions": versions()}
@@ -134,7 +129,7 @@ def _why_not_visible(run: RunPaths, node: dict[str, Any], deadline: float) -> st
 _MATMUL_SIZE = 1024
 _ALLREDUCE_MIB = 16
 _REPEATS = 3
-#: File in a node's private folder: all nodes are checked.
+#: File in a node's private folder that marks that all nodes are checked.
 _CHECKED = "nodes-checked"
 
 Worker = dict[str, Any]
@@ -191,7 +186,7 @@ def check_node(config: Config, run: RunPaths) -> None:
         checks = [dataclasses.asdict(check) for check in node.look(config, across_nodes=first_node)]
         files.write_json(own, {"v": 1, "host": node_name(), "checks": checks})
     elif told is not None:
-        _wait_for_nodes(config, run, told.exists)  # not every process looks at storage that all nodes share
+        _wait_for_nodes(config, run, told.exists)  # not every process may poll storage that all nodes share
         return
     _wait_for_nodes(config, run, lambda: len(_checked_nodes(run)) >= config.cluster.nodes)
     if told is not None:
@@ -199,7 +194,7 @@ def check_node(config: Config, run: RunPaths) -> None:
 
 
 def _wait_for_nodes(config: Config, run: RunPaths, done: Callable[[], bool]) -> None:
-    """Wait until all nodes are checked: the first one may still be testing the connection between them."""
+    """Wait until all nodes are checked: the first one may still be testing the connection between nodes."""
     deadline = time.monotonic() + PATIENCE * config.preflight.timeout_s
     while not done():
         if time.monotonic() > deadline:
@@ -244,7 +239,6 @@ def checkpoints_bytes(config: Config, run: RunPaths) -> int:
 
 
 def _folder_failures(config: Config, run: RunPaths) -> list[str]:
-    """Return which folders this node can't write to, or lack space."""
     folders = {"run directory": run.root, "cluster.worker_cache_dir": Path(config.cluster.worker_cache_dir)}
     failures = []
     if config.checkpoint.fast_dir is not None:
@@ -254,7 +248,6 @@ def _folder_failures(config: Config, run: RunPaths) -> list[str]:
 
 
 def _fast_dir_failures(config: Config, run: RunPaths) -> list[str]:
-    """Compare the free space of ``checkpoint.fast_dir`` with what its checkpoints still need."""
     folder = Tiers(config, run).folders[0]
     existing = len(steps_in(folder))
     there = next(path for path in (folder, *folder.parents) if path.exists())
@@ -268,7 +261,7 @@ def _fast_dir_failures(config: Config, run: RunPaths) -> list[str]:
 
 
 def _mirror_failures(config: Config, run: RunPaths) -> list[str]:
-    """Return why this node can't write the mirror. A run that has begun continues without it."""
+    """Return why this node can't write to the mirror. A run that has already begun continues without it."""
     url = config.checkpoint.mirror_url
     if url is None or checkpoint_steps(run):
         return []
@@ -303,7 +296,7 @@ def _matmul_gflops_per_s(backend: Backend) -> float:
 
 
 def _allreduce_mib_per_s(backend: Backend) -> float:
-    """Return the payload per second of an all-reduce; with one process it only tests the allocation."""
+    """Return the payload in MiB/s of an all-reduce; with one process it only tests the allocation."""
     import torch
 
     payload = torch.ones(_ALLREDUCE_MIB << 18, device=backend.device)
@@ -342,7 +335,7 @@ def _why_not_writable(name: str, folder: Path) -> str:
 
 
 def _on_all_nodes(config: Config) -> Config:
-    """Return the configuration for the nodes that are measured: spare ones too, which no layout of training fits."""
+    """Return a configuration for all measured nodes, including spare ones, which no training layout uses."""
     nodes = int(os.environ.get(NODES_ENV, config.cluster.nodes))
     if nodes == config.cluster.nodes:
         return config

@@ -1,6 +1,6 @@
-"""How the processes of a job connect: through files in a private folder, or on several nodes through torchrun's store.
+"""Connect the processes of a job: through files in a private folder, or on several nodes through torchrun's store.
 
-``hlatctl.run.peers`` keeps processes of other users out.
+``hlatctl.run.peers`` rejects processes of other users.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ def join(backend: str, *, timeout: timedelta) -> None:
     """Create the default process group of the processes that torchrun started.
 
     Args:
-        backend: of ``torch.distributed``.
-        timeout: of its collectives.
+        timeout: timeout of its collectives.
 
     Raises:
         ConfigError: this node has no such network interface.
@@ -40,12 +39,12 @@ def join(backend: str, *, timeout: timedelta) -> None:
     store = dist.FileStore(path, world_size)  # type: ignore[attr-defined] # public, but not in its module's list
     store.set_timeout(timeout)
     peers.meet(store, rank, world_size)
-    with peers.connecting(backend):  # now: a stranger in the place of a rank lets the next group wait for its timeout
+    with peers.connecting(backend):  # now: with a stranger in a rank's place, the next group would wait for its timeout
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
 def _check_interfaces(names: str) -> None:
-    """Check that this node has the interfaces that the configuration names; empty: it names none."""
+    """Check that this node has the configured interfaces; empty: none are configured."""
     here = [name for _, name in socket.if_nameindex()]
     for name in filter(None, names.split(",")):
         if name not in here:

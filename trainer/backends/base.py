@@ -1,8 +1,7 @@
-"""The interface between the loop and a backend. Only the backend that needs an optional package imports it.
+"""The interface between the training loop and a backend, and what the backends share.
 
-Code that the backends share: torchrun's environment variables, and exchanges over torch process groups.
-
-The time that a device spends on a part of a step.
+Shared are torchrun's environment variables, exchanges over torch process groups, and stopwatches for parts of a step.
+Only the backend that needs an optional package imports it.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from trainer.model.precision import PRECISIONS
 
 
 class Stopwatch(Protocol):
-    """Runs from its creation until :meth:`stop`."""
+    """A stopwatch that runs from its creation until :meth:`stop`."""
 
     def stop(self) -> None:
         """Mark the end of the work issued so far."""
 
     def read_s(self) -> float:
-        """Return the seconds between start and end. The device must have reached the end, or it is waited for."""
+        """Return the seconds between start and end; wait until the device has reached the end."""
 
 
 class HostStopwatch:
-    """The host's time.
+    """A stopwatch that reads the host's clock.
 
     Args:
-        wait: for the device; called at the end.
+        wait: waits for the device; called at the end.
     """
 
     def __init__(self, wait: Callable[[], None]) -> None:
@@ -59,7 +58,7 @@ class HostStopwatch:
 
 
 class DeviceStopwatch:
-    """For a device that works behind the host: it notes the times itself, so nothing waits."""
+    """A stopwatch for a device that runs behind the host: the device records the times, so the host doesn't wait."""
 
     def __init__(self, device: torch.device) -> None:
         events = torch.get_device_module(device).Event
@@ -76,8 +75,8 @@ class DeviceStopwatch:
         return float(self._start.elapsed_time(self._stop)) / 1e3
 
 
-#: What a process adds to the signal of a step: it was asked to stop; rank 0 has new orders; rank 0 ends training for an
-#: amendment. FP32 adds them exactly for two million processes.
+#: The bits of a step's signal, which each process adds up: a process was told to stop; rank 0 has new orders; rank 0
+#: ends training for an amendment. FP32 adds them exactly for two million processes.
 STOP, NEWS, ENDS = 1, 1 << 21, 1 << 22
 
 
@@ -87,9 +86,9 @@ class StepMetrics:
 
     Args:
         loss: mean of the whole batch.
-        signal: sum of what the processes added to it.
-        grad_norm: of the whole model before clipping; counts each parameter once.
-        param_norm: of the whole model before the update; counts each parameter once.
+        signal: sum of all processes' signals.
+        grad_norm: norm of the whole model's gradients before clipping; counts each parameter once.
+        param_norm: norm of the whole model's parameters before the update; counts each parameter once.
         others: further numbers by name, such as ``router_entropy``; ``hlatctl.run.step_metrics`` can describe them.
     """
 
@@ -107,7 +106,7 @@ class StepMetrics:
 
     @property
     def stops(self) -> bool:
-        """Whether a process was asked to stop."""
+        """Whether a process was told to stop."""
         return bool(int(self.signal) % NEWS)
 
     @property
@@ -165,7 +164,7 @@ class Backend(Protocol):
 
     @property
     def steps_ahead(self) -> int:
-        """How many of the newest steps' metrics the loop may leave unread; with 0 it reads them at once."""
+        """Return how many of the newest steps' metrics the loop may leave unread; 0: it reads them immediately."""
 
     def build_model(self, *, document_end_id: int | None) -> Llama:
         """Return this process's part of the model, on its device, with the initial weights.
@@ -193,24 +192,22 @@ class Backend(Protocol):
         that is not finite.
 
         Args:
-            optimizer: whose gradients are collected.
+            optimizer: holds the gradients.
             loss_share: from :meth:`forward_backward`.
-            lr: learning rate.
-            step: its number.
-            signal: of this process, summed over all processes (``STOP``, ``NEWS``, ``ENDS``).
+            signal: this process's signal, which is summed over all processes (``STOP``, ``NEWS``, ``ENDS``).
 
         Returns:
             A function that returns the step's metrics; it may wait for the device.
         """
 
     def drift(self, optimizer: Optimizer) -> float:
-        """Return the largest relative difference between the norms of a weight's replicas on several processes."""
+        """Return the largest relative difference between the norms of a weight's replicas on different processes."""
 
     def reduce_sum(self, tensor: Tensor) -> None:
         """Sum a tensor over all processes, in place."""
 
     def stopwatch(self) -> Stopwatch:
-        """Return a running stopwatch, by which each process measures the time of its own work."""
+        """Return a running stopwatch, which measures the time of each process's work."""
 
     def step_boundary(self) -> None:
         """Mark the end of a step's operations; a lazily executing device starts them here."""
@@ -225,10 +222,10 @@ class Backend(Protocol):
         """Return every process's number (world) in FP32 on rank 0, None on others; for regular use by many ranks."""
 
     def gather_beside(self, value: Any) -> list[Any]:
-        """As :meth:`gather`, for another thread than the training thread; uses a process group of its own."""
+        """As :meth:`gather`, for a thread other than the training thread; uses a separate process group."""
 
     def to_rank0_beside(self, value: Any) -> list[Any]:
-        """As :meth:`gather_beside`, but other ranks get an empty list: for values that are large together."""
+        """As :meth:`gather_beside`, but other ranks get an empty list; for values that are large in total."""
 
     def from_rank0_beside(self, value: Any) -> Any:
         """As :meth:`from_rank0`, over the process group of :meth:`gather_beside`."""
@@ -237,7 +234,7 @@ class Backend(Protocol):
         """Copy this process's shards to host memory; the copy is complete when this returns.
 
         Args:
-            tensors: of an optimizer. The copies keep the position of each shard in the whole.
+            tensors: an optimizer's tensors. The copies keep each shard's position in the whole.
             into: the result of an earlier call, whose memory is reused; empty: allocate memory.
         """
 
@@ -249,17 +246,16 @@ class Backend(Protocol):
 
         Args:
             tensors: from :meth:`to_host` or :meth:`for_writing`.
-            folder: must exist.
 
         Returns:
-            The file; None if other processes write all that this one has.
+            The file; None if other processes write all of this process's tensors.
         """
 
     def load(self, tensors: dict[str, Tensor], folder: Path, index: ShardIndex) -> Callable[[], None]:
         """Read tensors of an optimizer from a folder whose shards the index lists; may run in another thread.
 
         Returns:
-            A function for the training thread that puts them in place. On some devices they are already.
+            A function that the training thread calls to put them in place. On some devices it does nothing.
         """
 
     def compile_counters(self) -> dict[str, int]:
@@ -283,37 +279,37 @@ class TorchDistributed(ABC):
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.warnings: list[str] = []
-        #: Between the hosts; training does not use it. None: this is the only process.
+        #: Connects the hosts; training does not use it. None: this is the only process.
         self._beside: dist.ProcessGroup | None = None
         torch.set_num_threads(config.cluster.threads_per_process)
 
     @property
     @abstractmethod
     def _exchange(self) -> tuple[torch.device, dist.ProcessGroup | None]:
-        """The group of the training thread for values of the host, and the device of its tensors; None: the default."""
+        """Return the training thread's group for host values, and its tensors' device; None: the default group."""
 
     def gather(self, value: Any) -> list[Any]:
-        """See :class:`trainer.backends.base.Backend`."""
+        """See :class:`Backend`."""
         return [value] if self.world_size == 1 else gather_json(value, *self._exchange)
 
     def from_rank0(self, value: Any) -> Any:
-        """See :class:`trainer.backends.base.Backend`."""
+        """See :class:`Backend`."""
         return value if self.world_size == 1 else json_from_rank0(value, *self._exchange)
 
     def numbers_on_rank0(self, number: float) -> Tensor | None:
-        """See :class:`trainer.backends.base.Backend`."""
+        """See :class:`Backend`."""
         return torch.tensor([number]) if self.world_size == 1 else gather_numbers(number, *self._exchange)
 
     def gather_beside(self, value: Any) -> list[Any]:
-        """See :class:`trainer.backends.base.Backend`."""
+        """See :class:`Backend`."""
         return [value] if self._beside is None else gather_json(value, _HOST, self._beside)
 
     def to_rank0_beside(self, value: Any) -> list[Any]:
-        """See :class:`trainer.backends.base.Backend`."""
+        """See :class:`Backend`."""
         return [value] if self._beside is None else gather_json_on_rank0(value, self._beside)
 
     def from_rank0_beside(self, value: Any) -> Any:
-        """See :class:`trainer.backends.base.Backend`."""
+        """See :class:`Backend`."""
         return value if self._beside is None else json_from_rank0(value, _HOST, self._beside)
 
     def close(self) -> None:
@@ -325,7 +321,7 @@ class TorchDistributed(ABC):
 def gather_json(value: Any, device: torch.device, group: dist.ProcessGroup | None) -> list[Any]:
     """Return every process's JSON value: gather the lengths, then the padded texts.
 
-    Every process receives and parses every text, so this is not for every few steps.
+    Every process receives and parses every text, so don't call it every few steps.
     """
     mine = _as_bytes(value, device)
     lengths = _gather_rows(torch.tensor([len(mine)], device=device), group).flatten().tolist()
@@ -348,7 +344,8 @@ def json_from_rank0(value: Any, device: torch.device, group: dist.ProcessGroup |
 def gather_numbers(number: float, device: torch.device, group: dist.ProcessGroup | None) -> Tensor | None:
     """Return every process's number (world) in FP32 on rank 0, None on others.
 
-    Between hosts only rank 0 receives. A device gathers on all: its library would connect every process with rank 0.
+    Between hosts, only rank 0 receives. On devices all ranks gather, because otherwise the library would connect every
+    process to rank 0.
     """
     mine = torch.tensor([number], dtype=torch.float32, device=device)
     first = dist.get_rank(group) == 0
@@ -372,7 +369,7 @@ def _as_bytes(value: Any, device: torch.device) -> Tensor:
 
 
 def gather_json_on_rank0(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Return every process's JSON value on rank 0, and nothing on others. The group is one of hosts."""
+    """Return every process's JSON value on rank 0, and an empty list on others. The group must connect hosts."""
     mine = _as_bytes(value, _HOST)
     lengths = _gather_rows(torch.tensor([len(mine)]), group).flatten().tolist()
     padded = torch.zeros(max(lengths), dtype=torch.uint8)

@@ -32,7 +32,7 @@ from trainer.parallel.tensor import SharedHeads, TensorParallel
 if TYPE_CHECKING:
     from trainer.backends.nxd_optim import NxdAdamW
 
-#: Collectives fail after this long.
+#: Timeout of collectives.
 _TIMEOUT = timedelta(minutes=15)
 #: How many processes of a node move their model from host memory to the device at the same time.
 _MOVE_AT_ONCE = 11
@@ -85,7 +85,7 @@ class Nxd(TorchDistributed):
         )
 
     def _pipeline_config(self) -> dict[str, Any] | None:
-        """Return the same stages as for other backends. The library splits the traced model after the layers named."""
+        """Return the same stages as for other backends. The library splits the traced model after the named layers."""
         from trainer.backends.nxd_parts import pipeline_modules
 
         stages = self._config.parallel.pipeline_parallel_size
@@ -105,7 +105,6 @@ class Nxd(TorchDistributed):
         }
 
     def _find_layout(self) -> Layout:
-        """Return the library's layout of the processes, which depends on the machine."""
         from neuronx_distributed.parallel_layers import parallel_state as state
 
         mine = [
@@ -129,7 +128,7 @@ class Nxd(TorchDistributed):
     def _find_heads(self, tp_ranks: list[int]) -> SharedHeads | None:
         """Ask the library which of these processes share a key/value head: it knows which can communicate.
 
-        On trn1 they are strided (of 4 with 2 heads, the first and the third share one), on trn2 they are neighbours.
+        On trn1 they are strided (the first and third of 4 processes share one of 2 heads); on trn2 they are neighbours.
         """
         from neuronx_distributed.parallel_layers import parallel_state as state
 
@@ -182,11 +181,11 @@ class Nxd(TorchDistributed):
         return optimizer
 
     def forward_backward(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Run the micro-batches one by one, each in a graph of its own, or through the pipeline."""
+        """Run the micro-batches one by one, each in its own graph, or through the pipeline."""
         steps = self._config.grad_accum_steps
         total = torch.zeros((), device=self.device)
         if self._config.parallel.pipeline_parallel_size > 1:
-            mean = self.nxd_model.run_train(inputs=inputs, targets=targets)  # of the last stage alone
+            mean = self.nxd_model.run_train(inputs=inputs, targets=targets)  # only the last stage has it
             return (total if mean is None else mean) / self._copies_of_loss
         inputs, targets = inputs.to(self.device), targets.to(self.device)
         size = self._config.micro_batch_size
@@ -200,7 +199,7 @@ class Nxd(TorchDistributed):
 
     @property
     def _copies_of_loss(self) -> int:
-        """How many processes have the same loss, or a share of it, in the sum over all processes."""
+        """Return how many processes have the same loss, or a share of it, in the sum over all processes."""
         return self.data_parallel_size * self._config.parallel.tensor_parallel_size
 
     def update(
@@ -218,7 +217,7 @@ class Nxd(TorchDistributed):
         def fetch(values: Tensor) -> None:
             try:
                 known.set_result(StepMetrics.of(values.tolist()))
-            except Exception as error:  # raised again by the thread that waits
+            except Exception as error:  # raised again in the waiting thread
                 known.set_exception(error)
 
         add_step_closure(fetch, args=(sums,), run_async=True)
@@ -240,7 +239,7 @@ class Nxd(TorchDistributed):
         dist.all_reduce(tensor)
 
     def stopwatch(self) -> Stopwatch:
-        """Measure the time of building the graph: execution is lazy, so nothing is waited for."""
+        """Measure the time of building the graph: execution is lazy, so this doesn't wait."""
         return HostStopwatch(lambda: None)
 
     def step_boundary(self) -> None:
@@ -253,20 +252,20 @@ class Nxd(TorchDistributed):
         return torch.device("cpu"), self._host
 
     def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copy everything now: another thread can't read the device's memory during training."""
+        """Copy all tensors now: another thread can't read the device's memory during training."""
         assert self._optimizer is not None
         return {name: self._optimizer.as_distributed(name, tensor.cpu()) for name, tensor in tensors.items()}
 
     def for_writing(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copy them to host memory: another thread can't read the device's."""
+        """Copy the tensors to host memory: another thread can't read the device's."""
         return self.to_host(tensors, {})
 
     def save(self, tensors: dict[str, Tensor], folder: Path) -> ShardFile | None:
-        """Write this project's format, like every backend."""
+        """Write safetensors shards, like every backend."""
         return save_tensors(tensors, folder, number=self.rank + 1)
 
     def load(self, tensors: dict[str, Tensor], folder: Path, index: ShardIndex) -> Callable[[], None]:
-        """Read into host memory; the function copies to the device."""
+        """Read into host memory; the returned function copies to the device."""
         optimizer = self._optimizer
         assert optimizer is not None
         host = {name: optimizer.host_target(name) for name in tensors}
@@ -280,7 +279,7 @@ class Nxd(TorchDistributed):
         return put
 
     def compile_counters(self) -> dict[str, int]:
-        """Return nothing: torch-xla counts graphs, but only the compiler knows which were in its cache."""
+        """Return an empty dict: torch-xla counts graphs, but only the compiler knows which were in its cache."""
         return {}
 
     def peak_flops_per_s(self) -> float | None:

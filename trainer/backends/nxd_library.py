@@ -63,7 +63,7 @@ def import_library() -> tuple[Any, Any]:
 
 
 def join(world_size: int, *, timeout: timedelta) -> None:
-    """Create the default process group of torchrun's processes, or of this one."""
+    """Create the default process group of torchrun's processes, or of this single process."""
     if world_size > 1:
         rendezvous.join("xla", timeout=timeout)
     else:

@@ -26,13 +26,13 @@ KV_REPLICAS = "kv"
 
 
 class NxdAdamW:
-    """The optimizer.
+    """AdamW over this process's shards.
 
     Args:
-        shards: by the parameter's name in our model, on the device.
+        shards: the shards on the device, by the parameter's name in our model.
         config: betas, epsilon and decay; each step gets its learning rate.
         nxd_config: the result of ``neuronx_distributed_config``.
-        dtype: of master weights and moments with ZeRO-1; without it they have the parameters' dtype.
+        dtype: dtype of master weights and moments with ZeRO-1; without it they have the parameters' dtype.
     """
 
     def __init__(
@@ -100,8 +100,7 @@ class NxdAdamW:
         """Update the parameters.
 
         Args:
-            shares: this process's share of the loss, and whether it was asked to stop (2).
-            lr: learning rate.
+            shares: this process's share of the loss, and whether it was told to stop (2).
 
         Returns:
             Sums over all processes (4): loss, requests to stop, squared norms of gradients and of parameters before
@@ -144,7 +143,7 @@ class NxdAdamW:
         return self._shards[parameter].as_distributed(tensor[: stop - start], first_row=start)
 
     def host_target(self, name: str) -> Tensor:
-        """Return memory to read a checkpoint's tensor into: for weights the whole slice, else this replica's rows."""
+        """Return memory for a checkpoint's tensor: the whole slice for weights, otherwise this replica's rows."""
         kind, parameter = name.split(".", 1)
         shard, master = self._shards[parameter], self._masters[parameter]
         if kind == "model":
@@ -180,7 +179,7 @@ class NxdAdamW:
 
     @torch.no_grad()
     def take_over(self, model: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Set everything from the result of the library's ``load_checkpoint``: weights by name, state by number."""
+        """Set all tensors from the result of the library's ``load_checkpoint``: weights by name, state by number."""
         moments = state["state" if self._zero is None else "base_state"]
         masters = state.get("sharded_master_weights", {})
         for number, (name, master) in enumerate(self._masters.items()):
@@ -199,7 +198,6 @@ class NxdAdamW:
 
     @torch.no_grad()
     def _reduce_and_clip(self, inner: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Sum the step's metrics over all processes in one exchange, then clip the gradients."""
         assert self._shares is not None
         gradients = {name: master.grad for name, master in self._masters.items() if master.grad is not None}
         self._sum_over_kv_replicas(gradients)
@@ -215,7 +213,6 @@ class NxdAdamW:
         self._sums = sums
 
     def _square(self, name: str, tensor: Tensor) -> Tensor:
-        """Return this process's share of a squared norm, FP32."""
         squares = tensor.detach().float().square()
         if self._row_weights is not None and name in self._shared:
             squares = squares * self._row_weights
@@ -241,7 +238,6 @@ class NxdAdamW:
 
 
 def _padded(rows: Tensor, like: Tensor) -> Tensor:
-    """Return the rows in host memory, padded with zeros to another tensor's shape."""
     padded = torch.zeros(like.shape, dtype=like.dtype)
     padded[: rows.shape[0]] = rows
     return padded

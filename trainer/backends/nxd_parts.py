@@ -24,7 +24,7 @@ from trainer.parallel.tensor import SharedHeads
 
 #: Dimension of (batch, seq, hidden) that sequence parallelism shards.
 _SEQUENCE = 1
-#: The flash-attention kernel needs a sequence length that is a multiple of this, and heads of at most this size
+#: The flash-attention kernel needs a sequence length that is a multiple of this, and heads up to this size
 #: (neuronx_distributed.kernels.flash_attn).
 _FLASH_SEQ_TILE, _FLASH_HEAD_DIM = 2048, 128
 
@@ -33,8 +33,8 @@ class NxdParts(Parts):
     """See :class:`trainer.model.decoder.Parts`.
 
     Args:
-        parallel: degrees, and whether sequences are sharded.
-        dtype: of the weights.
+        parallel: the parallelism degrees, and whether sequences are sharded.
+        dtype: dtype of the weights.
         flash: use the attention kernel where the shape allows it.
         heads: as for ``Parts``.
     """
@@ -58,18 +58,18 @@ class NxdParts(Parts):
         }
 
     def embedding(self, entries: int, width: int) -> nn.Module:
-        """Sharded by entries; with sequence parallelism the output is sharded by sequence."""
+        """Return an embedding sharded by entries; with sequence parallelism its output is sharded by sequence."""
         return _Embedding(entries, width, sequence=self._sequence, **self._weight)
 
     def column_parallel(self, in_features: int, out_features: int) -> nn.Module:
-        """Gathers a sharded sequence before the product."""
+        """Return a layer that gathers a sharded sequence before the product."""
         layer: nn.Module = ColumnParallelLinear(
             in_features, out_features, gather_output=False, **self._linear, **self._weight
         )
         return layer
 
     def row_parallel(self, in_features: int, out_features: int) -> nn.Module:
-        """Sums after the product; with sequence parallelism the output is sharded by sequence."""
+        """Return a layer that sums after the product; with sequence parallelism its output is sharded by sequence."""
         layer: nn.Module = RowParallelLinear(
             in_features, out_features, input_is_parallel=True, **self._linear, **self._weight
         )
@@ -84,12 +84,12 @@ class NxdParts(Parts):
         return nki_flash_attn_func(q, k, v, causal=True, transpose_nki_inputs=False)  # type: ignore[no-any-return]
 
     def recomputed(self, function: Callable[..., Tensor], *args: Mask | None) -> Tensor:
-        """Recompute with torch-xla's barrier; without it the compiler merges both computations."""
+        """Recompute with torch-xla's barrier; without it, the compiler merges both computations."""
         return checkpoint(function, *args, use_reentrant=True, preserve_rng_state=False)  # type: ignore[no-any-return]
 
 
 def pipeline_modules() -> dict[str, Any]:
-    """Return the modules that the library's pipeline does not trace into."""
+    """Return the modules that the library's pipeline doesn't trace into."""
     return {
         "transformer_layer_cls": Layer,
         "leaf_module_cls": [RMSNorm.__name__, Rotary.__name__, _Embedding.__name__],
@@ -105,7 +105,7 @@ class WithLoss(nn.Module):
         self.llama = llama
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Token ids and next ids (batch, seq) to the mean loss in nats per token, FP32."""
+        """Map token ids and next ids (batch, seq) to the mean loss in nats per token, FP32."""
         assert self.llama.head is not None, "this backend does not tie embeddings"
         logits = self.llama.head(self.llama(inputs)).float()
         return parallel_cross_entropy(logits.flatten(0, 1), targets.flatten()).mean()  # type: ignore[no-any-return]
@@ -124,7 +124,6 @@ class _Embedding(ParallelEmbedding):  # type: ignore[misc]
         self._shards_sequence = sequence
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Token ids (batch, seq) to (batch, seq or its slice, width)."""
         embedded = super().forward(tokens)
         if self._shards_sequence:
             embedded = mappings.scatter_to_sequence_parallel_region(embedded, sequence_dimension=_SEQUENCE)

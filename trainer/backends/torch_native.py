@@ -39,7 +39,7 @@ from trainer.parallel.layout import OverlappedSum, before_micro_batch, loss_of, 
 if TYPE_CHECKING:
     from trainer.parallel.pipeline import Pipeline
 
-#: Collectives fail after this long; far above the time of a compilation. None waits for a checkpoint's storage.
+#: Timeout of collectives, far longer than a compilation. No collective waits for a checkpoint's storage.
 _TIMEOUT = timedelta(minutes=15)
 
 
@@ -147,12 +147,12 @@ class TorchNative(TorchDistributed):
         return total / (replicas * self._config.parallel.tensor_parallel_size)
 
     def _on_device(self, tokens: Tensor) -> Tensor:
-        """Begin to copy tokens to the device; from other memory than pinned, the copy would wait for the device."""
+        """Start copying tokens to the device; unless the source is pinned memory, the copy waits for the device."""
         return (tokens.pin_memory() if self._facts.pins_host_memory else tokens).to(self.device, non_blocking=True)
 
     @property
     def _scale(self) -> float:
-        """The factor of a micro-batch's loss that makes the gradients of all add up to those of the mean."""
+        """Return the factor for a micro-batch's loss that makes all gradients add up to those of the mean."""
         replicas = 1 if self._layout.shards_parameters else self._config.weight_replicas
         return 1.0 / (self._config.grad_accum_steps * replicas)
 
@@ -162,7 +162,7 @@ class TorchNative(TorchDistributed):
     def update(
         self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, step: int, signal: int = 0
     ) -> Callable[[], StepMetrics]:
-        """Update with the clipped gradients, or skip the update. Only the device needs to know which, now."""
+        """Update with the clipped gradients, or skip the update. Only the device must know immediately which."""
         assert isinstance(optimizer, AdamW)
         if self._sum is not None:
             self._sum.finish()
@@ -179,7 +179,7 @@ class TorchNative(TorchDistributed):
         return self._later(shares)
 
     def _later(self, sums: Tensor) -> Callable[[], StepMetrics]:
-        """Begin to copy a step's sums to the host; the function waits for them."""
+        """Start copying a step's sums to the host; the returned function waits for them."""
         host = sums.to("cpu", non_blocking=True)
         copied = self._mark()
 
@@ -225,7 +225,7 @@ class TorchNative(TorchDistributed):
         return self.device, None
 
     def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copy everything now, to pinned memory where that is faster."""
+        """Copy all tensors now, to pinned memory where that is faster."""
         pinned = self._facts.pins_host_memory
         host = into or {
             name: torch.empty_like(tensor, device="cpu", pin_memory=pinned) for name, tensor in tensors.items()
@@ -236,7 +236,7 @@ class TorchNative(TorchDistributed):
         return host
 
     def for_writing(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return them as they are: writing copies them one by one."""
+        """Return the tensors unchanged: writing copies them one by one."""
         return tensors
 
     def save(self, tensors: dict[str, Tensor], folder: Path) -> ShardFile | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from trainer.checkpoint.shards import StoredTensor
 
-#: Elements that are subtracted at once.
+#: Elements subtracted in one operation.
 _BLOCK = 1 << 24
 
 
@@ -32,9 +32,9 @@ class Compared:
     """How two checkpoints differ.
 
     Args:
-        tensors: how many there are.
-        equal: how many have exactly the same bits.
-        first_different: name of the first one that has not, in order of names; None: all have.
+        tensors: number of tensors.
+        equal: number of tensors with exactly the same bits.
+        first_different: name of the first tensor that differs, in order of names; None: all are equal.
         largest: largest relative difference of a tensor: the norm of the difference, divided by the tensor's norm.
         largest_in: the name of that tensor.
     """

@@ -1,10 +1,10 @@
-"""Saving and restoring of checkpoints.
+"""Save and restore checkpoints.
 
-Tensors are copied to host memory while training waits, and written beside training. A checkpoint is a folder: each
-rank's safetensors shard, ``tensors.jsonl`` (what is where in the shards), ``state.json`` (state that all ranks share),
-``ranks.json`` (the ranks' own states), ``model.json`` (the shape) and ``manifest.json``, which is written last. Each
-rank hashes and verifies its own shard. The folder is written under a temporary name and then renamed. It contains no
-pickle, and none is ever loaded.
+Tensors are copied to host memory while training waits, and written during training. A checkpoint is a folder: each
+rank's safetensors shard, ``tensors.jsonl`` (where each tensor is in the shards), ``state.json`` (state that all ranks
+share), ``ranks.json`` (each rank's own state), ``model.json`` (the shape) and ``manifest.json``, which is written
+last. Each rank hashes and verifies its own shard. The folder is written under a temporary name and then renamed. It
+contains no pickle, and none is ever loaded.
 """
 
 from __future__ import annotations
@@ -39,16 +39,15 @@ from trainer.checkpoint.writer import STATE, Save, Writer
 
 #: Prefix of the weights among a checkpoint's tensors.
 WEIGHTS = "model."
-#: A save also leaves this much free, for the journal.
+#: A save also leaves this much space free, for the journal.
 _SPARE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """The state of a checkpoint besides its tensors.
+    """The state of a checkpoint, without its tensors.
 
     Args:
-        step: of the checkpoint.
         shared: state that all ranks share.
         loader: rows of all ranks' data loaders. The number of ranks may have been different.
         rng: the random state for this rank.
@@ -64,8 +63,8 @@ class CheckpointManager:
     """Saves and restores a run's checkpoints. All ranks call each method together, from the training thread.
 
     Args:
-        journal: rank 0's; None on other ranks.
-        attempt: after whose end nothing is written.
+        journal: rank 0's journal; None on other ranks.
+        attempt: number of the attempt; nothing is written after its end.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class CheckpointManager:
     ) -> None:
         """Save a checkpoint. When this returns, the tensors may change.
 
-        The checkpoint is written beside training. This waits for it if the reason is in ``BLOCKING``, or with
+        The checkpoint is written during training. This call waits for it if the reason is in ``BLOCKING``, or with
         ``checkpoint.mode=sync``. A checkpoint that is not ``REQUIRED`` is skipped, with an event, if the disk is full,
         or if the previous one is still being written and ``checkpoint.when_busy=skip``.
 
@@ -142,7 +141,7 @@ class CheckpointManager:
             self._mirror.close()
 
     def reconfigure(self, config: Config) -> None:
-        """Take other values of the keys in ``conf.amendments.LIVE``, while training runs."""
+        """Apply new values of the keys in ``conf.amendments.LIVE`` during training."""
         self._config = config
         self._records.reconfigure(config)
         if self._mirror:
@@ -156,7 +155,6 @@ class CheckpointManager:
         """Read the newest valid checkpoint into the tensors; return None if none was ever written.
 
         Args:
-            tensors: of the optimizer.
             max_step: ignore newer checkpoints.
 
         Raises:
@@ -190,14 +188,13 @@ class CheckpointManager:
                 return step, os.fspath(folder)
 
     def _load(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Read each rank's shards of the tensors; rank 0 reads what is where, for all."""
         index = ShardIndex(self._together.on_rank0(lambda: read_index(folder).text))
         put: list[Callable[[], None]] = []
         self._together.everywhere(lambda: put.append(self._backend.load(tensors, folder, index)))
         put[0]()
 
     def _choose(self, max_step: int | None) -> tuple[int, str] | None:
-        """Return step and folder of the checkpoint to restore; with a mirror, fetch it from there if it is newer."""
+        """Return step and folder of the checkpoint to restore, fetched if the mirror has a newer one."""
         if self._fetcher is None or self._mirror is None:
             return self._newest_valid(max_step)
         chosen, unmirrored = self._fetcher.choose(lambda: self._newest_valid(max_step), max_step)
@@ -232,14 +229,12 @@ class CheckpointManager:
         return result
 
     def _is_skipped(self, save: Save) -> bool:
-        """Return whether to skip a save because the previous one is still being written."""
         if self._writer.is_busy and not save.required and self._config.checkpoint.when_busy == "skip":
             self._writer.skip(save, "the previous checkpoint is still being written")
             return True
         return False
 
     def _may_begin(self, save: Save) -> bool:
-        """Return whether there is enough space to save now."""
         self._writer.raise_failure()
         needed = checkpoint_bytes(self._config) + _SPARE_BYTES
         for folder in self._tiers.folders:
@@ -259,13 +254,12 @@ class CheckpointManager:
 
 
 def _states(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Return a checkpoint's shared state and its ranks' states, as JSON."""
     with reading(folder):
         return files.read_json(folder / STATE), asdict(read_rank_states(folder))
 
 
 def seed_rng(seed: int) -> None:
-    """Begin with the same random state in all processes; PyTorch begins with another in each."""
+    """Seed all processes with the same random state; PyTorch starts each with a different one."""
     torch.default_generator.manual_seed(seed)
 
 

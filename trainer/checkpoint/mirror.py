@@ -1,16 +1,15 @@
-"""Copying of verified checkpoints to object storage, beside training.
+"""Copy verified checkpoints to object storage during training, and fetch them from there at the start.
 
-Each process has a thread that copies its share of a checkpoint's files from the run directory. Rank 0 then waits until
-the storage lists every file, and copies the manifest last. The thread reads and writes nothing that training waits
-for, so storage that fails or is slow only delays the mirror.
+Copying: each process has a thread that copies its share of a checkpoint's files from the run directory. Rank 0 then
+waits until the storage lists every file, and copies the manifest last. Training never waits for this thread, so slow or
+failing storage only delays the mirror.
 
 Costs at 2,048 ranks: one small exchange for each checkpoint, two requests for each file, and rank 0's listings: one
 request for 1,000 files, every 1 to 15 s while it waits for the other ranks.
 
-Fetching of a checkpoint from the mirror at the start, if the run directory lacks it.
-
-Each rank fetches its share of the files into a temporary folder of the run directory and verifies their checksums on
-the way. The folder is then renamed, and restored from like any other checkpoint.
+Fetching: if the run directory lacks a checkpoint, each rank fetches its share of the files into a temporary folder of
+the run directory and verifies their checksums while reading. The folder is then renamed, and restored from like any
+other checkpoint.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from trainer.checkpoint.trust import CheckpointRecords, Tiers
 
 #: Pause after the first failure; it doubles up to the last.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 60.0
-#: Failures in a row before the alarm.
+#: Consecutive failures before the alarm.
 _ALARM_AFTER = 3
-#: Intervals of rank 0's looks at what the other ranks have copied.
+#: Intervals at which rank 0 checks what the other ranks have copied.
 _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 15.0
-#: The end of a run waits for its last copy until nothing has moved for this long.
+#: The end of a run stops waiting for its last copy after this long without progress.
 _PATIENCE_S = 600.0
 #: Interval of events during that wait; far below ``recovery.hang_floor_s``, so that the wait does not count as a hang.
 _TELL_EVERY_S = 60.0
@@ -59,7 +58,7 @@ class Mirror:
     """This process's part in copying a run's checkpoints. Nothing here raises a failure of the storage.
 
     Args:
-        config: of a run with ``checkpoint.mirror_url``.
+        config: configuration of a run with ``checkpoint.mirror_url``.
     """
 
     def __init__(self, config: Config, run: RunPaths, backend: Backend, records: CheckpointRecords) -> None:
@@ -69,8 +68,8 @@ class Mirror:
         self._policy = CheckpointPolicy(config)
         self._sent_config: Path | None = None
         self._changed = threading.Condition()
-        self._queue: list[int] = []  # steps of which this process still has to copy its share; rank 0: to complete
-        self._done: set[int] = set()  # rank 0's: complete, or given up
+        self._queue: list[int] = []  # steps whose share this process still has to copy; on rank 0: steps to complete
+        self._done: set[int] = set()  # rank 0's: complete, or no longer copied
         self._offered_s: dict[int, float] = {}
         self._working = self._closed = False
         self._failure, self._failures, self._alarmed = "", 0, False
@@ -81,9 +80,9 @@ class Mirror:
         self._thread: threading.Thread | None = None
 
     def offer(self, steps: list[int]) -> None:
-        """Copy these checkpoints as well. All ranks call this together, from their writing threads; rank 0's count.
+        """Queue these checkpoints. All ranks call this from their writing threads; only rank 0's list counts.
 
-        Of earlier ones that are not complete, the one that is being copied and lasting ones stay in the queue.
+        Incomplete earlier checkpoints are dropped from the queue, except the one that is being copied and lasting ones.
         """
         queue = self._queue_with(steps) if self._backend.rank == 0 else None
         replies = self._backend.gather_beside([queue, self._failure])
@@ -98,16 +97,16 @@ class Mirror:
             self._moved_s = time.monotonic()
             self._changed.notify_all()
         if self._queue and self._thread is None:
-            # A daemon thread: a process that fails, or that is asked to stop, does not wait for it.
+            # A daemon thread, because a process that fails or is told to stop must not wait for it.
             self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
             self._thread.start()
 
     def reconfigure(self, config: Config) -> None:
-        """Take another number of copies and other milestones, while another thread copies."""
+        """Apply a new number of copies and new milestones, while another thread copies."""
         self._keep, self._policy = config.checkpoint.mirror_keep, CheckpointPolicy(config)
 
     def finish(self, is_asked_to_stop: Callable[[], bool]) -> None:
-        """Wait at the end of a run until this process has copied everything, unless nothing moves any more."""
+        """Wait at the end of a run until this process has copied everything, unless there is no more progress."""
         told_s = time.monotonic()
         while self._working and not is_asked_to_stop():
             now_s = time.monotonic()
@@ -129,7 +128,7 @@ class Mirror:
         self._note("alarm", durable=True, step=step, what="mirror", message=message)
 
     def close(self) -> None:
-        """Copy no further file. The next attempt continues."""
+        """Stop copying after the current file. The next attempt continues."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -147,7 +146,7 @@ class Mirror:
             except _GoneError:
                 if self._backend.rank == 0:
                     self._alarm(f"the checkpoint of step {step} was deleted before it was copied")
-            except Exception as error:  # whatever the service's own library raises
+            except Exception as error:  # any error of the service's own library
                 self._failed(step, error)
                 continue
             self._failure, self._failures = "", 0
@@ -182,7 +181,7 @@ class Mirror:
         return self._remote
 
     def _put(self, remote: Objects, folder: Path, copy: layout.Copy, entry: dict[str, Any]) -> None:
-        """Copy a file unless an earlier try has."""
+        """Copy a file unless an earlier try has copied it."""
         path = f"{copy.name}/{entry['path']}"
         if self._closed or remote.size(path) == entry["bytes"]:
             return
@@ -194,7 +193,7 @@ class Mirror:
         self._moved()
 
     def _conclude(self, remote: Objects, folder: Path, copy: layout.Copy, manifest: Manifest) -> None:
-        """Wait for the other ranks' files, copy the manifest, and delete copies that are not needed any more."""
+        """Wait for the other ranks' files, copy the manifest, and delete copies that are no longer needed."""
         look_s, known = _FIRST_LOOK_S, -1
         while (present := _present(remote, copy, manifest)) < len(manifest.files):
             if present != known:
@@ -217,11 +216,11 @@ class Mirror:
         self._alarmed, self._newest = False, copy
 
     def _tidy(self) -> None:
-        """Delete incomplete copies that nobody continues, and complete ones that need not be kept."""
+        """Delete incomplete copies that no process continues, and complete ones that need not be kept."""
         try:
             if self._remote and self._newest:
                 self._keep_only_needed(self._remote, self._newest)
-        except Exception as error:  # whatever the service's own library raises
+        except Exception as error:  # any error of the service's own library
             self._alarm(f"copies that are not needed can't be deleted ({type(error).__name__}: {error})")
 
     def _keep_only_needed(self, remote: Objects, newest: layout.Copy) -> None:
@@ -243,7 +242,7 @@ class Mirror:
         self._pause(min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self._failures - 1)))
 
     def _alarm(self, why: str) -> None:
-        """Journal an alarm, once until a checkpoint is complete in the mirror."""
+        """Journal an alarm, only once until a checkpoint is complete in the mirror."""
         if not self._alarmed:
             self._alarmed = True
             message = f"checkpoint.mirror_url={self._url}: {why}"
@@ -251,7 +250,7 @@ class Mirror:
 
     def _note(self, kind: str, **fields: Any) -> None:
         with self._changed:
-            if not self._closed:  # the journal may be closed, too
+            if not self._closed:  # the journal may be closed too
                 self._records.note(kind, **fields)
 
     def _moved(self) -> None:
@@ -263,12 +262,11 @@ class Mirror:
 
 
 def share(files: list[dict[str, Any]], rank: int, world_size: int) -> list[dict[str, Any]]:
-    """Return the files of a manifest that a rank copies: dealt out by size, so that shares are about equal."""
+    """Return the files of a manifest that a rank copies: distributed by size, so that shares are about equal."""
     return sorted(files, key=lambda entry: (-int(entry["bytes"]), str(entry["path"])))[rank::world_size]
 
 
 def _present(remote: Objects, copy: layout.Copy, manifest: Manifest) -> int:
-    """Return how many of a checkpoint's files are complete in the mirror."""
     sizes = remote.sizes(copy.name)
     return sum(sizes.get(entry["path"]) == entry["bytes"] for entry in manifest.files)
 
@@ -283,9 +281,9 @@ def _manifest(folder: Path) -> Manifest:
 
 
 Chosen = tuple[int, str] | None
-#: Tries of each request, with these pauses between them; the packages have tries of their own.
+#: Pauses between the tries of each request; the packages also retry.
 _PAUSES_S = (1.0, 5.0, 15.0)
-#: Longest wait for the list of copies: a start doesn't hang on a service that it may not need.
+#: Longest wait for the list of copies: a start must not hang on a service that it may not need.
 _LIST_S = 120.0
 
 
@@ -293,7 +291,7 @@ class Fetcher:
     """Fetches newer checkpoints from a run's mirror. All ranks call each method together, from the training thread.
 
     Args:
-        config: of a run with ``checkpoint.mirror_url``.
+        config: configuration of a run with ``checkpoint.mirror_url``.
     """
 
     def __init__(
@@ -306,17 +304,17 @@ class Fetcher:
         self._together = Together(backend, self._url, lambda: math.inf)  # recovery.start_timeout_s is the limit
 
     def choose(self, choose: Callable[[], Chosen], max_step: int | None) -> tuple[Chosen, list[int]]:
-        """Return the checkpoint to restore, after fetching it if the mirror has a newer one; and steps to copy there.
+        """Return the checkpoint to restore, fetched if the mirror has a newer one, and the steps to copy to the mirror.
 
         Only rank 0's steps count.
 
         Args:
             choose: returns the newest valid checkpoint of the run directory, on all ranks.
-            max_step: ignore newer checkpoints; their copies belong to a course that was given up, and stop counting.
+            max_step: ignore newer checkpoints; their copies were abandoned by a rollback, and stop counting.
 
         Raises:
             CheckpointError: checkpoints were written and none is valid, here or there.
-            StorageError: the run directory has no checkpoint, and whether the mirror has one is not known.
+            StorageError: the run directory has no checkpoint, and it is unknown whether the mirror has one.
         """
         failure: CheckpointError | None = None
         chosen: Chosen = None
@@ -344,10 +342,10 @@ class Fetcher:
         return [step for step in (*missed, *(chosen[:1] if chosen else ())) if step not in there]
 
     def _listed(self, *, needed: bool, max_step: int | None) -> list[tuple[int, str]]:
-        """Return step and identity of the run's complete copies, newest first. Only rank 0."""
+        """Return step and identity of the run's complete copies, newest first. Only rank 0 calls this."""
         try:
             copies = within(_LIST_S, lambda: self._copies(max_step))
-        except Exception as error:  # whatever the service's own library raises
+        except Exception as error:  # any error of the service's own library
             why = f"checkpoint.mirror_url={self._url}: can't be read ({type(error).__name__}: {error})"
             if needed:
                 hint = f"repair the access, then `hlatctl resume {self._run_id}`"
@@ -382,7 +380,6 @@ class Fetcher:
         return True
 
     def _begin(self, copy: layout.Copy, partial: Path) -> list[dict[str, Any]]:
-        """Create the temporary folder with the manifest; return the files to fetch."""
         mirror = layout.mirror_of(self._url, self._run_id)
         content = _patiently(lambda: mirror.read(copy.manifest))
         shutil.rmtree(partial, ignore_errors=True)
@@ -397,7 +394,6 @@ class Fetcher:
         return manifest.files
 
     def _fetch_share(self, copy: layout.Copy, files: list[dict[str, Any]], partial: Path) -> None:
-        """Fetch this rank's files, and verify their checksums on the way."""
         mirror = layout.mirror_of(self._url, self._run_id)
         for entry in share(files, self._backend.rank, self._backend.world_size):
             _patiently(functools.partial(_fetch_file, mirror, copy, entry, partial))
@@ -427,10 +423,9 @@ def _is_inside(path: str) -> bool:
 
 
 def _patiently(request: Callable[[], Any]) -> Any:
-    """Return what a request returns, after some more tries if it fails."""
     for pause_s in _PAUSES_S:
         try:
             return request()
-        except Exception:  # whatever the service's own library raises
+        except Exception:  # any error of the service's own library
             time.sleep(pause_s)
     return request()

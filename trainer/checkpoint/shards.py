@@ -1,22 +1,16 @@
-"""A shard: a safetensors file with one block of each of some tensors, written and hashed in one pass.
+"""Read and write a checkpoint's tensors: each process writes one shard, and reads what it needs from any shard.
 
-The blocks' positions in their whole tensors are in the header, as torch.distributed.checkpoint writes them
+A reader can have any layout, regardless of the writer's. Nothing here communicates, and there is no pickle. Each
+process decides alone which of its blocks it writes, from its place among the processes, so a save needs no agreed plan.
+
+A shard is a safetensors file with one block of each of some tensors, written and hashed in one pass. The header has the
+blocks' positions in their whole tensors, as torch.distributed.checkpoint writes them
 (https://github.com/huggingface/safetensors#format, torch's ``checkpoint/_hf_utils.py``), so torch can read shards too.
 
-``tensors.jsonl``: where each tensor of a checkpoint is in its shards, so that nobody reads all their headers.
-
-The first line is ``{"files": [...], "v": 1}``. Each other line is ``[name, dtype, shape, chunks]``, in order of names.
-A chunk is ``[number of its file, first byte, offset in each dimension, size in each dimension]``, flat. A reader parses
-only the lines of its tensors: 70B on 2,048 processes have 370,000 chunks, 17 MB. Checkpoints of older releases have no
-such file; it is made from their headers.
-
-Which blocks of each whole tensor this process has, and which of them it writes to checkpoints.
-
-Each process decides alone, from its own place among the processes, so a save needs no plan that processes agree on.
-
-Tensors of a checkpoint: each process writes one shard, and reads what it needs from anyone's. No pickle.
-
-A reader can have any layout, regardless of the writer's. Nothing here communicates.
+``tensors.jsonl`` is the index of all shards, so that no process reads all their headers. The first line is
+``{"files": [...], "v": 1}``. Each other line is ``[name, dtype, shape, chunks]``, in order of names. A chunk is
+``[number of its file, first byte, offset in each dimension, size in each dimension]``, flat. A reader parses only the
+lines of its tensors: 70B on 2,048 processes have 370,000 chunks, 17 MB. Without this file, it is made from the headers.
 """
 
 from __future__ import annotations
@@ -46,9 +40,9 @@ class Chunk:
     """A block of a whole tensor.
 
     Args:
-        values: what this process has of it, as a plain tensor. Writing to it changes the process's tensor.
-        offsets: of its first element in the whole, one per dimension.
-        shape: of the whole tensor.
+        values: the block's values, as a plain tensor. Writing to it changes the process's tensor.
+        offsets: position of its first element in the whole, one per dimension.
+        shape: shape of the whole tensor.
     """
 
     values: Tensor
@@ -57,7 +51,7 @@ class Chunk:
 
 
 def chunks_of(tensor: Any) -> list[Chunk]:
-    """Return the blocks that this process has, without empty ones."""
+    """Return this process's non-empty blocks."""
     if isinstance(tensor, UnevenShard):
         return [chunk for chunk, _ in _uneven(tensor)]
     shape = tuple(tensor.shape)
@@ -73,8 +67,8 @@ def chunks_of(tensor: Any) -> list[Chunk]:
 def chunks_to_write(tensors: Mapping[str, Tensor]) -> dict[str, Chunk]:
     """Return the block of each tensor that this process writes. Processes with equal blocks share the work.
 
-    All processes that have a block also have the same other blocks of that kind. So each of them deals the blocks to
-    all of them, largest first, each to the one with the least bytes, with the same result.
+    Processes that share a block share all other blocks of that kind too. So each of them assigns the blocks to
+    them, largest first, each to the process with the fewest bytes, and all get the same result.
     """
     loads: dict[tuple[str, ...], list[int]] = {}
     mine = {}
@@ -90,7 +84,6 @@ def chunks_to_write(tensors: Mapping[str, Tensor]) -> dict[str, Chunk]:
 
 
 def _written(tensor: Tensor) -> Chunk | None:
-    """Return the only block of a tensor that this process may write."""
     if isinstance(tensor, UnevenShard):
         return next((chunk for chunk, writes in _uneven(tensor) if writes), None)
     return next(iter(chunks_of(tensor)), None)
@@ -106,13 +99,12 @@ def _uneven(tensor: UnevenShard) -> list[tuple[Chunk, bool]]:
 
 
 def _nbytes(tensor: Tensor) -> int:
-    """Return the bytes of this process's part."""
     part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return int(part.numel()) * part.element_size()
 
 
 def _replicas(tensor: Tensor) -> tuple[tuple[str, ...], int, int]:
-    """Return along which axes the process's part is replicated, its number among the replicas, and how many exist."""
+    """Return the axes along which the part is replicated, its number among the replicas, and how many exist."""
     if isinstance(tensor, UnevenShard):
         return ("uneven",), *tensor.replica
     axes: list[str] = []
@@ -151,12 +143,11 @@ class StoredChunk(NamedTuple):
     """A block in a file; as JSON, a list.
 
     Args:
-        tensor: its name.
-        dtype: safetensors' name.
-        shape: of the whole tensor, as far as the file knows.
+        dtype: safetensors' name of the dtype.
+        shape: shape of the whole tensor, as the file states it.
         begin: position of its first byte in the file.
-        offsets: of its first element in the whole.
-        sizes: of the block.
+        offsets: position of its first element in the whole.
+        sizes: size of the block in each dimension.
     """
 
     tensor: str
@@ -177,8 +168,7 @@ class ShardFile:
     """A written shard.
 
     Args:
-        entry: of the manifest: ``path``, ``bytes``, ``sha256``.
-        chunks: its blocks.
+        entry: its entry in the manifest: ``path``, ``bytes``, ``sha256``.
     """
 
     entry: dict[str, Any]
@@ -258,7 +248,6 @@ def _stored(name: str, entry: dict[str, Any], offsets: dict[str, Any], data: int
 
 
 def _header(chunks: list[tuple[str, Chunk]]) -> tuple[bytes, list[StoredChunk]]:
-    """Return the file's first bytes, and the blocks that follow them."""
     offsets = {name: {_OFFSETS: list(chunk.offsets)} for name, chunk in chunks}
     entries: dict[str, Any] = {_METADATA: {"format": "pt", "DCP_VERSION": "1.0", _SHARDING: json.dumps(offsets)}}
     begin = 0
@@ -288,7 +277,6 @@ def _header(chunks: list[tuple[str, Chunk]]) -> tuple[bytes, list[StoredChunk]]:
 
 
 def _bytes_of(values: Tensor) -> memoryview:
-    """Return a tensor's values, in host memory, as bytes."""
     return values.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -302,10 +290,10 @@ class StoredTensor(NamedTuple):
     """A tensor of a checkpoint.
 
     Args:
-        name: with its kind, such as ``model.norm.weight``.
-        dtype: safetensors' name.
-        shape: of the whole.
-        chunks: the name of each block's file, and the block.
+        name: the name with its kind, such as ``model.norm.weight``.
+        dtype: safetensors' name of the dtype.
+        shape: shape of the whole tensor.
+        chunks: each block, with the name of its file.
     """
 
     name: str
@@ -335,7 +323,7 @@ class ShardIndex:
             raise ValueError("names a file outside of the checkpoint's folder")
 
     def tensors(self, wanted: Callable[[str], bool] = bool) -> Iterator[StoredTensor]:
-        """Yield the wanted tensors by name, in order of names; the others aren't parsed.
+        """Yield the selected tensors in order of names; the others aren't parsed.
 
         Raises:
             ValueError: a line can't be read.
@@ -382,7 +370,7 @@ def compose(shards: Mapping[str, Sequence[StoredChunk]], *, whole: bool) -> Shar
     """Return the index of shards by file name.
 
     Args:
-        shards: their blocks.
+        shards: each shard's blocks, by file name.
         whole: check that each tensor is complete, with every block once.
 
     Raises:
@@ -424,7 +412,7 @@ def read_index(folder: Path) -> ShardIndex:
 
 
 def _missing(shape: Sequence[int], chunks: Sequence[StoredChunk]) -> int:
-    """Return how many elements no block has. Blocks don't overlap: each is written by one process."""
+    """Return how many elements no block has. Blocks don't overlap, because one process writes each."""
     return math.prod(shape) - sum(math.prod(chunk.sizes) for chunk in chunks)
 
 
@@ -437,7 +425,7 @@ _DECODER: Any = json.JSONDecoder()
 
 
 class _Read(NamedTuple):
-    """The part of a stored block that a process needs: ``rows`` of it, ``inner`` of them, into ``target``."""
+    """The part of a stored block that a process needs: its ``rows``, of these the part ``inner``, into ``target``."""
 
     block: StoredChunk
     rows: slice
@@ -446,12 +434,11 @@ class _Read(NamedTuple):
 
 
 def save_tensors(tensors: Mapping[str, Tensor], folder: Path, *, number: int = 1) -> ShardFile | None:
-    """Write this process's share of tensors by name; return None if others write all that it has.
+    """Write this process's share of tensors by name; return None if other processes write all of them.
 
     Args:
-        tensors: this process's shards; what several processes have is written by one.
-        folder: of the shards; must exist.
-        number: of this process, from 1.
+        tensors: this process's shards; one process writes what several have.
+        number: number of this process, from 1.
 
     Raises:
         StorageError: it can't be written.
@@ -471,9 +458,7 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path, index: ShardIndex 
     """Read into this process's shards in place, converted to their dtypes.
 
     Args:
-        tensors: by name.
-        folder: of the shards.
-        index: of the folder, if it is known; None: read it.
+        index: the folder's index; None: read it.
 
     Raises:
         CheckpointError: a tensor is missing, has another shape, or can't be read.
@@ -503,7 +488,7 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path, index: ShardIndex 
 
 
 def describe_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return every tensor of a folder, by name, without its values (on the meta device)."""
+    """Return every tensor of a folder by name, without values (on the meta device)."""
     import torch
 
 
@@ -515,7 +500,7 @@ def describe_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-    """Return the wanted tensors, whole, by name, in this process."""
+    """Return the selected tensors, whole, by name."""
     import torch
 
     described = {name: tensor for name, tensor in describe_tensors(folder).items() if wanted(name)}
@@ -525,7 +510,7 @@ def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tenso
 
 
 def _overlaps(chunk: Chunk, stored: list[tuple[str, StoredChunk]]) -> Iterator[tuple[str, _Read]]:
-    """Yield the file of each stored block that a process's block overlaps, and what to read of it."""
+    """Yield the file of each stored block that a process's block overlaps, and the part of it to read."""
     sizes = chunk.values.shape
     for file, block in stored:
         theirs, ours = [], []
@@ -564,7 +549,6 @@ def _read(file: BinaryIO, read: _Read) -> None:
 
 @contextmanager
 def _damage_of(folder: Path) -> Iterator[None]:
-    """Raise errors of reading as CheckpointError."""
     try:
         yield
     except (OSError, ValueError, KeyError) as error:

@@ -1,6 +1,6 @@
-"""Work with storage that all ranks do at the same time, and whose errors reach all of them.
+"""Work with storage that all ranks do simultaneously, and whose errors reach all of them.
 
-No collective waits for storage: while a rank works, all ranks exchange their states every few seconds. So the time-out
+No collective waits for storage: while a rank works, all ranks exchange their states every few seconds. So the timeout
 of a collective doesn't depend on the size of a checkpoint. Rank 0 gives up on storage that doesn't answer.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 from hlatctl.run.errors import HlatctlError, StorageError, code_of, from_record, hint_of, to_record
 from trainer.backends.base import Backend
 
-#: Longest pause between two exchanges, s. The end of the slowest rank's work is noticed at once.
+#: Longest pause between two exchanges, s. The end of the slowest rank's work is noticed immediately.
 _BEAT_S = 5.0
 
-#: An error on its way to another thread or rank, as ``hlatctl.run.errors.to_record`` writes it.
+#: An error that is passed to another thread or rank, as ``hlatctl.run.errors.to_record`` writes it.
 Failure = dict[str, str]
 
 
@@ -25,9 +25,9 @@ class Together:
     """Runs work on all ranks, or on one for all. All ranks call each method together, from one thread at a time.
 
     Args:
-        backend: its process group beside training is used.
+        backend: its process group for threads other than the training thread is used.
         place: the folder named in errors that name none.
-        limit_s: rank 0's: how long work may take. It is called once for each piece of work.
+        limit_s: returns how long work may take; only rank 0's counts. It is called once for each piece of work.
     """
 
     def __init__(self, backend: Backend, place: object, limit_s: Callable[[], float]) -> None:
@@ -37,7 +37,7 @@ class Together:
         """Call ``work`` on every rank; return the JSON values of all, on all.
 
         Raises:
-            HlatctlError: that of the first rank that failed, on every rank, or rank 0's that storage doesn't answer.
+            HlatctlError: on every rank: the first failed rank's error, or rank 0's error that storage doesn't answer.
         """
         task = _Task(work, self.failure_of)
         is_first = self._backend.rank == 0
@@ -77,7 +77,7 @@ class Together:
 
 
 class _Task:
-    """Work in a thread, so that the caller can exchange messages meanwhile."""
+    """Work that runs in a thread, so that the caller can exchange messages meanwhile."""
 
     def __init__(self, work: Callable[[], Any], failure_of: Callable[[Exception], Failure]) -> None:
         self.value: Any = None
@@ -89,7 +89,6 @@ class _Task:
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the work is done."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:

@@ -1,23 +1,19 @@
-"""The records of a run's checkpoints: degrees of trust, which is tried first, and deletion. Only rank 0 uses this.
+"""Which of a run's checkpoints are valid, where they are stored, which is tried first, and when they are deleted.
 
-A checkpoint is written (under a temporary name), committed (renamed), verified (read again: ``verify.py`` lists the
-checks), and finally has survived (finite steps followed it). Each of these is an event. The state is read
+``Tiers`` has the folders: in the run directory and, optionally, on the node's own disk. Folders are created under a
+temporary name and renamed when they are complete.
+
+``CheckpointRecords`` has the records, on rank 0. A checkpoint is written (under a temporary name), committed (renamed),
+verified (read again), and finally has survived (finite steps followed it). Each of these is an event. The state is read
 from the journal, so an attempt continues with the state of the previous one.
 
-Verification of a checkpoint by all ranks, each its share of the files.
+``Verifier`` lets each rank verify its share of the files. The checks: size and SHA-256 of every file in the manifest;
+JSON files can be parsed; the tensors in each shard's header fill it exactly; the shards have every element of every
+tensor; no shard is unlisted. Tensor values are covered by the hashes.
 
-Checked are: size and SHA-256 of every file in the manifest; that JSON files can be parsed; that the tensors in each
-shard's header fill it exactly; that the shards have every element of every tensor; that no shard is unlisted. Tensor
-values are covered by the hashes.
-
-The folders of a run's checkpoints: in the run directory and, optionally, on the node's own disk.
-
-Folders are created under a temporary name, renamed when they are complete, copied and deleted here.
-
-The hash of a shard as it comes back from storage, computed while the shard is still being written.
-
-Verifying a checkpoint after it is written takes as long again as writing it. Storage that writes and reads at the same
-time has both done at about the same time.
+``ReadBack`` hashes a shard as storage returns it, while the shard is still being written. Verifying a checkpoint after
+it is written takes as long again as writing it. Storage that reads and writes in parallel finishes both at about the
+same time.
 """
 
 from __future__ import annotations
@@ -56,8 +52,8 @@ class Tiers:
     """The folders that hold a run's checkpoints.
 
     Args:
-        run: its directory, on shared storage.
-        attempt: that writes, until it is over; 0: none.
+        run: the run directory, on shared storage.
+        attempt: the attempt that writes; 0: none.
     """
 
     def __init__(self, config: Config, run: RunPaths, attempt: int = 0) -> None:
@@ -65,17 +61,17 @@ class Tiers:
         self._fence = Fence(run, attempt)
         self.fast: Path | None = None
         if config.checkpoint.fast_dir is not None:
-            # Runs in other runs folders may have the same id.
+            # Runs in different runs folders may have the same id.
             of_run = hashlib.sha256(os.fsencode(run.root)).hexdigest()[:8]
             self.fast = Path(config.checkpoint.fast_dir).expanduser() / f"{run.run_id}-{of_run}"
 
     @property
     def folders(self) -> list[Path]:
-        """All folders. Checkpoints are written to the first, the fastest."""
+        """Return all folders. Checkpoints are written to the first, the fastest."""
         return [self.shared] if self.fast is None else [self.fast, self.shared]
 
     def copies(self) -> Iterator[tuple[int, Path]]:
-        """Yield step and folder of every checkpoint: newest step first, of each step the fastest folder first."""
+        """Yield step and folder of every checkpoint: newest step first, and for each step the fastest folder first."""
         for step in sorted({step for folder in self.folders for step in steps_in(folder)}, reverse=True):
             for folder in self.folders:
                 if (folder / step_name(step)).is_dir():
@@ -90,7 +86,7 @@ class Tiers:
         return self.shared / self._temporary_name(step)
 
     def _temporary_name(self, step: int) -> str:
-        """Each attempt has its own: a process of an earlier one may still write there."""
+        """Return a name that only this attempt uses: a process of an earlier one may still be writing."""
         attempt = self._fence.attempt
         return f"{_TEMPORARY}{step_name(step)}{f'-{attempt_name(attempt)}' if attempt else ''}"
 
@@ -114,7 +110,7 @@ class Tiers:
         return replace_folder(self.temporary(step), self.folders[0] / step_name(step))
 
     def begin_copy(self, step: int) -> None:
-        """Create an empty folder in the run directory for the copy of a checkpoint from the fast folder."""
+        """Create an empty folder in the run directory to copy a checkpoint to, from the fast folder."""
         self.abandon_copy(step)
         self.partial(step).mkdir(parents=True)
 
@@ -138,7 +134,7 @@ class Tiers:
         return replace_folder(self.partial(step), self.shared / step_name(step))
 
     def abandon_copy(self, step: int) -> None:
-        """Delete what is copied so far."""
+        """Delete the incomplete copy."""
         shutil.rmtree(self.partial(step), ignore_errors=True)
 
     def delete(self, step: int) -> None:
@@ -168,9 +164,9 @@ def _delete(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-#: Time allowed for writing or reading a checkpoint: this many times what the newest took to write, and at least 15 min.
+#: Time limit for writing or reading a checkpoint: this many times the newest one's writing time, at least 15 min.
 _PATIENCE, _SHORTEST_LIMIT_S = 4.0, 900.0
-#: Until a checkpoint was written: slower than any storage for training.
+#: Assumed speed until a checkpoint was written: slower than any storage that is used for training.
 _ASSUMED_BYTES_PER_S = 100e6
 #: Without steps: a run has millions of them.
 _KINDS = {
@@ -203,12 +199,12 @@ class CheckpointRecords:
         self._rejected: set[int] = set()
         self._counting = threading.Lock()
         self._healthy_steps = 0
-        self._begun_at: dict[int, int] = {}  # number of healthy steps before a checkpoint, by its step
+        self._begun_at: dict[int, int] = {}  # by step, the number of healthy steps before its checkpoint
         self._verified: set[int] = set()
-        self._bytes_per_s: float | None = None  # at which the newest checkpoint was written
+        self._bytes_per_s: float | None = None  # writing speed of the newest checkpoint
 
     def reconfigure(self, config: Config) -> None:
-        """Take another policy, while another thread may use the records."""
+        """Apply a new policy, while another thread may use the records."""
         self._config, self._policy = config, CheckpointPolicy(config)
 
     def note(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
@@ -219,7 +215,7 @@ class CheckpointRecords:
     def limit_s(self) -> float:
         """Return how long writing or reading a checkpoint may take, from the speed of the newest that was written.
 
-        That of a fast folder says nothing about the run directory, which is read and written too.
+        A fast folder's speed says nothing about the run directory, which is read and written too.
         """
         rate = _ASSUMED_BYTES_PER_S if self._tiers.fast else self._bytes_per_s or _ASSUMED_BYTES_PER_S
         return max(_SHORTEST_LIMIT_S, _PATIENCE * checkpoint_bytes(self._config) / rate)
@@ -265,7 +261,7 @@ class CheckpointRecords:
     def committed(self, step: int, manifest_sha256: str) -> None:
         """Journal that a checkpoint has been renamed."""
         self._rejected.discard(step)
-        self._verified.discard(step)  # another one of that step was, in a course that was given up
+        self._verified.discard(step)  # of an earlier checkpoint of that step, before a rollback
         self._state.trust.pop(step, None)
         self.note("checkpoint_committed", durable=True, step=step, manifest_sha256=manifest_sha256)
 
@@ -274,11 +270,10 @@ class CheckpointRecords:
         return step in self._verified or self._state.trust.get(step) in ("verified", "survived")
 
     def may_be(self, step: int, is_of: Callable[[str], bool]) -> bool:
-        """Return whether a copy is one of this run's: every commit is journalled, unless the journal is lost.
+        """Return whether a copy belongs to this run: every commit is in the journal, unless the journal is lost.
 
         Args:
-            step: of the copy.
-            is_of: whether it has this manifest.
+            is_of: returns whether the copy has the manifest with this SHA-256.
         """
         return not self._manifests or (step in self._manifests and is_of(self._manifests[step]))
 
@@ -297,7 +292,7 @@ class CheckpointRecords:
         self._rejected.discard(step)
         self._verified.add(step)
         self.note("checkpoint_verified", durable=True, step=step, path=os.fspath(folder))
-        self._note_survivors()  # training continued while it was read
+        self._note_survivors()  # training continued during the verification
 
     def healthy_step(self) -> None:
         """Count a finite step, and journal the verified checkpoints that have survived."""
@@ -324,9 +319,9 @@ class CheckpointRecords:
     def _read_by_evaluators(self, milestone: MilestoneState) -> set[int]:
         """Return the checkpoints that evaluations of a milestone read, or will read.
 
-        An amendment may have moved the milestones: one that was announced is still evaluated. Marks and links of
-        `hlatctl eval` count while it, or its job, lives: a killed one leaves them behind. The driver removes its own.
-        Two evaluators share one mark, and a new driver removes it, so what each of them reads is linked to.
+        An amendment may have moved the milestones, but an announced one is still evaluated. Marks and links of
+        `hlatctl eval` count while it or its job is alive: a killed one leaves them behind. The driver removes its own.
+        Two evaluators share one mark, which a new driver removes, so each also links to what it reads.
         """
         run, tokens = self._run, milestone.milestone_tokens
         is_live = is_held(run.evaluator_lock) or is_held(run.eval_lease(tokens))
@@ -363,8 +358,8 @@ class CheckpointRecords:
                 self._bytes_per_s = event["bytes"] / event["wall_s"]
 
 
-#: Read at once, after it has reached storage. Two may remain when the file is complete: 7 % of a shard of 70B on 2,048
-#: ranks.
+#: Size of a read, which begins once the data has reached storage. Two may remain when the file is complete: 7 % of a
+#: shard of 70B on 2,048 ranks.
 PIECE_BYTES = 16 << 20
 _BLOCK_BYTES = 8 << 20
 _POLL_S = 0.05
@@ -374,7 +369,7 @@ class ReadBack:
     """Follows a file that another thread writes from beginning to end. Linux only; elsewhere it reads nothing.
 
     Args:
-        path: of the file, which may not exist yet. It may be renamed once :meth:`written` was called.
+        path: the file, which need not exist yet. It may be renamed once :meth:`written` was called.
     """
 
     def __init__(self, path: Path) -> None:
@@ -388,17 +383,17 @@ class ReadBack:
             self._thread.start()
 
     def written(self) -> None:
-        """Note that the file is complete, or will never be."""
+        """Signal that the file is complete, or never will be."""
         self._written.set()
 
     def sha256(self) -> str | None:
-        """Wait until all of a written file has come back; return its SHA-256. None: it could not be read."""
+        """Return a written file's SHA-256 once all of it was read back; None: it could not be read."""
         if self._thread.ident:
             self._thread.join()
         return self._result
 
     def _run(self) -> None:
-        with suppress(OSError):  # the usual verification reads the file again, and names the error
+        with suppress(OSError):  # the usual verification reads the file again and reports the error
             while not self._path.exists() and not self._written.wait(_POLL_S):
                 pass
             self._follow(os.open(self._path, os.O_RDONLY))
@@ -418,7 +413,7 @@ class ReadBack:
             os.close(descriptor)
 
     def _read(self, descriptor: int, begin: int, end: int) -> int:
-        """Read a piece from storage, not from the page cache; return where it ended."""
+        """Read a block from storage, not from the page cache; return where it ended."""
         os.fdatasync(descriptor)  # pages that aren't on storage yet can't be dropped
         os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
         while begin < end:
@@ -442,11 +437,10 @@ class Verifier:
         """Return why a checkpoint is invalid, with the file's name; None if it is valid.
 
         Args:
-            folder: of the checkpoint.
-            of_run: it is in a run's folder of checkpoints, so its name must be that of its step.
-            from_storage: read the files from storage, not from the page cache. A start doesn't: what it verifies is
-                then read from the page cache.
-            read_back: of this rank's shard, which is read again only if it came back differently, or not at all.
+            of_run: it is in a run's folder of checkpoints, so its name must match its step.
+            from_storage: read the files from storage, not from the page cache. A start doesn't: it next reads from
+                the page cache what it has verified.
+            read_back: reads this rank's shard back; the shard is read again only if that failed or found a difference.
         """
         found = self._together.on_rank0(lambda: _list(folder, of_run=of_run))
         if found["reason"]:

@@ -1,8 +1,7 @@
-"""Writing of one checkpoint, in the training thread or beside it.
+"""Write one checkpoint, during training or while training waits.
 
-The writing threads of all ranks communicate over a process group of their own.
-
-The copy of a checkpoint from the node's own disk to the run directory, to which each rank adds its share.
+The writing threads of all ranks communicate over a separate process group. With a fast folder, a checkpoint is written
+to the node's own disk first; then each rank copies its share to the run directory.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def copy_to_shared(step: int, tiers: Tiers, backend: Backend, together: Together
     All ranks call this together.
 
     Raises:
-        HlatctlError: a rank can't copy its share; on all ranks. Nothing of the copy is left.
+        HlatctlError: a rank can't copy its share; raised on all ranks. The incomplete copy is removed.
     """
     if tiers.fast is None:
         return tiers.shared / step_name(step)
@@ -67,7 +66,7 @@ class Save:
     Args:
         shared: state that all ranks share; JSON.
         own: this rank's own state; JSON.
-        started_s: on the monotonic clock.
+        started_s: start time on the monotonic clock, s.
     """
 
     step: int
@@ -79,7 +78,7 @@ class Save:
 
     @property
     def required(self) -> bool:
-        """Whether it must not be skipped."""
+        """Whether the checkpoint must not be skipped."""
         return self.reason in REQUIRED
 
 
@@ -99,7 +98,7 @@ class Writer:
         self._config, self._backend, self._tiers, self._records = config, backend, tiers, records
         self._together, self._verifier, self._mirror = together, verifier, mirror
         self._world = {WORLD_SIZE: backend.world_size, "data_parallel_size": backend.data_parallel_size}
-        #: Of the previous save: this rank's blocks, and on rank 0 the index of all.
+        #: From the previous save: this rank's blocks, and on rank 0 the index of all blocks.
         self._chunks: list[StoredChunk] = []
         self._index: ShardIndex | None = None
         self._read_back: ReadBack | None = None
@@ -127,7 +126,7 @@ class Writer:
             self._start(lambda: self._follow_up(save))
 
     def join(self) -> None:
-        """Wait until nothing is being written or verified."""
+        """Wait until no checkpoint is being written or verified."""
         if self._thread:
             self._thread.join()
             self._thread = None
@@ -151,7 +150,7 @@ class Writer:
             self._records.note("alarm", durable=True, step=save.step, what="disk_full", message=message)
 
     def has_space(self) -> None:
-        """Note that there is enough space, so that the next full disk is an alarm again."""
+        """Record that there is enough space, so that the next full disk is an alarm again."""
         self._is_full = False
 
     def _write(self, tensors: dict[str, Tensor], save: Save, *, stall_s: float | None) -> bool:
@@ -178,14 +177,14 @@ class Writer:
         return True
 
     def _follow(self, folder: Path, save: Save) -> ReadBack | None:
-        """Return what reads this rank's shard back while it is written beside training; None: nobody verifies it."""
+        """Return a reader of this rank's shard while it is written during training; None if it won't be verified."""
         is_verified = self._tiers.fast is None and save.reason != "stop"
         return ReadBack(folder / file_name(self._backend.rank + 1)) if is_verified else None
 
     def _write_shards(self, tensors: dict[str, Tensor], folder: Path) -> list[dict[str, Any]]:
         """Write each rank's shard; return the manifest's entries of all.
 
-        The ranks tell rank 0 what is where in their shards only if it has changed since the previous save.
+        The ranks send rank 0 the positions in their shards only if they have changed since the previous save.
         """
         kept: list[ShardFile] = []
         read_back = self._read_back
@@ -245,7 +244,7 @@ class Writer:
     def _follow_up(self, save: Save) -> None:
         """Copy the checkpoint to shared storage, verify it, and delete checkpoints that aren't needed.
 
-        All ranks take part to the end, so that none waits in a collective of training for rank 0 to delete files.
+        All ranks take part to the end, so that none waits in a training collective for rank 0 to delete files.
         """
         try:
             folder = copy_to_shared(save.step, self._tiers, self._backend, self._together)
@@ -267,7 +266,7 @@ class Writer:
 
     def _failed(self, save: Save, message: str, error: HlatctlError) -> None:
         """Journal an error; the next save raises it, unless the disk is full and the checkpoint isn't required."""
-        if isinstance(error, RunBusyError):  # the attempt is over, so nothing is journalled either
+        if isinstance(error, RunBusyError):  # the attempt is over, so nothing may be journalled
             self._failure = to_record(error)
             return
         code = error.code

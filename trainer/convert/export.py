@@ -1,8 +1,8 @@
 """``python -m trainer.convert.export --run-dir RUN [--step N] --to DIR``: export a checkpoint to Hugging Face.
 
 Reads only the weights, a few gigabytes at a time. Splits the coalesced layers and changes nothing else, so logits are
-equal. With ``--link``, the folder links to the checkpoint instead of having a copy of its weights; only ``eval`` reads
-such a folder. Prints what it wrote as one line of JSON.
+equal. With ``--link``, the folder links to the checkpoint instead of copying its weights; only ``eval`` reads
+such a folder. Prints a summary as one line of JSON.
 """
 
 from __future__ import annotations
@@ -40,11 +40,9 @@ def export(
     """Write the Hugging Face folder atomically.
 
     Args:
-        config: the run's.
-        step: the checkpoint's; None: the newest valid one.
-        target: the new folder.
-        dtype: of the weights, one of :data:`DTYPES`; None: the checkpoint's.
-        link: to the checkpoint's weights instead of writing them; in the checkpoint's dtype.
+        step: step of the checkpoint; None: the newest valid one.
+        dtype: dtype of the exported weights, one of :data:`DTYPES`; None: the checkpoint's.
+        link: link to the checkpoint's weights instead of writing them; they keep the checkpoint's dtype.
 
     Returns:
         ``{"step", "tokens", "to", "parameters", "dtype", "bytes"}``.
@@ -57,7 +55,7 @@ def export(
     tokenizer = _tokenizer(run)
     with new_folder(target) as partial:
         folder = choose(run, step)
-        manifest = read_manifest(folder)  # before the weights: training may delete the checkpoint when they are read
+        manifest = read_manifest(folder)  # before the weights: training may delete the checkpoint while they are read
         weights = Weights(folder, config)
         stored = next(iter(weights.ours.values())).dtype
         named = dtype or str(stored).removeprefix("torch.")
@@ -109,7 +107,7 @@ def read_weights(run: RunPaths, step: int) -> dict[str, Tensor]:
 
 
 def _write_weights(weights: Weights, target: Path, dtype: str) -> int:
-    """Write the weights in files of up to ``_SHARD_BYTES``, with an index if there are several; return their bytes."""
+    """Write files of up to ``_SHARD_BYTES``, with an index if there are several; return the weights' bytes."""
     import torch
     from safetensors.torch import save_file
 
@@ -129,7 +127,6 @@ def _write_weights(weights: Weights, target: Path, dtype: str) -> int:
 
 
 def _shards(sizes: dict[str, int]) -> list[list[str]]:
-    """Return the names of each file's tensors, in order."""
     shards: list[list[str]] = []
     filled = 0
     for name, size in sizes.items():

@@ -1,10 +1,8 @@
-"""Convert weights and model configurations to and from those of Hugging Face's architectures; no files.
+"""Convert weights and model configurations to and from Hugging Face's architectures.
 
-The architectures of Hugging Face that our decoder can be, and their names of our weights.
-
-A checkpoint's weights by the names of Hugging Face, read a few tensors at a time, in any layout.
-
-``export`` writes them to files, and ``serve`` sends them to the process that evaluates them.
+``Family`` lists the architectures that our decoder can be, with their names of our weights. ``Weights`` reads a
+checkpoint's weights by Hugging Face's names, a few tensors at a time, in any layout: ``export`` writes them to files,
+and ``serve`` sends them to the process that evaluates them.
 """
 
 from __future__ import annotations
@@ -35,16 +33,16 @@ _POST_NORMS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """An architecture.
+    """An architecture of Hugging Face that our decoder can be.
 
     Args:
-        model_type: in their ``config.json``.
-        architecture: their class.
+        model_type: ``model_type`` in their ``config.json``.
+        architecture: name of their class.
         qk_norm: our ``model.qk_norm``.
         norm_position: our ``model.norm_position``.
-        rms_norm_eps: if their ``config.json`` has none.
-        head_dim: the same; None: hidden size / heads.
-        layer_names: their names of a layer's weights by ours, without the coalesced ones.
+        rms_norm_eps: value if their ``config.json`` has none.
+        head_dim: value if their ``config.json`` has none; None: hidden size / heads.
+        layer_names: our names of a layer's weights to theirs, without the coalesced ones.
     """
 
     model_type: str
@@ -99,7 +97,7 @@ _NAMES = {
     "norm.weight": "model.norm.weight",
     "head.weight": "lm_head.weight",
 }
-#: Their keys by ours; keys with a default in their configuration are read separately.
+#: Our keys to theirs; keys with a default in their configuration are read separately.
 _KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -107,14 +105,14 @@ _KEYS = {
     "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
 }
-#: Their keys of ``rope_scaling`` by ours.
+#: Our keys to those of ``rope_scaling``.
 _ROPE_KEYS = {
     "rope_scaling_factor": "factor",
     "rope_low_freq_factor": "low_freq_factor",
     "rope_high_freq_factor": "high_freq_factor",
     "rope_original_seq_len": "original_max_position_embeddings",
 }
-#: All of their keys whose names are not ours.
+#: All of their keys that differ from ours.
 _THEIR_NAMES = {**_KEYS, **_ROPE_KEYS, "num_kv_heads": "num_key_value_heads", "tie_embeddings": "tie_word_embeddings"}
 #: The only supported value of each key; absent and null mean the same.
 _ONLY: dict[str, Any] = {
@@ -204,11 +202,10 @@ def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
     """Return the model that a ``config.json`` of transformers 4 or 5 describes, named after its folder.
 
     Args:
-        described: the file's content.
-        file: its path.
+        described: content of the file.
 
     Raises:
-        CheckpointError: it is of another family, or has values that are unsupported, out of range or of a wrong type.
+        CheckpointError: its family is unknown, or a value is unsupported, out of range or of a wrong type.
     """
     family = next((family for family in FAMILIES if family.model_type == described.get("model_type")), None)
     if family is None:
@@ -247,7 +244,7 @@ def _given(described: dict[str, Any], key: str, default: Any) -> Any:
 
 
 def _decoded(keys: dict[str, Any], file: Path) -> ModelConfig:
-    """Return the model of our keys, after a check of types and bounds. Errors have their names of keys."""
+    """Return the model described by our keys, after a check of types and bounds. Errors name their keys."""
     try:
         model = decode_dataclass(ModelConfig, keys, "")
         for error in violations(model):
@@ -290,7 +287,6 @@ def _rope_type(rope: dict[str, Any]) -> Any:
 
 
 def _rope_keys(described: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Return our keys of the rotary embeddings."""
     rope = _rope(described)
     keys = {"rope_theta": _given(rope, "rope_theta", _given(described, "rope_theta", 10_000.0))}
     if _rope_type(rope) != "llama3":
@@ -320,7 +316,6 @@ def _other_values(described: dict[str, Any]) -> list[str]:
 
 
 def _odd_shapes(model: ModelConfig) -> list[str]:
-    """Return the sizes that our model can't have, with the rule."""
     problems = []
     low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
     if low >= high:
@@ -374,12 +369,8 @@ WEIGHTS = "model."
 class Weights:
     """The weights of a checkpoint; the moments are not read.
 
-    Args:
-        folder: the checkpoint's.
-        config: of its run.
-
     Raises:
-        CheckpointError: it has no weights, or others than the run's model, or can't be read.
+        CheckpointError: it has no weights, differs from the run's model, or can't be read.
     """
 
     def __init__(self, folder: Path, config: Config) -> None:
@@ -392,7 +383,7 @@ class Weights:
         self._index = read_index(folder)
 
     def described(self) -> dict[str, tuple[str, Tensor]]:
-        """Return, by Hugging Face's names, our name of the tensor that each is in, and the tensor without values."""
+        """Return, by Hugging Face's names, our name of the tensor that contains each, and the tensor without values."""
         return {
             name: (ours, part)
             for ours, tensor in self.ours.items()
@@ -400,7 +391,7 @@ class Weights:
         }
 
     def read(self, ours: Sequence[str]) -> dict[str, Tensor]:
-        """Return some tensors of ours by Hugging Face's names, with the coalesced ones split.
+        """Return some of our tensors by Hugging Face's names, with the coalesced ones split.
 
         Raises:
             CheckpointError: they can't be read, or the checkpoint was removed meanwhile.
@@ -421,7 +412,6 @@ class Weights:
         return to_hugging_face(values, self._config.model)
 
     def _check_shapes(self) -> None:
-        """Check that the checkpoint has every tensor of the run's model, in its shape."""
         import torch
 
         from trainer.model.decoder import Llama

@@ -2,7 +2,7 @@
 
 The checkpoint has weights (no moments), ``model.json``, ``tokenizer/`` if the model has one, ``state.json``, and
 ``manifest.json``, written last. ``train.init_from=DIR`` starts a run from it. Reads weights only from safetensors and
-never opens a pickle. Prints what it wrote as one line of JSON.
+never opens a pickle. Prints a summary as one line of JSON.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _read_weights(source: Path, model: ModelConfig) -> dict[str, Tensor]:
 
 
 def _check_size(source: Path, paths: list[Path], model: ModelConfig) -> None:
-    """Refuse a description of more parameters than the files can have, before anything of that size is made."""
+    """Refuse a description of more parameters than the files can have, before allocating anything of that size."""
     described, stored_bytes = parameters(model).total, sum(path.stat().st_size for path in paths)
     needed_bytes = described * BF16_BYTES  # no supported format is smaller
     if needed_bytes > stored_bytes:
@@ -127,7 +127,6 @@ def _check_size(source: Path, paths: list[Path], model: ModelConfig) -> None:
 
 
 def _expected(model: ModelConfig) -> dict[str, Tensor]:
-    """Return a model's weights by their names, on the meta device."""
     import torch
 
     from trainer.model.decoder import Llama

@@ -1,8 +1,9 @@
-"""``torchrun -m trainer.convert.nxd_exchange --run-dir RUN [--step N] --to DIR``, or ``--from DIR``.
+"""``torchrun -m trainer.convert.nxd_exchange --run-dir RUN``: convert between our and NxD's format.
 
-Converts checkpoints to and from the format of NeuronX Distributed, because runs on backend nxd write the common format
-(docs/decisions/0018). Uses the library's ``save_checkpoint`` and ``load_checkpoint``, with the run's processes and
-layout. torch's restricted unpickler loads the library's files: it accepts only tensors and plain values.
+Use ``[--step N] --to DIR`` to export a checkpoint to the format of NeuronX Distributed, or ``--from DIR`` to import
+one. Runs on backend nxd write our common format (docs/decisions/0018). Uses the library's ``save_checkpoint`` and
+``load_checkpoint``, with the run's processes and layout. torch's restricted unpickler loads the library's files: it
+accepts only tensors and plain values.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def to_library(backend: Nxd, run: RunPaths, step: int | None, target: Path) -> d
 
 
 def from_library(backend: Nxd, config: Config, source: Path, target: Path) -> dict[str, Any]:
-    """Write a checkpoint in our format from the library's newest; all processes call this.
+    """Write a checkpoint in our format from the library's newest checkpoint; all processes call this.
 
     A source that :func:`to_library` wrote becomes a complete checkpoint of its run. Any other becomes tensors only, for
     ``train.init_from``.

@@ -1,11 +1,11 @@
 """``python -m trainer.convert.serve --run-dir RUN --step N --manifest SHA256``: send weights to the parent process.
 
-For ``eval.model``, which evaluates a checkpoint without a copy of its weights. First comes a line of JSON,
+``eval.model`` uses it to evaluate a checkpoint without a copy of its weights. First comes a line of JSON,
 ``{"tensors": {NAME: {"dtype", "shape"}}}``, by Hugging Face's names. Then each line ``{"name", "slices"}`` on stdin is
 answered by a line ``{"shape"}`` and the values' bytes, in C order; ``slices`` has ``[start, stop, step]`` for each
-leading dimension. Errors are lines ``{"error": ...}``. Ends with its stdin, or with its parent.
+leading dimension. Errors are lines ``{"error": ...}``. It ends when its stdin closes or its parent ends.
 
-A coalesced tensor is read once: its other parts wait in memory until they are asked for, at most a layer's.
+A coalesced tensor is read once: its other parts stay in memory until they are requested, at most one layer's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def open_weights(run: RunPaths, step: int, manifest_sha256: str) -> Weights:
     """Return the weights of a checkpoint whose checksums were verified before.
 
     Raises:
-        CheckpointError: it no longer exists, is incomplete, or was written anew since.
+        CheckpointError: it no longer exists, is incomplete, or was rewritten since.
     """
     folder = run.checkpoint(step)
     if reason := why_invalid(folder, checksums=False):
@@ -93,7 +93,7 @@ def _bytes_of(values: Tensor) -> memoryview:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Send what stdin asks for; return 0 at its end."""
+    """Answer the requests on stdin; return 0 when it ends."""
     parser = argparse.ArgumentParser(prog="trainer.convert.serve", description="Send a checkpoint's weights.")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--step", type=int, required=True)

@@ -1,21 +1,16 @@
-"""Where each text of an Arrow file lies: found from its headers, without reading or copying the text.
+"""Read texts of Arrow files where they lie, from an index of their positions that is kept on disk.
 
-A text is read with two calls of ``pread``: its two offsets, then its bytes. So files are used where they lie, and
-opening one costs no scan. Files whose text can't be read like this (compressed batches, views) are converted.
+A file is indexed from its headers, without reading or copying the text. Then a text is read with two calls of
+``pread``: its two offsets, then its bytes. So opening a file costs no scan. Files whose text can't be read like this
+(compressed batches, views) are converted.
 
-The index of a source on disk: its files, the batches of each, and which documents are held out.
+``Table`` is the index of a source: its files, the batches of each, and which documents are held out. Three arrays
+without headers are appended while the corpus is prepared and mapped into memory when it is read. 10,000 files of 5 MB
+take 1 MB. Numbers are 64-bit and little-endian.
 
-Three arrays without headers, appended while the corpus is prepared and mapped into memory when it is read. 10,000 files
-of 5 MB take 1 MB. Numbers are 64-bit and little-endian.
-
-Reads texts of Arrow files at known places: open a file, read one text. What a source is made of: documents.py.
-
-Fills the headers of an Arrow file in a stand-in, so that ``trainer.data.arrow_index`` can index it without its content.
-
-Messages and footer are read as the format defines them (apache/arrow, ``format/Message.fbs`` and ``File.fbs``), as far
-as needed: where each message lies, and how long it is. pyarrow can't tell this without reading the content.
-
-Small blocks of objects that a process keeps in memory: where texts lie, but not the texts.
+A file in object storage is indexed through a stand-in: ``fill_headers`` fetches only its headers. Messages and footer
+are parsed as the format defines them (apache/arrow, ``format/Message.fbs`` and ``File.fbs``), because pyarrow can't
+locate messages without reading the content. ``Blocks`` keeps recently used offsets of such files in memory.
 """
 
 from __future__ import annotations
@@ -61,12 +56,12 @@ class Indexed:
     """An Arrow file whose texts can be read where they lie.
 
     Args:
-        size: of the file in bytes.
-        mtime_ns: its time of change.
-        rows: all rows, with and without text.
+        size: bytes of the file.
+        mtime_ns: its modification time.
+        rows: number of rows, with and without text.
         text_bytes: UTF-8 bytes of all texts, and up to 64 bytes of padding a batch.
         batches: array of :data:`BATCH`, in order.
-        fingerprint: 16 hexadecimal digits; depends on a sample of the content, never on path or time.
+        fingerprint: 16 hexadecimal digits, from a sample of the content; independent of path and time.
     """
 
     size: int
@@ -78,12 +73,11 @@ class Indexed:
 
 
 def index_file(path: Path, column: str, report: Report) -> Indexed | None:
-    """Return where the texts of an Arrow file lie; None if it must be converted, or nothing of it can be read.
+    """Return the index of an Arrow file or stream; None if it must be converted, or no part of it can be read.
 
     Args:
-        path: an Arrow file or stream.
-        column: of the text.
-        report: is called with damage; if it returns, the batches before the damage remain.
+        column: the text column.
+        report: called with damage; if it returns, the batches before the damage remain.
 
     Raises:
         DataError: the column is missing; or, by default, the file is damaged.
@@ -127,9 +121,7 @@ def held_out_rows(fingerprint: str, rows: int, fraction: float) -> Rows:
     Takes about 15 ns a row. Copies of a file hold out the same rows.
 
     Args:
-        fingerprint: of the file.
-        rows: in the file.
-        fraction: to hold out, less than 1.
+        fraction: share of the rows to hold out, less than 1.
     """
     limit = np.uint64(int(fraction * 2**64))
     parts = [np.empty(0, dtype=np.int64)]
@@ -148,7 +140,7 @@ def _mixed(numbers: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]
 
 
 def _place(buffer: Any, whole: Any) -> int:
-    """Return the position of a buffer in the file's."""
+    """Return the position of a buffer in the file."""
     if buffer is None or not buffer.size:
         return _NONE
     position = int(buffer.address - whole.address)
@@ -156,11 +148,7 @@ def _place(buffer: Any, whole: Any) -> int:
 
 
 def sampled_positions(size: int) -> list[int]:
-    """Return where the blocks begin that the fingerprint of a file covers.
-
-    Args:
-        size: of the file in bytes.
-    """
+    """Return where the blocks begin that the fingerprint of a file covers; ``size`` is in bytes."""
     return [size * block // _BLOCKS for block in range(_BLOCKS)]
 
 
@@ -173,8 +161,8 @@ def _fingerprint(path: Path, size: int, batches: Batches) -> str:
 
 
 #: A file: its first document, 0-based in the source, with held-out ones; the number of its first batch; its ``size`` in
-#: bytes and time of change (-1: not checked, for prepared files); and its position in the source's inputs, or -1 - k
-#: for the k-th prepared file.
+#: bytes and modification time (-1: not checked, for prepared files); and its position in the source's inputs, or
+#: -1 - k for the k-th prepared file.
 FILE = np.dtype([(name, "<i8") for name in ("first", "batch", "size", "mtime_ns", "input")])
 _KINDS: dict[str, Any] = {"files": FILE, "batches": BATCH, "skips": np.dtype("<i8")}
 _HINT = "remove its folder under .cache/data and run again"
@@ -187,7 +175,7 @@ class Table:
     Args:
         starts: the first document of each file; at the end, the number of documents.
         files: array of :data:`FILE`.
-        batches: of all files; None if files have to be scanned when they are opened (version 2 of ``dataset.json``).
+        batches: batches of all files; None if files are scanned when they are opened (version 2 of ``dataset.json``).
         skips: for each held-out document, the number of training documents before it.
     """
 
@@ -197,7 +185,7 @@ class Table:
     skips: Rows
 
     def document(self, position: int) -> int:
-        """Return the document at a position among the training documents; O(log n)."""
+        """Return the number among all documents of the training document at a position; O(log n)."""
         return position + int(self.skips.searchsorted(position, side="right"))
 
     def find(self, document: int) -> tuple[int, int]:
@@ -214,16 +202,15 @@ class Table:
 
     @property
     def held_out(self) -> Rows:
-        """The documents that are held out."""
+        """Positions of the held-out documents."""
         return self.skips + np.arange(len(self.skips))
 
 
 class TableWriter:
-    """Appends files to the table of a source; nothing is kept in memory but counts.
+    """Appends files to the table of a source; only counts are kept in memory.
 
     Args:
-        folder: to write to.
-        name: of the table's files, before the kind.
+        name: prefix of the table's files, before the kind.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -236,10 +223,9 @@ class TableWriter:
         """Append a file.
 
         Args:
-            file: its index.
             number: its position in the source's inputs, or -1 - k.
-            held_out: rows that are held out, sorted.
-            checked: refuse the file if its size or time of change differ when it is opened.
+            held_out: held-out rows, sorted.
+            checked: refuse the file if its size or modification time differ when it is opened.
         """
         size, mtime_ns = (file.size, file.mtime_ns) if checked else (-1, -1)
         row = np.array([(self.documents, self.batches, size, mtime_ns, number)], dtype=FILE)
@@ -251,7 +237,7 @@ class TableWriter:
         self.batches += len(file.batches)
 
     def hold_out_last(self) -> None:
-        """Hold out the last document, if none of the table is held out."""
+        """Hold out the last document if no document of the table is held out."""
         self._out["skips"].write(np.array([self.documents - 1], dtype="<i8").tobytes())
         self.held_out = 1
 
@@ -280,7 +266,7 @@ def scanned_table(entries: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of prepared files without an index: each is scanned when it is opened.
 
     Args:
-        entries: the files of ``dataset.json``.
+        entries: entries of the files in ``dataset.json``.
     """
     starts = np.cumsum([0, *(int(entry["documents"]) for entry in entries)]).tolist()
     rows = [(start, 0, -1, -1, -1 - number) for number, start in enumerate(starts[:-1])]
@@ -304,7 +290,7 @@ _BLOCK_BYTES, _MOST_BLOCKS = 8 << 10, 8 << 10
 
 
 class Blocks:
-    """The most recently used blocks; threads may share it."""
+    """The most recently used blocks of objects; threads may share it."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[RemoteObject, int], bytes] = OrderedDict()
@@ -320,7 +306,7 @@ class Blocks:
         whole = b"".join(self._block(remote, number) for number in range(first, last + 1))
         start = position - first * _BLOCK_BYTES
         if len(whole) < start + size:
-            return remote.read(position, size)  # raises: it is outside of the object
+            return remote.read(position, size)  # raises: the range is outside the object
         return whole[start : start + size]
 
     def _block(self, remote: RemoteObject, number: int) -> bytes:
@@ -347,7 +333,7 @@ PREPARED_COLUMN = "text"
 _PREPARED_HINT = "remove its folder under .cache/data and run again"
 _CHANGED_HINT = "restore the file; or index the changed corpus: `hlatctl resume`, which compares it with the run's"
 _DAMAGED_HINT = "copy the file again, or set data.on_corrupt=skip"
-#: Files that are kept open, at most, and as a share of those that the process may open.
+#: Maximum of open files, absolute and as a share of the process's limit.
 _MOST_OPEN, _OPEN_SHARE = 1024, 4
 
 
@@ -355,12 +341,12 @@ class TextFile:
     """An open Arrow file whose batches are known.
 
     Args:
-        path: of the file; one of a stand-in is read from its object, which refuses changes itself.
-        batches: of the file; None: they are scanned now.
-        size: in bytes that it must have; -1: any.
-        mtime_ns: time of change that it must have; -1: any.
-        documents: rows that it must have.
-        report: is called with a damaged document; if it returns, the document has no text.
+        path: the file; a stand-in's file is read from its object, which detects changes itself.
+        batches: its batches; None: scan for them now.
+        size: required size in bytes; -1: any.
+        mtime_ns: required modification time; -1: any.
+        documents: required number of rows.
+        report: called with a damaged document; if it returns, the document has no text.
 
     Raises:
         DataError: the file is missing, or has changed since it was indexed.
@@ -415,7 +401,7 @@ class TextFile:
             return ""
 
     def _read_place(self, size: int, position: int) -> bytes:
-        """Read bytes that say where texts lie. Of an object, blocks of them are kept, for its other texts."""
+        """Read bytes that contain positions of texts. For an object, keep the block for its other texts."""
         return self._read(size, position) if self._remote is None else BLOCKS.read(self._remote, position, size)
 
     def _read(self, size: int, position: int) -> bytes:
@@ -454,7 +440,7 @@ class OpenFiles:
     """Keeps the most recently used files open; threads may share it.
 
     Args:
-        open_file: opens the file of a number.
+        open_file: opens a file by its number.
     """
 
     def __init__(self, open_file: Callable[[int], TextFile]) -> None:
@@ -463,7 +449,7 @@ class OpenFiles:
         self._most = most_open()
 
     def get(self, number: int) -> TextFile:
-        """Return a file; it is closed when it is neither kept nor used any more."""
+        """Return a file; it is closed once it is neither kept nor used."""
         with self._lock:
             file = self._open.get(number)
             if file is None:
@@ -491,7 +477,7 @@ _CONTINUATION = b"\xff\xff\xff\xff"
 _MESSAGE_BODY_LENGTH, _FOOTER_BATCHES = 3, (2, 3)
 #: ``Block`` of the footer: offset, length of the header, padding, length of the body.
 _BLOCK = struct.Struct("<qi4xq")
-#: Read at each end, and for a header of a stream. A header needs some 300 bytes, and 100 more for each column.
+#: Bytes to read at each end, and for a header of a stream. A header needs about 300 bytes, plus 100 per column.
 _END_BYTES, _WINDOW_BYTES = 64 << 10, 4 << 10
 #: A longer header or footer counts as damage.
 _MOST_BYTES = 64 << 20
@@ -500,8 +486,8 @@ _MOST_BYTES = 64 << 20
 def fill_headers(path: Path) -> None:
     """Fill the headers of an Arrow file or stream, and the blocks that its fingerprint covers.
 
-    Of a damaged file nothing more is filled; indexing then refuses it, or it is fetched and converted, which reports
-    the damage. A file takes one request for each batch, many at once; the batches of a stream one after another.
+    Filling a damaged file stops at the damage. Then indexing refuses it, or it is fetched and converted, which reports
+    the damage. A file takes one request per batch, many in parallel; a stream's batches are requested one by one.
 
     Raises:
         DataError: the object can't be read.
@@ -544,7 +530,7 @@ def _footer(size: int, get: partial[bytes]) -> bytes:
 
 
 def _blocks(size: int, footer: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where the headers of all dictionaries and batches lie: (start, size)."""
+    """Yield (start, size) of the headers of all dictionaries and batches."""
     for field in _FOOTER_BATCHES:
         place = _field(footer, field)
         if not place:
@@ -556,7 +542,7 @@ def _blocks(size: int, footer: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _walk(size: int, window: bytes, get: partial[bytes]) -> None:
-    """Fill the headers of a stream from its beginning, each of which says where the next one is."""
+    """Fill the headers of a stream in order, because each one states where the next is."""
     position = begin = 0
     while position < size:
         if position + 8 > begin + len(window):

@@ -1,7 +1,7 @@
 """``python -m trainer.data.at --run-dir RUN --step N``: the documents that a step was trained on, as JSON on stdout.
 
-The loader is a pure function of the run's configuration and corpus. So it is run again, from the newest checkpoint
-before the step, or from the start if none is left.
+The loader is a pure function of the run's configuration and corpus. So this runs it again, from the newest checkpoint
+before the step, or from the start if there is none.
 """
 
 from __future__ import annotations
@@ -30,13 +30,9 @@ _TRAINER = "trainer"
 
 
 def documents_at(run: RunPaths, step: int) -> dict[str, Any]:
-    """Return the documents of each sequence of a step.
+    """Return the documents of each sequence of an optimizer step (1-based).
 
     For a step that was not trained (or not again after a rollback), these are the documents it would be trained on.
-
-    Args:
-        run: the run directory.
-        step: optimizer step, 1-based.
 
     Returns:
         ``step``; ``batch``; ``from_step``, whose checkpoint the loader started from (0: the start); ``trained``;
@@ -73,12 +69,7 @@ def documents_at(run: RunPaths, step: int) -> dict[str, Any]:
 
 
 def events_that_count(events: Sequence[Event], step: int) -> list[Event]:
-    """Return the events that the newest attempt that trained a step had read by then.
-
-    Args:
-        events: of the run, in order of time.
-        step: a step that was trained.
-    """
+    """Return the events that the newest attempt that trained the step had read by then."""
     ran = max(i for i, event in enumerate(events) if event["kind"] == "step" and event["step"] == step)
     attempt = events[ran]["attempt"]
     began = max(
@@ -94,7 +85,7 @@ def _checkpoint_before(config: Config, run: RunPaths, step: int) -> tuple[int, l
     Without one, or if the corpus begins there: the step that the run began from, and None.
 
     Raises:
-        DataError: the run continues the data of another one, and none of its checkpoints is left.
+        DataError: the run continues another run's data, and has no checkpoints left.
     """
     for earlier in sorted((s for s in checkpoint_steps(run) if s < step), reverse=True):
         if config.begins_data_at(earlier):

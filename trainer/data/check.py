@@ -1,6 +1,6 @@
 """``python -m trainer.data.check --config FILE``: check a corpus and tokenizer within seconds.
 
-It reads names, schemas and first lines, with the same code as ``trainer.data.prepare``. A corpus in object storage is
+Reads names, schemas and first lines, with the same code as ``trainer.data.prepare``. A corpus in object storage is
 listed; the listing is kept for fingerprints.
 """
 

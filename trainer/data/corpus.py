@@ -1,12 +1,8 @@
-"""The corpora of a configuration: their files, checked. ``trainer.data.prepare`` indexes or converts them.
+"""Find and check the files of each corpus, index the Arrow files where they lie, and convert the others to Arrow.
 
-What there is to prepare: the inputs of a source, and the units of work that convert them. Pure.
-
-Convert one unit of inputs to Arrow files: the work of one process. A finished unit is kept after a kill.
-
-Split the documents of a unit of work into training files and a held-out file, and write them.
-
-Index the Arrow files of all sources where they lie: several files a task, in several processes.
+Inputs that must be converted are divided into units of work, each for one process. A finished unit survives a kill.
+While converting, each document goes to the training files or to a held-out file. Arrow files of all sources are indexed
+in place by several processes, several files per task. ``trainer.data.prepare`` runs all of this.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ from trainer.data.remote import drop, fetch, fetch_ends, in_words, remote_of, sh
 from trainer.data.workers import Progress, count, spread
 
 #: Modules are cut into documents of about this size. Otherwise one of the largest (a table of 100,000 tokens) would
-#: fill a row of the batch for a third of the quickstart.
+#: fill one row of the batch for a third of the quickstart.
 _MODULE_DOCUMENT_BYTES = 8 * 1024
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
@@ -49,10 +45,9 @@ class Corpus:
     """One corpus of the configuration's mixture.
 
     Args:
-        name: its path.
-        files: in order.
-        column: of the text.
-        unread: number of files in the folder that are not read, by suffix.
+        name: its path in the configuration.
+        column: the text column.
+        unread: number of unread files in the folder, by suffix.
         modules: the files are Python modules of the standard library.
     """
 
@@ -64,7 +59,7 @@ class Corpus:
 
 
 def check(config: Config) -> list[Corpus]:
-    """Check everything that needs no full read; return the corpora in order.
+    """Check everything that needs no full read; return the configuration's corpora in order.
 
     Raises:
         DataError: a path, file, column or tokenizer can't be used.
@@ -84,7 +79,7 @@ def check_vocabulary(config: Config, vocab_size: int) -> None:
     """Refuse a tokenizer that is larger than the model's embedding.
 
     Raises:
-        ConfigError: it is larger than ``model.vocab_size``.
+        ConfigError: the tokenizer is larger than ``model.vocab_size``.
     """
     if vocab_size > config.model.vocab_size:
         divisor = config.parallel.tensor_parallel_size
@@ -98,7 +93,7 @@ def check_vocabulary(config: Config, vocab_size: int) -> None:
 def _check_files(corpus: Corpus, *, skip: bool) -> None:
     """Check every file; if damage is skipped, at least one must be readable.
 
-    Of a corpus in object storage, the ends of one file of each format are read: only the column is checked.
+    In object storage, only the column is checked, by reading the ends of one file of each format.
     """
     if remote_of(corpus.files[0]) is not None:
         for path in {formats.format_of(path): path for path in reversed(corpus.files)}.values():
@@ -118,7 +113,7 @@ def read_module(path: Path) -> Iterator[Row]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        yield 1, None  # the standard library contains such files to test its own decoder
+        yield 1, None  # the standard library contains such files, to test its own decoder
     except OSError as error:
         raise DataError(f"{path}: not readable ({error.strerror})") from None
     else:
@@ -132,7 +127,7 @@ def _corpus(path: Path, column: str) -> Corpus:
 
 
 def _standard_library() -> Corpus:
-    """Return the interpreter's standard library, without its tests, which not every system installs."""
+    """Return the interpreter's standard library without its tests, which not every system installs."""
     root = Path(sysconfig.get_path("stdlib"))
     modules = sorted(p for p in root.rglob("*.py") if not _NOT_THE_LIBRARY & set(p.relative_to(root).parts))
     if not modules:
@@ -143,7 +138,7 @@ def _standard_library() -> Corpus:
     return Corpus(name=str(root), files=modules, column="", modules=True)
 
 
-#: A unit of work has about this many bytes of input. The order of documents depends on it, and never on the machine.
+#: Input bytes per unit of work, about. The order of documents depends on it, and never on the machine.
 UNIT_BYTES = 256 << 20
 _SPLIT_AT_LINES = (".jsonl", ".json")
 
@@ -155,8 +150,7 @@ class Piece:
     Args:
         source: index of the source.
         number: position in the source's inputs.
-        path: of the file.
-        column: of the text.
+        column: the text column.
         modules: it is a Python module.
         size: bytes to read.
         start: first byte of a range.
@@ -183,10 +177,9 @@ class Unit:
     """Inputs that one process converts, in order.
 
     Args:
-        number: of the unit, from 0.
-        pieces: its inputs.
-        fraction: of the documents to hold out.
-        skip: skip damage.
+        number: number of the unit, from 0.
+        fraction: share of the documents to hold out.
+        skip: skip damage instead of raising an error.
     """
 
     number: int
@@ -196,7 +189,7 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """A hash of all that the result depends on."""
+        """Return a hash of everything that the result depends on."""
         return digest([[self.number, self.fraction, self.skip], *map(_identity, self.pieces)])
 
 
@@ -258,7 +251,7 @@ def held_out_name(unit: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A text and its origin: source, the input by its position in the source's inputs, its 1-based row there."""
+    """A text and its origin: the source, the input's position in the source's inputs, and the 1-based row there."""
 
     text: str
     source: int
@@ -269,13 +262,11 @@ class Document:
 class Split:
     """Sends each document of a unit to the training files or to the held-out file, and counts.
 
-    A hash of (unit, position in the unit) decides. In unit 0, the first document is for training, and if none is held
-    out, the last one is: so neither side of a corpus is empty.
+    A hash of (unit, position in the unit) decides. In unit 0, the first document is for training, and the last one is
+    held out if no other is, so neither side of a corpus is empty.
 
     Args:
-        folder: to write to.
         validation_fraction: share of the documents held out.
-        unit: number of the unit.
     """
 
     def __init__(self, folder: Path, validation_fraction: float, unit: int) -> None:
@@ -352,7 +343,6 @@ class _ArrowWriter:
         self.documents = self.bytes = 0
 
     def add(self, document: Document) -> None:
-        """Add a document."""
         size = len(document.text.encode())
         self._batch.append(document)
         self._batch_bytes += size
@@ -362,7 +352,6 @@ class _ArrowWriter:
             self._flush()
 
     def close(self) -> dict[str, Any]:
-        """Finish the file durably; return its entry in ``dataset.json``."""
         self._flush()
         self._writer.close()
         self._sink.flush()
@@ -401,7 +390,7 @@ class Corrupt:
         self.messages: list[str] = []
 
     def note(self, error: DataError) -> None:
-        """Count one damaged row or part of a file."""
+        """Count one damaged row or part of a file, and keep its message."""
         self.count += 1
         if len(self.messages) < CORRUPT_KEPT:
             message = in_words(error.message)
@@ -449,7 +438,7 @@ def _done(record: Path, unit: Unit) -> dict[str, Any] | None:
 
 
 def _convert_fetched(split: Split, piece: Piece, *, skip: bool) -> dict[str, Any]:
-    """Convert an input. One in object storage is on the disk only meanwhile."""
+    """Convert an input. One in object storage is on the disk only during the conversion."""
     if remote_of(piece.path) is None:
         return _convert_piece(split, piece, skip=skip)
     fetch(piece.path, piece.start, piece.size, whole_lines=piece.is_range)
@@ -529,7 +518,7 @@ class InPlace:
     """The files of one source that are used where they lie.
 
     Args:
-        table: for them, and for the prepared files that follow.
+        table: table of these files and of the prepared files that follow.
     """
 
     table: TableWriter
@@ -548,15 +537,13 @@ def index_in_place(
     fraction: float,
     skip: bool,
 ) -> tuple[list[InPlace], list[Piece]]:
-    """Write the tables of all sources, with the Arrow files that can be used where they lie.
+    """Write the tables of all sources, with the Arrow files that can be read where they lie.
 
     Args:
         stack: closes the tables.
         pieces: the inputs of each source.
-        folder: to write to.
-        progress: is shown.
-        fraction: of each file's rows to hold out; the first of a source is for training.
-        skip: skip damage.
+        fraction: share of each file's rows to hold out; a source's first row is for training.
+        skip: skip damage instead of raising an error.
 
     Returns:
         For each source its files in place; and the inputs of all sources that must be converted, in order.

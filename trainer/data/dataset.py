@@ -27,9 +27,9 @@ from trainer.data.tokenizer import make_encoder
 
 DATASET = "dataset.json"
 VALIDATION = "validation.jsonl"
-#: The sample for the estimate of a source's tokens, at most.
+#: Size limit of the sample that estimates a source's tokens.
 _SAMPLED_DOCUMENTS, _SAMPLED_BYTES = 512, 1 << 20
-#: Held-out text that is copied from a source's files in place: a hundred times what an evaluation reads by default.
+#: Held-out text copied from a source's files in place: a hundred times what an evaluation reads by default.
 _VALIDATION_BYTES = 32 << 20
 #: Kinds of unread files that the warning names.
 _KINDS_SHOWN = 5
@@ -37,12 +37,12 @@ _KINDS_SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What indexing and conversion have left.
+    """The results of indexing and conversion.
 
     Args:
-        corpora: of the configuration.
-        pieces: the inputs of each.
-        in_place: the files of each that are used where they lie.
+        corpora: the configuration's corpora.
+        pieces: the inputs of each corpus.
+        in_place: the files of each corpus that are used where they lie.
         units: results of ``trainer.data.corpus``.
     """
 
@@ -60,10 +60,7 @@ def write_dataset(config: Config, prepared: Prepared, folder: Path, target: Path
     """Write tables, held-out text, tokenizer and ``dataset.json``.
 
     Args:
-        config: of the run.
-        prepared: the corpus.
-        folder: to write to.
-        target: the folder's later path, which the description contains.
+        target: the folder's final path, which the description contains.
 
     Raises:
         DataError: the corpus can't be used.
@@ -135,7 +132,6 @@ def _check_documents(prepared: Prepared) -> None:
 def _finish_source(
     prepared: Prepared, source: int, parts: list[dict[str, Any]], folder: Path, config: Config
 ) -> dict[str, Any]:
-    """Finish a source's table and inputs; return its entry in ``dataset.json``."""
     corpus, in_place, converted = prepared.corpora[source], prepared.in_place[source], prepared.converted(source)
     table = in_place.table
     share = (in_place.rows - table.held_out) / in_place.rows if in_place.rows else 0.0
@@ -168,9 +164,9 @@ def _finish_source(
 
 
 def _inputs(pieces: list[Piece], converted: list[dict[str, Any]], folder: Path) -> list[Any]:
-    """Return the path of each input; of a range of a file also the rows before it.
+    """Return the path of each input; for a range of a file also the number of rows before it.
 
-    Stand-ins are in the folder, which is renamed later: their paths are relative to it.
+    Stand-ins are in the folder, which is renamed later, so their paths are relative to it.
     """
     lines = {piece["number"]: piece["lines"] for piece in converted}
     inputs: list[Any] = []
@@ -184,7 +180,7 @@ def _inputs(pieces: list[Piece], converted: list[dict[str, Any]], folder: Path) 
 
 
 def _write_validation(prepared: Prepared, sources: list[Source], folder: Path) -> dict[str, Any]:
-    """Write the held-out documents: all that were converted, and a sample of those in files in place."""
+    """Write the held-out documents: all converted ones, and a sample of those in files in place."""
     documents = sum(unit["validation"]["documents"] for unit in prepared.units)
     text_bytes = sum(unit["validation"]["text_bytes"] for unit in prepared.units)
     with (folder / VALIDATION).open("wb") as out:
@@ -202,14 +198,14 @@ def _write_validation(prepared: Prepared, sources: list[Source], folder: Path) -
 
 
 def _sample(texts: RemoteDocuments[str], in_place: InPlace) -> Iterator[str]:
-    """Yield texts that are spread evenly, with about :data:`_VALIDATION_BYTES` in all."""
+    """Yield evenly spread texts, about :data:`_VALIDATION_BYTES` in total."""
     average = in_place.text_bytes / in_place.rows if in_place.rows else 0
     positions = range(0, len(texts), max(1, round(len(texts) * average / _VALIDATION_BYTES)))
     yield from (text for text in in_order(texts, positions) if text.strip())
 
 
 def _prepare_tokenizer(config: Config, sources: list[Source], folder: Path) -> dict[str, Any]:
-    shutil.rmtree(folder, ignore_errors=True)  # of a preparation that was killed
+    shutil.rmtree(folder, ignore_errors=True)  # of a killed preparation
     path = Path(config.tokenizer.path) if config.tokenizer.path else None
     texts = (text for source in sources for text in source.documents if text.strip())
     tokenizer.prepare(path, folder, texts=texts, train_vocab_size=config.tokenizer.train_vocab_size)
@@ -219,7 +215,7 @@ def _prepare_tokenizer(config: Config, sources: list[Source], folder: Path) -> d
 
 
 def _estimated_tokens(source: Source, folder: Path) -> int:
-    """Estimate a source's tokens from documents that are spread evenly over it, up to 1 MiB."""
+    """Estimate a source's tokens from evenly spread documents, up to 1 MiB."""
     encode = make_encoder(tokenizer.load(folder / tokenizer.TOKENIZER_JSON))
     documents, sampled, tokens, sizes = source.documents, 0, 0, 0
     for text in in_order(documents, range(0, len(documents), max(1, len(documents) // _SAMPLED_DOCUMENTS))):

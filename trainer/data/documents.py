@@ -1,17 +1,14 @@
-r"""The documents of a source by position, read on access from files that stay where they are.
+r"""The documents of a source, text or token ids, by position; files stay where they are and are read on access.
 
-Held-out documents are skipped: a search in a sorted array maps a position among the training documents to a document.
-Only the index grows with the corpus, and it is mapped into memory (``trainer.data.arrow_index``).
+Text: held-out documents are skipped. A search in a sorted array maps a position among the training documents to a
+document. Only the index grows with the corpus, and it is mapped into memory (``trainer.data.arrow_index``).
 
-Corpora of token ids: found by their files, and read by position like the documents of a text corpus.
+Token ids: such a corpus is a folder that ``hlatctl data tokenize`` wrote (``trainer.data.tokenize``: pairs in
+Megatron's format and ``token_ids.json``), a folder of Megatron's files, or the prefix of one pair. Nothing is copied.
+``trainer.data.prepare_tokens`` makes the prepared folder.
 
-Such a corpus is a folder that ``hlatctl data tokenize`` wrote (``trainer.data.tokenize``: pairs in Megatron's
-format and ``token_ids.json``), a folder of Megatron's files, or the prefix of one pair. Nothing is copied. A prepared
-folder is made by ``trainer.data.prepare_tokens``.
-
-Megatron's indexed datasets: ``PREFIX.bin`` holds token ids, ``PREFIX.idx`` says where each document lies.
-
-Version 1 of the ``.idx`` file, little-endian (NVIDIA/Megatron-LM, ``megatron/core/datasets/indexed_dataset.py``)::
+Megatron's indexed datasets: ``PREFIX.bin`` holds token ids, ``PREFIX.idx`` states where each document lies. Version 1
+of the ``.idx`` file, little-endian (NVIDIA/Megatron-LM, ``megatron/core/datasets/indexed_dataset.py``)::
 
     9 bytes "MMIDIDX\0\0", uint64 version, uint8 type of the ids, uint64 S sequences, uint64 D = documents + 1
     int32[S]  length of each sequence, in tokens
@@ -59,7 +56,7 @@ _HINT = "remove its folder under .cache/data and run again"
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a document comes from: the file's path, and its 1-based row there."""
+    """The origin of a document: the file's path, and its 1-based row there."""
 
     file: str
     row: int
@@ -69,9 +66,9 @@ class Documents(Sequence[str]):
     """The training documents of a table, by position; one without text is empty or blank.
 
     Args:
-        table: of the source.
-        path_of: the path of a file's number.
-        report: is called with a damaged document; if it returns, the document has no text.
+        table: the source's table.
+        path_of: returns a file's path by its number.
+        report: called with a damaged document; if it returns, the document has no text.
     """
 
     def __init__(self, table: Table, path_of: Callable[[int], str], report: Report = fail) -> None:
@@ -108,12 +105,12 @@ class Documents(Sequence[str]):
 
     @property
     def is_remote(self) -> bool:
-        """Whether files are in object storage. Prepared files never are, and are numbered last."""
+        """Whether files are in object storage. Prepared files never are, and they have the last numbers."""
         first = self.table.files["input"][:1]
         return bool(len(first)) and first[0] >= 0 and remote_of(self._path_of(0)) is not None
 
     def text_of(self, document: int) -> str:
-        """Return a document's text, counted with held-out ones.
+        """Return a document's text; held-out documents count in its number.
 
         Raises:
             DataError: its file is missing or has changed; or, by default, it is damaged.
@@ -145,8 +142,6 @@ class Documents(Sequence[str]):
 
 
 class _Picked(Sequence[str]):
-    """The texts of some documents."""
-
     def __init__(self, documents: Documents, picked: Rows) -> None:
         self._documents, self._picked = documents, picked
 
@@ -155,7 +150,6 @@ class _Picked(Sequence[str]):
 
     @property
     def is_remote(self) -> bool:
-        """Whether reading needs requests."""
         return self._documents.is_remote
 
     def __getitem__(self, position: Any) -> Any:
@@ -166,8 +160,7 @@ class Source:
     """One corpus of a mixture: its training documents and their origins.
 
     Args:
-        dataset: ``dataset.json``.
-        index: of the source in it.
+        index: index of the source in ``dataset.json``.
 
     Raises:
         DataError: a file of the index is missing or damaged.
@@ -194,7 +187,7 @@ class Source:
             self.documents = Documents.prepared(self._prepared)
 
     def held_out_texts(self) -> _Picked:
-        """Return the texts that are held out, of files that are used where they lie."""
+        """Return the held-out texts of files that are used where they lie."""
         return _Picked(self.documents, self.documents.table.held_out)
 
     def origin(self, position: int) -> Origin:
@@ -212,7 +205,7 @@ class Source:
         return self._input(at)[0] if at >= 0 else str(self._prepared[-1 - at]["path"])
 
     def _input(self, number: int) -> tuple[str, int]:
-        """Return the path of an input, and the rows before it: a large file is several inputs."""
+        """Return the path of an input, and the number of rows before it: a large file is several inputs."""
         if self._inputs is None:
             with reading(Path(self._entry["inputs"]), hint=_HINT):
                 self._inputs = list(files.read_json(Path(self._entry["inputs"]), _MAX_INPUTS_BYTES))
@@ -291,7 +284,7 @@ class Header:
 
 
 def read_header(prefix: Path) -> Header:
-    """Return the header of a pair of files; their sizes are checked.
+    """Return the header of a pair of files, after checking their sizes.
 
     Raises:
         DataError: a file is missing, damaged, or of an unknown kind.
@@ -348,7 +341,7 @@ class TokenFile:
         return len(self._firsts) - 1
 
     def __getitem__(self, document: int) -> Ids:
-        """Return a document's ids as they lie in the file; those of several sequences are joined.
+        """Return a document's ids as stored in the file; several sequences are joined.
 
         Raises:
             DataError: the index points outside of the files.
@@ -380,8 +373,7 @@ class RemoteIds:
     """The ids of a ``.bin`` file in object storage; a slice is one request.
 
     Args:
-        remote: the file.
-        dtype: of the ids.
+        dtype: type of the ids.
     """
 
     def __init__(self, remote: RemoteObject, dtype: np.dtype[Any]) -> None:
@@ -405,8 +397,8 @@ class Writer:
     """Writes a pair of files; each document is one sequence.
 
     Args:
-        prefix: of the files.
-        dtype: of the ids, from :func:`dtype_for`.
+        prefix: path of the files without suffix.
+        dtype: type of the ids, from :func:`dtype_for`.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype[Any]) -> None:
@@ -448,10 +440,10 @@ def _mapped(path: Path) -> mmap.mmap | bytes:
 
 
 MANIFEST = "token_ids.json"
-#: Pairs of files mapped at once; each takes two file descriptors.
+#: Pairs of files mapped simultaneously; each takes two file descriptors.
 _OPEN_FILES = 128
 _SUFFIXES = (".idx", ".bin")
-#: Files of these kinds beside token ids are text that somebody meant to train on.
+#: Files of these kinds next to token ids are text that somebody meant to train on.
 _TEXT_KINDS = ("arrow", "parquet", "jsonl")
 
 
@@ -461,9 +453,9 @@ class TokenCorpus:
 
     Args:
         name: its path in the configuration.
-        prefixes: of its pairs of files, in order.
-        folder: that contains tokenizer and held-out text; None for files of Megatron.
-        manifest: ``token_ids.json``; empty for files of Megatron.
+        prefixes: prefixes of its pairs of files, in order.
+        folder: folder with tokenizer and held-out text; None for Megatron's files.
+        manifest: content of ``token_ids.json``; empty for Megatron's files.
     """
 
     name: str
@@ -473,13 +465,13 @@ class TokenCorpus:
 
 
 def find(path: Path) -> TokenCorpus | None:
-    """Return the corpus of token ids at a path; None if it is something else.
+    """Return the corpus of token ids at a path; None if there is something else.
 
     Args:
         path: a folder, a prefix, or one file of a pair.
 
     Raises:
-        DataError: a pair is incomplete, ``token_ids.json`` is damaged, or text lies beside the ids.
+        DataError: a pair is incomplete, ``token_ids.json`` is damaged, or there is text next to the ids.
     """
     if not path.is_dir():
         prefix = path.with_suffix("") if path.suffix in _SUFFIXES else path
@@ -535,10 +527,10 @@ class TokenDocuments(Sequence[Tokens]):
     """The training documents of a corpus of ids, by position, with their end-of-sequence tokens.
 
     Args:
-        entries: its pairs of files, with ``path`` (the prefix), and numbers of ``documents`` and ``tokens``.
-        held_out: sorted positions among all documents that are skipped.
+        entries: its pairs of files: ``path`` (the prefix), and the numbers of ``documents`` and ``tokens``.
+        held_out: sorted positions, among all documents, of those to skip.
         vocab_size: larger ids are refused.
-        eos_id: is added to a document that doesn't end with it; one without tokens stays empty.
+        eos_id: added to documents that don't end with it; a document without tokens stays empty.
     """
 
     def __init__(
@@ -547,7 +539,7 @@ class TokenDocuments(Sequence[Tokens]):
         self._entries = entries
         self._starts = np.cumsum([0, *(int(entry["documents"]) for entry in entries)]).tolist()
         self._held_out = np.array(held_out, dtype=np.int64)
-        #: Before the i-th held-out document there are this many others.
+        #: For the i-th held-out document, the number of training documents before it.
         self._before = self._held_out - np.arange(len(self._held_out))
         self._vocab_size, self._eos_id = vocab_size, eos_id
         self._open: OrderedDict[int, TokenFile] = OrderedDict()
@@ -582,12 +574,12 @@ class TokenDocuments(Sequence[Tokens]):
         return position + int(np.searchsorted(self._before, position, side="right"))
 
     def file_and_row(self, document: int) -> tuple[Path, int]:
-        """Return the ``.bin`` file and the 1-based number there of a document, counted among all."""
+        """Return the ``.bin`` file of a document, by its position among all, and its 1-based number there."""
         number = bisect_right(self._starts, document) - 1
         return data_path(Path(self._entries[number]["path"])), document - self._starts[number] + 1
 
     def stored(self, document: int) -> Ids:
-        """Return a document's ids as they are stored, counted among all.
+        """Return the stored ids of a document by its position among all.
 
         Raises:
             DataError: a file is missing, damaged, or not the one that was prepared.
@@ -596,7 +588,7 @@ class TokenDocuments(Sequence[Tokens]):
         return self._file(number)[document - self._starts[number]]
 
     def ids_of(self, document: int) -> Tokens:
-        """Return a document's ids with the end-of-sequence token, counted among all.
+        """Return the ids of a document by its position among all, with the end-of-sequence token.
 
         Raises:
             DataError: an id is not in the vocabulary; or as :meth:`stored`.
@@ -659,8 +651,8 @@ def check_counts(entry: dict[str, Any], *, documents: int, tokens: int) -> None:
     """Refuse a pair of files that differs from its entry.
 
     Args:
-        entry: of the pair, with ``path``, ``documents`` and ``tokens``.
-        documents, tokens: that the files have.
+        entry: entry of the pair, with ``path``, ``documents`` and ``tokens``.
+        documents, tokens: the numbers in the files.
 
     Raises:
         DataError: they differ.
@@ -674,11 +666,10 @@ def check_counts(entry: dict[str, Any], *, documents: int, tokens: int) -> None:
 
 
 class TokenSource:
-    """One corpus of ids of a mixture; has what ``trainer.data.documents.Source`` has.
+    """One corpus of token ids of a mixture, with the interface of :class:`Source`.
 
     Args:
-        dataset: ``dataset.json``.
-        index: of the source in it.
+        index: index of the source in ``dataset.json``.
     """
 
     def __init__(self, dataset: dict[str, Any], index: int) -> None:
@@ -707,11 +698,11 @@ class TokenSource:
         return (self._text(ids) for ids in in_order(held_out, range(len(held_out))))
 
     def _text(self, ids: Tokens) -> str:
-        """Return the text of ids without the last one, which is the end of sequence or is not asked for."""
+        """Return the text of ids without the last one, which is the end of sequence or not requested."""
         return str(self._decoder.decode(ids[:-1].tolist(), skip_special_tokens=False))
 
 
 def held_out(fingerprint: str, documents: int, count: int) -> list[int]:
-    """Return the sorted positions that are held out: a pure function, so only their number is stored."""
+    """Return the sorted held-out positions: a pure function, so only their number is stored."""
     order = Permutation(documents, f"held out {fingerprint}")
     return sorted(order[place] for place in range(count))

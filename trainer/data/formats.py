@@ -1,12 +1,8 @@
-"""Read documents from files: Arrow, Parquet, JSON Lines and plain text.
+"""Read documents from files: Arrow, Parquet, JSON Lines and plain text, perhaps compressed or only a range.
 
 A file is checked (:func:`check_file`: existence, schema, first line) before it is read (:func:`read_documents`: one
-document after another in bounded memory); both raise the same errors. A row's number is 1-based: the line of JSON
-Lines, the row of a table, the piece of a plain text. No torch, no transformers.
-
-Read lines of a file, decompressed or in a range, and documents from JSON Lines.
-
-What readers of a corpus report: damage, with file and place; and the errors that they share.
+document after another in bounded memory). Both raise the same errors, and report damage with file and place. A row's
+number is 1-based: the line of JSON Lines, the row of a table, the piece of a plain text. No torch, no transformers.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ import pyarrow.parquet as pq
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
 
-#: Limit of a document, and of a line that contains one. The longest of public corpora have some 10 MB.
+#: Size limit of a document, and of a line that contains one. The longest of public corpora have about 10 MB.
 MAX_TEXT_BYTES = 64 << 20
 #: A row's number, and its text if it has one.
 Row = tuple[int, str | None]
@@ -40,7 +36,7 @@ Report = Callable[[DataError], None]
 
 
 def fail(error: DataError) -> None:
-    """Raise the error: damage stops the reading."""
+    """Raise the error, so that damage stops the reading."""
     raise error
 
 
@@ -108,7 +104,7 @@ class LineRange:
     """The lines of a file that begin in a range of bytes.
 
     Args:
-        path: of an uncompressed file.
+        path: an uncompressed file.
         start: first byte.
         end: byte after the last one.
     """
@@ -133,7 +129,7 @@ class LineRange:
 
     @cached_property
     def before(self) -> int:
-        """The number of lines before the range; reads all of them."""
+        """Return the number of lines before the range; this reads all of them."""
         with self.path.open("rb") as file:
             blocks = iter(lambda: file.read(min(_BLOCK_BYTES, self._start - file.tell())), b"")
             last, count = b"\n", 0
@@ -191,7 +187,7 @@ def _json_document(line: bytes, column: str, where: Callable[[], str]) -> str | 
 #: A plain text file is cut at the first line end after this many bytes.
 TEXT_DOCUMENT_BYTES = 64 * 1024
 _BATCH_ROWS = 1024
-#: Rows of Parquet that are decoded at once: each can be the same long entry of a dictionary.
+#: Rows of Parquet decoded in one batch: each can be the same long entry of a dictionary.
 _PARQUET_ROWS = 64
 #: Rows of a larger dictionary are decoded one by one, which is slow. Writers stop at 1 MiB, after whole batches.
 _DICTIONARY_BYTES = 16 << 20
@@ -200,7 +196,7 @@ _DICTIONARY_PAGE = 2
 _PAGE_HEADER_BYTES = 16
 _CARDS = {"README.md", "README.rst"}
 _ARROW_FILE_MAGIC = b"ARROW1"
-#: Where the stream in an Arrow file begins: the magic and two bytes of padding are before it.
+#: Position of the stream in an Arrow file, after the magic and two bytes of padding.
 _ARROW_STREAM_START = 8
 _FORMATS = {
     ".arrow": "arrow",
@@ -248,7 +244,7 @@ def find_files(path: Path) -> list[Path]:
 
 
 def unread_files(path: Path, read: Collection[Path]) -> dict[str, int]:
-    """Count the files below a folder that are not read, by suffix, without hidden ones.
+    """Count the unread files below a folder by suffix, without hidden ones.
 
     Args:
         path: ``data.path``.
@@ -290,9 +286,8 @@ def read_documents(path: Path, column: str, report: Report = fail) -> Iterator[R
     """Yield a file's rows in order; a null is a row without text.
 
     Args:
-        path: the file.
-        column: of the text.
-        report: is called with damage; if it returns, the damaged part is skipped.
+        column: the text column.
+        report: called with damage; if it returns, the damaged part is skipped.
 
     Raises:
         DataError: the column is missing; or, by default, the first damage, with file and row.
@@ -317,7 +312,7 @@ def _read_parquet(path: Path, column: str, report: Report) -> Iterator[Row]:
 
 
 def _largest_dictionary(path: Path, file: Any, column: str) -> int:
-    """Return the size in bytes of a column's largest dictionary, from the headers of the pages, which readers obey."""
+    """Return a column's largest dictionary in bytes, according to the page headers, which readers obey."""
     index = next(i for i in range(len(file.schema)) if file.schema.column(i).path == column)
     largest = 0
     with path.open("rb") as raw:
@@ -352,7 +347,7 @@ def _group_rows(path: Path, batches: Iterator[Any], first: int, last: int, repor
 
 
 def _read_arrow(path: Path, column: str, report: Report) -> Iterator[Row]:
-    """Read batch by batch; a stream has no index, so damage skips all that follows."""
+    """Read batch by batch; a stream has no index, so damage skips the rest."""
     with open_arrow(path, column) as (batches, _):
         first = 1
         with guard(path, report, lambda: f"from row {first} on"):
@@ -384,7 +379,7 @@ def _column_rows(path: Path, values: pa.Array, first: int, report: Report) -> It
 
 
 def _dictionary_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[Row]:
-    """Yield rows one by one, and no text that is too long."""
+    """Yield rows one by one, rejecting texts that are too long."""
     lengths = pc.binary_length(values.dictionary).to_pylist()
     for number, entry in enumerate(values.indices.to_pylist(), start=first):
         length = 0 if entry is None else lengths[entry] or 0
@@ -399,7 +394,7 @@ def _dictionary_rows(path: Path, values: pa.Array, first: int, report: Report) -
 
 
 def _decodable_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[Row]:
-    """Yield the rows that are UTF-8 of values that include others."""
+    """Yield the rows that are valid UTF-8, and report the others."""
     for number, value in enumerate(values, start=first):
         try:
             yield number, value.as_py()
@@ -413,7 +408,6 @@ def _read_jsonl(path: Path, column: str, report: Report) -> Iterator[Row]:
 
 
 def _read_text(path: Path, column: str, report: Report) -> Iterator[Row]:
-    """Read the pieces of a plain text as rows."""
     del column  # a plain text file has none
     with open_lines(path) as lines:
         yield from enumerate(cut(_decoded(path, lines, report), TEXT_DOCUMENT_BYTES), start=1)
@@ -454,9 +448,8 @@ def open_arrow(path: Path, column: str, *, only_headers: bool = False) -> Iterat
     and starts threads.
 
     Args:
-        path: of the file.
-        column: of the text.
-        only_headers: the kernel reads nothing around what is accessed.
+        column: the text column.
+        only_headers: tell the kernel not to read ahead.
 
     Raises:
         DataError: the column is missing, or is not text.
@@ -479,7 +472,7 @@ def open_arrow(path: Path, column: str, *, only_headers: bool = False) -> Iterat
 
 
 def check_schema(path: Path, schema: pa.Schema, column: str) -> None:
-    """Raise a DataError if the column is missing, or is not text."""
+    """Raise a DataError if the column is missing or is not text."""
     if column not in schema.names:
         raise no_column(str(path), column, schema.names)
     kind = schema.field(column).type

@@ -1,11 +1,10 @@
-"""The reader: the packed sequences of one data-parallel rank, prepared while the device computes.
+"""Read the packed sequences of one data-parallel rank in advance, and send them to the processes that share them.
 
 The state counts batches that were taken, never prefetched ones, so a checkpoint resumes at the next token.
 
-Batches from the process that reads them to the other processes of its replica on its node, over Unix sockets.
-
-The sockets are in the job's private folder, so no other user can connect. A message is a header, then the tokens or an
-error as JSON. A lost process ends its connection: the others get an error then, and wait for nothing.
+One process reads for the other processes of its replica on its node, and sends them the batches over Unix sockets. The
+sockets are in the job's private folder, so no other user can connect. A message is a header, then the tokens or an
+error as JSON. If a process dies, its connection closes, and the others get an error instead of waiting.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from trainer.data.tokenizer import Tokens, make_encoder
 _HEADER = struct.Struct("<qq")
 _ERROR = -1
 _RETRY_S = 0.05
-#: A socket's longest path on every system: `sun_path` has 104 bytes on macOS and 108 on Linux, with a zero at the end.
+#: Longest socket path on every system: `sun_path` has 104 bytes on macOS and 108 on Linux, with a zero at the end.
 _PATH_BYTES = 103
 
 
@@ -46,7 +45,7 @@ class Sender:
     """Sends batches to other processes, from one thread.
 
     Args:
-        path: of the socket; an old one there is removed.
+        path: path of the socket; an old one there is removed.
         receivers: how many processes will connect. The socket's name is removed once all have.
     """
 
@@ -61,22 +60,22 @@ class Sender:
         self._stopping = threading.Event()
 
     def send(self, batch: Batch) -> None:
-        """Send a batch to all receivers that still want batches; wait until the slowest has room for it."""
+        """Send a batch to all receivers that still accept batches; wait until the slowest has room for it."""
         self._send(batch.number, np.ascontiguousarray(batch.tokens).tobytes())
 
     def fail(self, error: HlatctlError) -> None:
-        """Send an error, which the receivers raise instead of the next batch."""
+        """Send an error, which the receivers raise instead of returning the next batch."""
         self._send(_ERROR, json.dumps(to_record(error)).encode())
 
     def stop(self) -> None:
-        """Make a :meth:`send` of another thread return."""
+        """Make a :meth:`send` in another thread return."""
         self._stopping.set()
         for connection in self._connections:
             with suppress(OSError):  # the receiver is gone
                 connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connections, after the thread that sends has ended."""
+        """Close the connections; call this after the sending thread has ended."""
         self.stop()
         for end in (self._listener, *self._connections):
             end.close()
@@ -88,11 +87,10 @@ class Sender:
         for connection in self._connections:
             if self._stopping.is_set():
                 return
-            with suppress(OSError):  # a receiver that has closed has all that it needs, or has failed
+            with suppress(OSError):  # a receiver that has closed needs no more, or has failed
                 connection.sendall(message)
 
     def _accept(self) -> None:
-        """Wait until all receivers have connected."""
         while len(self._connections) < self._receivers and not self._stopping.is_set():
             with suppress(TimeoutError):
                 connection, _ = self._listener.accept()
@@ -103,11 +101,11 @@ class Sender:
 
 
 class ReceivedBatches(Batches):
-    """The batches that another process of this node reads and sends.
+    """The batches that another process on this node reads and sends.
 
     Args:
-        path: of the sender's socket; it may appear later.
-        shape: (sequences, seq_len + 1) of the tokens.
+        path: the sender's socket, which may appear later.
+        shape: shape of the tokens, (sequences, seq_len + 1).
         ahead: how many batches to receive before they are needed.
     """
 
@@ -151,7 +149,7 @@ class ReceivedBatches(Batches):
         while view:
             count = self._connection.recv_into(view)
             if not count:
-                # Recovery knows by the first words that another process has failed before (flows.recovery).
+                # Recovery recognizes by the first words that another process has failed before (flows.recovery).
                 raise ConnectionError("Connection closed by peer: the process that reads this replica's data has ended")
             view = view[count:]
         return content
@@ -171,16 +169,12 @@ _TELLS_S = 5.0
 
 
 class Loader(Batches):
-    """Reads a rank's share of each step's sequences.
+    """Reads a data-parallel rank's share of each step's sequences.
 
     Args:
-        config: of the run.
-        dataset: ``dataset.json``.
-        rank: data-parallel rank.
-        size: data-parallel size.
         state: the concatenated :attr:`state` lists of all ranks, in order, for any number of ranks.
-        events: of the journal, equal on all ranks; their ``amended`` events add batches to skip.
-        sender: to other processes that need the same batches; none: no other does.
+        events: the journal's events, equal on all ranks; ``amended`` events add batches to skip.
+        sender: sends to the processes that need the same batches; None: there are none.
 
     Raises:
         DataError: the corpus can't be read, or is empty.
@@ -198,7 +192,7 @@ class Loader(Batches):
         events: Iterable[Event] = (),
         sender: Sender | None = None,
     ) -> None:
-        # One thread per rank: the other cores are for the computation.
+        # One thread per rank: the other cores are needed for the computation.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.sources = sources_of(dataset)
         rows = config.train.global_batch_size
@@ -234,7 +228,7 @@ class Loader(Batches):
         for documents in self._ahead:
             documents.close()
         if self._sender:
-            self._sender.stop()  # the thread may be waiting for a slow one
+            self._sender.stop()  # the thread may be waiting for a slow receiver
         super().close()
         if self._sender:
             self._sender.close()
@@ -253,12 +247,12 @@ class Loader(Batches):
                 step = number - sum(skipped <= number for skipped in self._skip)
                 error = type(error)(f"step {step}: {error.message}", hint=error.hint, code=error.code)
             self._failing = True
-            self._put(error)  # first: the others may wait for this process, not for their next batch
+            self._put(error)  # first here: the others may wait for this process instead of their next batch
             if self._sender:
                 self._sender.fail(error)
 
     def _hand_out(self, batch: Batch) -> None:
-        """Queue a batch here, then send it. In this order, no process that trains waits for one that sends."""
+        """Queue a batch here, then send it. In this order, no training process waits for one that sends."""
         self._put(batch)
         if self._sender:
             self._sender.send(batch)

@@ -1,8 +1,8 @@
-"""Find n-grams of words in text: words as GPT-3's overlap study defines them, hashes, and an exact check of each hit.
+"""Find n-grams of words in text, by hash and with an exact check of each hit.
 
-A word is a run of characters between white space, in lower case and without punctuation (Brown et al. 2020, "Language
-models are few-shot learners", arXiv 2005.14165, appendix C). The n-grams that are looked for are kept in memory as
-sorted 64-bit hashes; text is streamed past them. A hit is compared word for word, so a result never depends on a hash.
+Words are those of GPT-3's overlap study: runs of characters between white space, in lower case and without punctuation
+(Brown et al. 2020, arXiv 2005.14165, appendix C). The n-grams to find are kept in memory as sorted 64-bit
+hashes, and text is streamed past them. A hit is compared word for word, so a result never depends on a hash.
 Text without spaces between words, such as Chinese, has few n-grams of this kind.
 """
 
@@ -22,7 +22,7 @@ Hashes = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-#: Text that is hashed at once: the arrays of a block stay in the second-level cache. Longer documents are cut.
+#: Text hashed in one block: the arrays of a block stay in the second-level cache. Longer documents are cut.
 BLOCK_BYTES = 128 << 10
 _BEYOND_ASCII = re.compile(rb"[\x80-\xff]+")
 
@@ -40,15 +40,15 @@ _REMOVED = "".join(c for c in _ASCII if not _normal(c)).encode()
 _BASE = 0x9E3779B97F4A7C15
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 _HALF = np.uint64(32)
-#: Bytes that are read at once, masks that keep the first 0 to 8 of them, and the longest word that is read so.
+#: Bytes that are read together, masks that keep the first 0 to 8 of them, and the longest word that is read so.
 _EIGHT, _LONG = 8, 24
 _MASKS = np.array([(1 << 8 * length) - 1 for length in range(_EIGHT + 1)], np.uint64)
-#: Slots of the filter for each n-gram: one hash in so many goes on to the binary search.
+#: Slots of the filter per n-gram: one hash in this many passes to the binary search.
 _SLOTS = 16
 
 
 def normalise(text: str | bytes) -> bytes:
-    """Return the words of a text in UTF-8, with spaces between them. Bytes that are no UTF-8 are removed."""
+    """Return the words of a text in UTF-8, separated by spaces. Invalid UTF-8 bytes are removed."""
     content = text.encode("utf-8", "ignore") if isinstance(text, str) else text
     content = content.translate(_TABLE, _REMOVED)
     return content if content.isascii() else _BEYOND_ASCII.sub(lambda match: _normal_run(match[0]), content)
@@ -56,7 +56,7 @@ def normalise(text: str | bytes) -> bytes:
 
 @lru_cache(maxsize=1 << 16)
 def _normal_run(run: bytes) -> bytes:
-    """Return characters beyond ASCII by the same rule. Text repeats them, so most are remembered."""
+    """Normalize characters beyond ASCII by the same rule. Text repeats them, so most are cached."""
     return "".join(_normal(character) for character in run.decode("utf-8", "ignore")).encode()
 
 
@@ -65,9 +65,9 @@ class Block:
     """Some documents for one scan.
 
     Args:
-        text: normalised, a line each.
-        starts: where each begins in the text.
-        documents: their numbers.
+        text: normalized text, one line per document.
+        starts: where each document begins in the text.
+        documents: the documents' numbers.
     """
 
     text: bytes
@@ -80,7 +80,7 @@ class Block:
 
 
 def blocks(documents: Iterable[tuple[int, bytes]], *, words: int) -> Iterator[Block]:
-    """Yield documents, given as number and normalised text, in blocks of at most :data:`BLOCK_BYTES`.
+    """Yield documents, given as number and normalized text, in blocks of at most :data:`BLOCK_BYTES`.
 
     The pieces of a long document overlap, so that each of its n-grams of ``words`` words is in one of them.
     """
@@ -102,7 +102,7 @@ def blocks(documents: Iterable[tuple[int, bytes]], *, words: int) -> Iterator[Bl
 
 
 def _pieces(text: bytes, words: int) -> Iterator[bytes]:
-    """Yield the pieces of a text, which end between words. A word longer than a block is left out."""
+    """Yield the pieces of a text, which end between words. A word longer than a block is omitted."""
     begin = 0
     while len(text) - begin > BLOCK_BYTES:
         end = text.rfind(b" ", begin, begin + BLOCK_BYTES)
@@ -123,7 +123,7 @@ def _pieces(text: bytes, words: int) -> Iterator[bytes]:
 
 
 class Words:
-    """The words of a normalised text: where each begins and ends, and its hash. ``[words]`` each.
+    """The words of a normalized text: where each begins and ends, and its hash. ``[words]`` each.
 
     The hash of an n-gram is a polynomial of the hashes of its words modulo 2**64, the difference of two running sums.
     It costs the same for any number of words.
@@ -154,13 +154,13 @@ class Words:
 
 
 class Table:
-    """The n-grams of some texts, to look for.
+    """The n-grams to find, from some texts.
 
     Equal hashes count as one n-gram: of N different ones, two are confused with a probability of N**2 / 2**65.
 
     Args:
-        texts: normalised, at most :data:`BLOCK_BYTES` of each are used.
-        words: of an n-gram.
+        texts: normalized texts; at most :data:`BLOCK_BYTES` of each are used.
+        words: number of words in an n-gram.
     """
 
     def __init__(self, texts: Sequence[bytes], words: int) -> None:
@@ -169,7 +169,7 @@ class Table:
         self._words_of = lru_cache(maxsize=64)(lambda text: texts[text][:BLOCK_BYTES].split())
         self.hashes, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
         self._first = first
-        #: Number of the n-gram at each place, and of the text that the place is in.
+        #: At each place, the n-gram's number, and the number of the text that contains the place.
         self.ngram_of, self.text_of = inverse.astype(np.int64), owners
         bits = max(10, int(np.ceil(np.log2(max(1, len(self.hashes)) * _SLOTS))))
         self._shift = np.uint64(64 - bits)
@@ -185,7 +185,7 @@ class Table:
         return int(self._first[ngram])
 
     def text(self, ngram: int) -> bytes:
-        """Return the words of an n-gram."""
+        """Return the words of an n-gram, with one space between them."""
         place = self._first[ngram]
         begin = int(self._places[place])
         return b" ".join(self._words_of(int(self.text_of[place]))[begin : begin + self.words])
@@ -194,8 +194,7 @@ class Table:
         """Yield the number of each n-gram that is in a text and not yet known, and its first byte there.
 
         Args:
-            block: the text.
-            known: a flag for each n-gram; those that are found are set. ``[len(self)]``.
+            known: a flag for each n-gram, ``[len(self)]``; the flags of found ones are set.
         """
         if not len(self) or len(block) < self.words:
             return
@@ -244,7 +243,7 @@ def _running_sums(values: Hashes) -> Hashes:
 
 
 def _of_words(text: bytes, starts: Numbers, ends: Numbers) -> Hashes:
-    """Return the hash of each word, from eight bytes at a time; of the few longer ones, one by one."""
+    """Return the hash of each word, from eight bytes at a time; the few longer words are hashed one by one."""
     eight = np.ndarray((len(text) + 2 * _EIGHT + 1,), "<u8", text + bytes(_LONG), strides=(1,))
     lengths = ends - starts
     hashes = _mixed(eight[starts] & _MASKS[np.minimum(lengths, _EIGHT)])
@@ -262,7 +261,7 @@ _kept_powers: tuple[Hashes, Hashes] = np.empty(0, np.uint64), np.empty(0, np.uin
 
 
 def _powers(size: int) -> tuple[Hashes, Hashes]:
-    """Return the powers of the base from 0 modulo 2**64, and their inverses; kept for the next block."""
+    """Return the powers of the base from 0 modulo 2**64, and their inverses; cached for the next block."""
     global _kept_powers
     if len(_kept_powers[0]) < size:
         length = max(size, BLOCK_BYTES)

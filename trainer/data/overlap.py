@@ -1,13 +1,13 @@
 """``python -m trainer.data.overlap --run-dir RUN --step N --items FILE --to DIR``: find items in what a run has read.
 
-Scans the documents that a run had read at a checkpoint for n-grams of evaluation items (``trainer.data.overlap_scan``
-says which), in several processes, each document once. Prints a summary as JSON. What is done is kept in ``DIR``: the
-same command continues after it was stopped, and ``--shard I/N`` scans a part, on any node that has the folder. A
-complete scan writes ``result.json``. Each scan has a folder of its own in ``DIR``, named by the hash of what decides
-its result: scans of other items or of another checkpoint leave it alone.
+Scans the documents that a run had read at a checkpoint for n-grams of evaluation items (``trainer.data.overlap_scan``),
+in several processes, each document once. Prints a summary as JSON. Progress is kept in ``DIR``: the same command
+continues after an interruption, and ``--shard I/N`` scans a part, on any node that has the folder. A complete scan
+writes ``result.json``. Each scan has its own folder in ``DIR``, named by a hash of everything that decides its result,
+so scans of other items or of another checkpoint don't affect it.
 
-It gives way to training on the same machine. Its processes take at most half of the free memory, and are the first that
-the kernel kills when memory runs out (that loses 10 s of work). A document is in memory as a whole.
+It yields to training on the same machine. Its processes take at most half of the free memory, and the kernel kills them
+first when memory runs out, which loses 10 s of work. A whole document is in memory.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from trainer.data.overlap_scan import Part, Place, Scan, Task, Worker, dataset_o
 from trainer.data.workers import Progress, spread
 
 RESULT = "result.json"
-#: Change it with anything that changes what is found.
+#: Change it whenever a change affects what is found.
 _VERSION = 2
-#: Share of the free memory that the processes take together.
+#: Share of the free memory that all processes together may take.
 _OF_FREE = 0.5
-#: A kill loses the chunks of so much time, and those that are being scanned.
+#: A kill loses the chunks of this many seconds, and those that are being scanned.
 _SAVE_EVERY_S = 10.0
 #: Exit code of a program that SIGINT has ended, as shells report it.
 _INTERRUPTED = 130
@@ -60,15 +60,15 @@ def find(
     shard: tuple[int, int] = (0, 1),
     most: int | None = None,
 ) -> dict[str, Any]:
-    """Scan what is not scanned yet and return the summary.
+    """Scan the remaining chunks and return the summary.
 
     Args:
-        run, step: up to which checkpoint.
+        run, step: the run, and the step of its checkpoint.
         items: JSON Lines with ``task``, ``item`` and ``text``.
-        folder: for what is done, and the result.
-        workers: processes; None: one per core, but only as many as fit into half of the free memory.
-        shard: number from 0, and how many there are: scan every so-many-th chunk.
-        most: scan at most so many chunks; None: all.
+        folder: for the progress and the result.
+        workers: number of processes; None: one per core, but only as many as fit into half of the free memory.
+        shard: (I, N): scan every N-th chunk, starting with chunk I, from 0.
+        most: maximum number of chunks to scan; None: all.
 
     Returns:
         ``complete``; ``documents`` and ``text_bytes`` that were read; ``total_documents``; ``total_bytes``
@@ -116,7 +116,7 @@ def find(
 def _fitting(chunks: int) -> int:
     """Return the number of processes: one per core, but at most what fits into :data:`_OF_FREE` of the free memory.
 
-    Each process has the items, as this one has: its largest size so far says how much a process needs.
+    Each process holds the items like this one, so this process's peak size shows how much one needs.
     """
     one_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     fitting, cores = max(1, int(_OF_FREE * free_host_bytes() / one_bytes)), len(os.sched_getaffinity(0))
@@ -127,7 +127,6 @@ def _fitting(chunks: int) -> int:
 
 
 def _scan(tasks: list[Task], part: Part, path: Path, identity: Mapping[str, Any], workers: int, worker: Worker) -> None:
-    """Scan chunks and add them to a part, which is written every :data:`_SAVE_EVERY_S` and at the end."""
     total = round(worker.consumed.text_bytes * len(tasks) / len(worker.consumed.chunks))
     progress, saved_s = Progress("corpus", total, None), time.monotonic()
     try:
@@ -168,7 +167,6 @@ def _read(path: Path, identity: Mapping[str, Any], worker: Worker) -> Part:
 
 
 def _identity(run: RunPaths, step: int, items: Path) -> dict[str, Any]:
-    """Return what decides a scan's result."""
     rows = read_rank_states(run.checkpoint(step)).loader
     return {
         "version": _VERSION,
@@ -191,7 +189,7 @@ def shard_of(text: str) -> tuple[int, int]:
     """Return ``(2, 8)`` for ``3/8``.
 
     Raises:
-        ConfigError: it is no such pair.
+        ConfigError: the text isn't such a pair.
     """
     match = _SHARD.fullmatch(text)
     number, total = (int(match[1]), int(match[2])) if match else (0, 0)

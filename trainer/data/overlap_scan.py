@@ -1,22 +1,18 @@
-"""One chunk of a corpus is scanned for the n-grams of items: what a process of ``trainer.data.overlap`` does.
+"""Scan one chunk of a corpus for the n-grams of evaluation items: the work of one process of ``trainer.data.overlap``.
 
-The evaluation items whose n-grams are looked for in a corpus, and what a scan has found of each.
+``Items`` has the n-grams to find, and reports what was found of each item. Each task has its own number of words per
+n-gram, by GPT-3's rule (arXiv 2005.14165, appendix C): the 5th percentile of the lengths of its items, at least 8 and
+at most 13. An n-gram in more than half of a task's items belongs to the template, not to an item, and is not counted.
 
-The number of words of an n-gram is a task's own, by GPT-3's rule (arXiv 2005.14165, appendix C): the 5th percentile of
-the lengths of its items, at least 8 and at most 13. An n-gram in more than half of a task's items is part of the
-template, not of an item, and is not counted.
+``Part`` is the progress of a scan, with one file per shard; any number of them can be merged. A file is replaced as a
+whole and has a checksum. A file that is damaged, or belongs to other items or another corpus, counts as missing: its
+chunks are scanned again.
 
-How far a scan of a corpus is: a file for each of its shards, which can be read together in any number.
-
-A file is replaced as a whole and has a checksum. One that is damaged, or of other items or another corpus, counts as
-missing: its chunks are scanned again.
-
-Which documents a run has read up to a checkpoint, in chunks that can be read in any order, by any process.
-
-The order of documents is computed (``trainer.data.packing``), and a checkpoint has the position of each row of the
-global batch. So nothing is replayed or tokenized: the numbers of finished documents say which they are. Once all rows
-have finished a source's first epoch, its documents are read in the order of the files. A document that is read a second
-time before that is read twice here, too. Documents of skipped batches count as read.
+``Consumed`` lists the documents that a run has read up to a checkpoint, in chunks that any process can read in any
+order. The order of documents is computed (``trainer.data.packing``), and a checkpoint has the position of each row of
+the global batch. So the numbers of finished documents determine which they are, without replay or tokenization. Once
+all rows have finished a source's first epoch, its documents are read in the order of the files. Before that, a document
+that the run has read twice is read twice here, too. Documents of skipped batches count as read.
 """
 
 from __future__ import annotations
@@ -47,15 +43,15 @@ from trainer.data.packing import Deal, Position, encoded
 from trainer.data.remote import in_order
 from trainer.data.tokenizer import decoder, make_encoder
 
-#: Words of an n-gram, at least and at most, and the percentile of the lengths.
+#: Minimum and maximum words of an n-gram, and the percentile of the lengths.
 _LEAST_WORDS, MOST_WORDS, _PERCENTILE = 8, 13, 5
-#: A task of fewer items has no templates.
+#: A task with fewer items has no templates.
 _TEMPLATE_ITEMS = 10
 
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Where an n-gram was found first: the number of the chunk, the source's index, the document's position there."""
+    """Where an n-gram was found first: the chunk's number, the source's index, the document's position there."""
 
     chunk: int
     source: int
@@ -66,7 +62,7 @@ class Place:
 class _Task:
     words: int
     items: list[str]
-    #: Of its first item in the table of its n-grams.
+    #: The item's first n-gram in the table of its task's n-grams.
     first: int
 
 
@@ -101,7 +97,7 @@ class Items:
         return int(self._starts[-1])
 
     def unknown(self) -> list[Flags]:
-        """Return a false flag for each n-gram of each table, for :meth:`find`."""
+        """Return a false flag for each n-gram of each table, to pass to :meth:`find`."""
         return [np.zeros(len(table), np.bool_) for table in self.tables]
 
     def find(self, block: Block, known: list[Flags]) -> Iterator[tuple[int, int]]:
@@ -115,11 +111,11 @@ class Items:
         """Return what was found of each task.
 
         Args:
-            found: n-grams by number.
+            found: places of the n-grams by their numbers.
 
         Returns:
             By task: ``words``; ``items``, their number; ``short``, how many have fewer words; ``overlapping``: by item
-            ``ngrams`` (different ones), ``found``, the first one found as ``example``, and its ``place``.
+            ``ngrams`` (distinct), ``found``, the first one found as ``example``, and its ``place``.
         """
         return {name: self._result(table, task, found) for name, (table, task) in self._tasks.items()}
 
@@ -153,7 +149,6 @@ def _words(lengths: list[int]) -> int:
 
 
 def _read(path: Path) -> dict[str, dict[str, bytes]]:
-    """Return the normalised texts by task and item."""
     texts: dict[str, dict[str, bytes]] = {}
     try:
         with path.open("rb") as file:
@@ -167,13 +162,13 @@ def _read(path: Path) -> dict[str, dict[str, bytes]]:
 
 @dataclass(kw_only=True)
 class Part:
-    """What was scanned, and found.
+    """What was scanned and what was found.
 
     Args:
-        done: numbers of chunks.
-        found: where each n-gram is, by number.
-        documents, text_bytes: that were read.
-        cpu_s: time of all processes.
+        done: numbers of the scanned chunks.
+        found: places of the n-grams by their numbers.
+        documents, text_bytes: amount of text that was read.
+        cpu_s: CPU time of all processes.
     """
 
     done: set[int] = field(default_factory=set)
@@ -183,7 +178,7 @@ class Part:
     cpu_s: float = 0.0
 
     def add(self, other: Part) -> None:
-        """Add another part; an n-gram that both have found is where it is first."""
+        """Add another part; an n-gram found in both keeps the first place."""
         self.done |= other.done
         for ngram, place in other.found.items():
             self.found[ngram] = min(place, self.found.get(ngram, place))
@@ -193,7 +188,7 @@ class Part:
 
 
 def write_part(path: Path, part: Part, identity: Mapping[str, Any]) -> None:
-    """Write a part; ``identity`` says what is scanned for what."""
+    """Write a part; ``identity`` states which corpus is scanned for which items."""
     record = {
         "identity": dict(identity),
         "done": _ranges(part.done),
@@ -209,8 +204,8 @@ def read_part(path: Path, identity: Mapping[str, Any], *, ngrams: int, chunks: i
     """Return a part; an empty one if there is none to continue.
 
     Args:
-        identity: of the scan.
-        ngrams, chunks: how many there are.
+        identity: identity of the scan, which the file must have.
+        ngrams, chunks: their numbers in the scan.
     """
     try:
         record = files.read_sealed_json(path)
@@ -244,11 +239,11 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
     return ranges
 
 
-#: Text of a chunk, at least and at most; a small corpus has :data:`_CHUNKS`. 1.8 T tokens have about 28,000.
+#: Minimum and maximum text of a chunk; a small corpus has :data:`_CHUNKS`. 1.8 T tokens have about 28,000.
 _LEAST_BYTES, _MOST_BYTES, _CHUNKS = 1 << 20, 256 << 20, 64
-#: Documents of a chunk, at most: their places are in memory, about 200 bytes each.
+#: Maximum documents of a chunk: their places are in memory, about 200 bytes each.
 _MOST_DOCUMENTS = 1 << 18
-#: UTF-8 bytes of a token, for corpora that don't say it.
+#: UTF-8 bytes of a token, for corpora that don't state it.
 _TOKEN_BYTES = 4
 
 
@@ -257,10 +252,9 @@ class Chunk:
     """Some of a source's documents.
 
     Args:
-        number: in the order of chunks.
-        source: index.
-        first, last: in the source's list of read documents; the last one is excluded.
-        opened: the documents are those that rows have begun and not finished, of all sources.
+        number: position in the order of chunks.
+        first, last: range in the source's list of read documents; ``last`` is excluded.
+        opened: the chunk has the unfinished documents of all rows, from all sources.
     """
 
     number: int
@@ -283,9 +277,7 @@ class Consumed:
     """The documents that a run has read.
 
     Args:
-        config: of the run.
-        dataset: ``dataset.json``.
-        state: rows of the data loaders of a checkpoint.
+        state: a checkpoint's rows of all data loaders.
 
     Raises:
         CheckpointError: the state belongs to another global batch size.
@@ -311,13 +303,13 @@ class Consumed:
             rows=rows,
             seed=config.seed,
         )
-        #: For each source, the sums of the rows' finished documents; None: all of its documents were read.
+        #: For each source, the cumulative sums of the rows' finished documents; None: all of its documents were read.
         self._sums = [None if self._is_whole(i) else self._finished(i) for i in range(len(self.sources))]
         self._size = [bytes_of(s) / max(1, n) for s, n in zip(self.sources, self._counts, strict=True)]
         self.chunks = list(self._chunks())
 
     def __len__(self) -> int:
-        """Return the number of documents, but those that are not finished."""
+        """Return the number of finished documents."""
         return sum(self._documents(source) for source in range(len(self.sources)))
 
     @property
@@ -341,7 +333,7 @@ class Consumed:
             yield self._deal.document(row, chunk.source, nth)
 
     def _opened(self) -> Iterator[Reading]:
-        """Yield the beginning of each row's open document, unless its whole source was read."""
+        """Yield the beginning of each row's unfinished document, unless its whole source was read."""
         for row, position in enumerate(self._rows):
             source = self._deal.source(row, position.finished)
             if position.token and self._sums[source] is not None:
@@ -379,14 +371,14 @@ def bytes_of(source: Source | TokenSource) -> int:
     return source.text_bytes if isinstance(source, Source) else source.estimated_tokens * _TOKEN_BYTES
 
 
-#: The progress is counted after so many bytes of text.
+#: Bytes of text between updates of the progress.
 _COUNT_BYTES = 1 << 20
 _DATASET = "copy the dataset.json of another run with the same corpus"
 
 
 @dataclass(frozen=True)
 class Scan:
-    """One scan: the run's folder, the checkpoint's step, the file of items, and what tells it from an earlier one."""
+    """One scan: the run's folder, the checkpoint's step, the file of items, and what distinguishes it from others."""
 
     run: Path
     step: int
@@ -403,15 +395,15 @@ class Task:
 
 
 def scan_chunk(task: Task) -> Part:
-    """Return what one chunk has, as a part; called in each process, with chunks in ascending order.
+    """Return the part of one chunk; called in each process, with chunks in ascending order.
 
-    An n-gram that this process has found before is not found again.
+    N-grams that this process has found before are not included again.
     """
     return worker_of(task.scan).scan(task.chunk)
 
 
 class Worker:
-    """What all chunks of a process need."""
+    """What all chunks of a process share."""
 
     def __init__(self, scan: Scan) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores
@@ -463,7 +455,7 @@ class Worker:
 
 @lru_cache(maxsize=1)
 def worker_of(scan: Scan) -> Worker:
-    """Return what all chunks of a process need, made once."""
+    """Return what all chunks of a process share, made once."""
     return Worker(scan)
 
 

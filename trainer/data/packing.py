@@ -1,12 +1,11 @@
-"""Pack documents into endless rows of tokens, and track the position in them. No threads: ``trainer.data.loader``.
+"""Pack documents into endless rows of tokens in a shuffled order, and track the position in them. No threads.
 
-Every sequence of the global batch is a row: an endless stream of its own. So one step sees as many different documents
-as it has sequences, and a row's content depends only on (corpus, weights, seed, row), never on the number of processes.
-In each epoch a source's documents are shuffled again and dealt to the rows. Each is followed by the end-of-sequence
-token; the rest of one opens the row's next sequence. No token is lost or seen twice. A document without text gives no
-tokens.
+Every sequence of the global batch is a row: an endless stream. So one step sees as many different documents as it has
+sequences, and a row's content depends only on (corpus, weights, seed, row), never on the number of processes. In each
+epoch a source's documents are shuffled again and dealt to the rows. Each is followed by the end-of-sequence token; the
+rest of one opens the row's next sequence. No token is lost or seen twice. A document without text gives no tokens.
 
-A shuffled order that is computed, never stored: it maps a place to an element and keeps only a key.
+The shuffled order is computed, never stored: ``Permutation`` maps a place to an element and keeps only a key.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class Permutation:
     range, which few are, it is scrambled again.
 
     Args:
-        size: of the range.
-        key: text; equal keys give equal orders on every machine.
+        size: size of the range.
+        key: a text; equal keys give equal orders on every machine.
     """
 
     def __init__(self, size: int, key: str) -> None:
@@ -71,10 +70,10 @@ class Permutation:
         return int.from_bytes(blake2b(data, digest_size=_ROUND_BYTES, key=self._key).digest(), "little")
 
 
-#: Tokens by which a row's mixture may deviate from the weights, besides one document: room for chance, so that the rows
-#: of a batch do not change sources at the same time.
+#: Tokens by which a row's mixture may deviate from the weights, plus one document: room for chance, so that the rows
+#: of a batch do not change sources simultaneously.
 _SLACK_TOKENS = 65_536
-#: Documents without text, of files that are used where they lie, that a row may draw in succession.
+#: Limit of documents without text, in files that are used where they lie, that a row may draw in succession.
 _MOST_EMPTY = 100_000
 
 
@@ -83,7 +82,7 @@ class Position:
     """The position of a row's next token.
 
     Args:
-        token: within the open document.
+        token: number of tokens taken from the open document.
         finished: for each source, the number of finished documents and of their tokens.
     """
 
@@ -101,7 +100,7 @@ class Position:
 
     @classmethod
     def from_json(cls, numbers: Sequence[int], sources: int) -> Position:
-        """Return the position of a :meth:`to_json` list; sources that were added since begin at their start.
+        """Return the position of a :meth:`to_json` list; sources that were added since then begin at their start.
 
         Raises:
             CheckpointError: the list is invalid, or had more sources.
@@ -118,10 +117,9 @@ class Span:
     """A part of a document in a sequence.
 
     Args:
-        source: index.
-        document: position in the source.
+        document: its position in the source.
         first: its first token, counted in the document.
-        tokens: their number; the end-of-sequence token is the document's last.
+        tokens: number of tokens; the end-of-sequence token is the document's last.
     """
 
     source: int
@@ -134,11 +132,11 @@ class Deal:
     """Which documents a row gets, and in which order: a pure function without state.
 
     Args:
-        counts: documents of each source.
+        counts: number of documents of each source.
         keys: for each source, what its order depends on besides the seed, such as its fingerprint.
         weights: the sources' shares of the tokens.
-        rows: in the global batch. With fewer documents than rows, each row goes through all documents.
-        seed: of the shuffling.
+        rows: rows of the global batch. With fewer documents than rows, each row goes through all documents.
+        seed: seed of the shuffling.
     """
 
     def __init__(
@@ -162,7 +160,7 @@ class Deal:
             lot -= chance
             if lot < 0:
                 return source
-        return int(np.argmax(chances))  # rounding has used up the rest of the lot
+        return int(np.argmax(chances))  # rounding has used up the rest of the probability
 
     def document(self, row: int, source: int, nth: int) -> int:
         """Return the position of the ``nth`` document (0-based) that a row draws from a source."""
@@ -181,11 +179,11 @@ class Row:
     """One row, starting at a position.
 
     Args:
-        documents: of each source: texts, or token ids with the end-of-sequence token; or what reads them ahead.
-        deal: of all rows.
+        documents: each source's texts, or its token ids with the end-of-sequence token; or readers that read ahead.
+        deal: the deal, shared by all rows.
         encode: encodes a text, without special tokens.
         eos_id: ends each document.
-        row: index in the global batch.
+        row: the row's index in the global batch.
         start: position to continue from.
     """
 

@@ -1,4 +1,4 @@
-"""Batches that a background thread prepares while the device computes. The thread's work: ``loader``, ``relay``."""
+"""Batches that a background thread prepares while the device computes. ``trainer.data.loader`` does the work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from trainer.data.packing import Position, Span
 from trainer.data.tokenizer import Tokens
 
-#: How often a thread that waits looks whether it shall stop.
+#: How often a waiting thread checks whether to stop.
 STOP_POLL_S = 0.1
 
 #: For each row of the global batch: the number of batches drawn, then its position's numbers; JSON.
@@ -24,7 +24,7 @@ State = list[list[int]]
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens (rows, seq_len + 1) and the batch's number; of the process that reads also their spans and positions.
+    """Tokens (rows, seq_len + 1) and the batch's number; in the reading process also their spans and positions.
 
     Args:
         after: the rows' positions after the batch.
@@ -66,7 +66,7 @@ class Batches:
 
         Raises:
             HlatctlError: the corpus can't be read, here or in the process that reads it.
-            ConnectionError: the process that reads it is gone.
+            ConnectionError: the process that reads it has ended.
         """
         started = time.perf_counter()
         item = self._queue.get()
@@ -98,7 +98,7 @@ class Batches:
         self._thread.start()
 
     def _put(self, item: Batch | BaseException) -> None:
-        """Wait for room in the queue, unless the thread shall stop."""
+        """Wait for room in the queue, unless the thread has to stop."""
         while not self._stopping.is_set():
             try:
                 return self._queue.put(item, timeout=STOP_POLL_S)

@@ -1,8 +1,8 @@
 """``python -m trainer.data.prepare --config FILE --to DIR``: prepare corpus and tokenizer for training.
 
-Arrow files are indexed where they lie; other files are converted to Arrow by several processes. The folder gets the
-index, the converted files, ``validation.jsonl``, ``tokenizer/`` and ``dataset.json`` last. It appears when it is
-complete, and an existing one is not changed. What a killed process has converted is kept in ``.NAME.partial``.
+Arrow files are indexed where they lie; other files are converted to Arrow by several processes. The folder contains the
+index, the converted files, ``validation.jsonl``, ``tokenizer/`` and ``dataset.json`` last. It appears once it is
+complete, and an existing one is not changed. Files that a killed process has converted are kept in ``.NAME.partial``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOCK, _PROGRESS = ".lock", "progress"
 
 
 def prepare(config: Config, target: Path) -> None:
-    """Write the prepared folder of a configuration's corpus, or wait for another process that writes it.
+    """Write the prepared folder of a configuration's corpus, or wait for another process that is writing it.
 
     Raises:
         DataError: corpus or tokenizer can't be used.
@@ -52,7 +52,7 @@ def prepare(config: Config, target: Path) -> None:
 
 
 def _fill(config: Config, checked: _Checked | None, partial: Path, target: Path) -> None:
-    """Write the prepared folder; what is done with folders on a disk is done with stand-ins of those elsewhere."""
+    """Write the prepared folder. Stand-ins replace corpora in object storage, and are prepared like local folders."""
     try:
         here = config if checked else stand_ins(config, partial, fresh=False)
         tokens, corpora = checked or _check(here)
@@ -66,7 +66,7 @@ def _fill(config: Config, checked: _Checked | None, partial: Path, target: Path)
 
 
 def _check(config: Config) -> _Checked:
-    """Return the checked corpora: those of token ids, or else those of text."""
+    """Return the checked corpora: of token ids, otherwise of text."""
     fetch_indexes(config, whole=True)
     tokens = check_tokens(config)
     return tokens, [] if tokens else check(config)
@@ -74,10 +74,10 @@ def _check(config: Config) -> _Checked:
 
 @contextmanager
 def _partial_folder(target: Path) -> Iterator[Path | None]:
-    """Yield the folder to fill, which no other process has; None if another process has made the target meanwhile.
+    """Yield the folder to fill, locked by this process; None if another process has written the target meanwhile.
 
-    An error of the corpus removes it. After a kill, on a full disk, or when storage fails, it stays, and the next call
-    continues.
+    The folder is removed if the corpus has an error. After a kill, on a full disk, or when storage fails, it stays, and
+    the next call continues.
     """
     folder = partial_data(target)
     lock = folder / _LOCK
@@ -112,14 +112,14 @@ def _write(config: Config, corpora: list[Corpus], partial: Path, target: Path) -
 
 
 def _publish(partial: Path, target: Path) -> None:
-    """Rename the folder to its place, without what only the preparation needs."""
+    """Rename the folder to its final name, without the files that only the preparation needs."""
     tidy(partial, keep=(".idx", ".bin"))
     for path in [partial / _LOCK, partial / _PROGRESS, *partial.glob("unit-*.json"), *partial.glob("held-out-*.jsonl")]:
         path.unlink(missing_ok=True)
-    if (target / DATASET).is_file():  # a process on another host was faster, and its lock isn't seen here
+    if (target / DATASET).is_file():  # a process on another host was faster; its lock isn't visible here
         shutil.rmtree(partial)
         return
-    shutil.rmtree(target, ignore_errors=True)  # incomplete: of a version that wrote there
+    shutil.rmtree(target, ignore_errors=True)  # incomplete: from a version that wrote there
     partial.rename(target)
     fsync(target.parent)
 

@@ -1,6 +1,6 @@
 """Prepare corpora of token ids for training: check them, and write what ``trainer.data.prepare`` writes for text.
 
-The ids stay where they are. The folder gets ``validation.jsonl``, ``tokenizer/`` and ``dataset.json``.
+The ids stay where they are. The folder contains ``validation.jsonl``, ``tokenizer/`` and ``dataset.json``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from trainer.data.dataset import DATASET, VALIDATION
 from trainer.data.documents import MANIFEST, TokenCorpus, TokenDocuments, TokenSource, check_counts, describe_pair, find
 from trainer.data.remote import fetch_ranges, files_of, in_order
 
-#: Documents of Megatron's files that are held out, at most: they are decoded to text.
+#: Maximum held-out documents of Megatron's files: they are decoded to text.
 _MOST_HELD_OUT = 2000
-#: At least so many documents of each corpus are checked; the others are checked when they are read.
+#: Minimum documents of each corpus to check; the others are checked when they are read.
 _CHECKED_DOCUMENTS = 64
-#: This many last tokens that are all the same are no coincidence.
+#: This many equal last tokens are no coincidence.
 _ENOUGH_LAST_TOKENS = 16
 #: A pair's fingerprint covers its sizes and this many blocks of each file: its whole content can have terabytes.
 _BLOCKS, _BLOCK_BYTES = 16, 4096
@@ -105,16 +105,15 @@ def write_token_dataset(config: Config, corpora: Sequence[TokenCorpus], partial:
     """Write the files of a prepared folder.
 
     Args:
-        config: of the run.
-        corpora: from :func:`check_tokens`.
-        partial: folder to write to.
+        corpora: result of :func:`check_tokens`.
+        partial: the folder to write to.
         target: its final name.
 
     Raises:
         DataError: a checked id is not in the vocabulary.
     """
     folder = partial / "tokenizer"
-    shutil.rmtree(folder, ignore_errors=True)  # of a preparation that was killed
+    shutil.rmtree(folder, ignore_errors=True)  # of a killed preparation
     tokenizer.prepare(_tokenizer_path(config, corpora), folder, texts=(), train_vocab_size=0)
     described = tokenizer.describe(folder)
     sources = [_source(config, corpus) for corpus in corpora]
@@ -147,7 +146,6 @@ def write_token_dataset(config: Config, corpora: Sequence[TokenCorpus], partial:
 
 
 def _source(config: Config, corpus: TokenCorpus) -> dict[str, Any]:
-    """Return a corpus's entry in ``dataset.json``."""
     entries = _entries(corpus)
     rows = sum(entry["documents"] for entry in entries)
     count = 0
@@ -163,14 +161,14 @@ def _source(config: Config, corpus: TokenCorpus) -> dict[str, Any]:
         "held_out": count,
         "text_bytes": corpus.manifest.get("text_bytes"),
         "estimated_tokens": round(sum(entry["tokens"] for entry in entries) * (rows - count) / rows),
-        # The order of documents depends on it. That of a text's ids is the text's, so both give the same batches.
+        # Decides the order of documents. For ids made from text it is the text's, so both give the same batches.
         "fingerprint": corpus.manifest.get("source", {}).get("fingerprint") or _fingerprint(corpus.prefixes),
         "shards": entries,
     }
 
 
 def _placed(source: dict[str, Any], partial: Path, target: Path) -> dict[str, Any]:
-    """Return an entry with the later paths of pairs whose indexes are in the folder."""
+    """Return an entry with the final paths of pairs whose indexes are in the folder."""
     here, later = partial.absolute(), target.absolute()
     prefixes = [Path(shard["path"]) for shard in source["shards"]]
     paths = [os.fspath(later / p.relative_to(here) if here in p.parents else p) for p in prefixes]
@@ -196,11 +194,11 @@ def _blocks(size: int) -> list[int]:
 
 
 def fetch_indexes(config: Config, *, whole: bool) -> None:
-    """Fill what :func:`check_tokens` reads of stand-ins, and what is written from them.
+    """Fill the parts of stand-ins that :func:`check_tokens`, or the whole preparation, reads.
 
     Args:
-        config: with paths of stand-ins; others are left alone.
-        whole: fill all that a preparation needs; otherwise, what a check needs.
+        config: configuration with paths of stand-ins; other paths are ignored.
+        whole: fill what a preparation needs; otherwise, what a check needs.
 
     Raises:
         DataError: the storage can't be read.
@@ -220,7 +218,6 @@ def fetch_indexes(config: Config, *, whole: bool) -> None:
 
 
 def _sampled(documents: TokenDocuments) -> Iterator[int]:
-    """Yield positions of training documents, spread evenly."""
     yield from range(0, len(documents), max(1, len(documents) // _CHECKED_DOCUMENTS))
 
 
@@ -271,6 +268,5 @@ def _append(source: Path, file: IO[bytes]) -> None:
 
 
 def _total(sizes: Sequence[int | None]) -> int | None:
-    """Return the sum; None if one is unknown."""
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None

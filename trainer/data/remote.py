@@ -1,21 +1,17 @@
-"""Reads objects of a corpus in object storage by ranges. Which objects there are: ``trainer.data.remote``.
+"""Read corpora in object storage (``data.path=s3://bucket/folder``): by ranges, ahead of need, and through stand-ins.
 
-Credentials come from the environment or the machine's role, as for the mirror of checkpoints.
+A corpus is listed once, and each object is read by ranges. Credentials come from the environment or the machine's role,
+as for the mirror of checkpoints.
 
-Reads documents of object storage before they are needed, so that the latency of a request doesn't limit a reader.
+``ReadAhead`` requests documents before they are needed, so that the latency of a request doesn't limit a reader.
+Requests run in daemon threads of the process, :data:`IN_FLIGHT` at most. They don't delay the end of the process, and
+don't block each other.
 
-Requests run in daemon threads of the process, :data:`IN_FLIGHT` at most. They hold up neither its end nor each other.
-
-Lists a corpus in object storage (``data.path=s3://bucket/folder``).
-
-Stand-ins: local folders of sparse files that stand for corpora in object storage.
-
-A stand-in has the names and sizes of the listed files. Whoever reads a file's content first fills the part that it
-needs: the headers of an Arrow file to index it, a whole file to convert it. So everything that is done with a folder
-on a disk is done with a stand-in in the same way, and gives the same index, order and fingerprint.
-
-The folder's name ends in ``.remote``, and it contains its listing. A prepared corpus keeps the listing, and the
-``.idx`` files of token ids.
+A stand-in is a local folder of sparse files with the names and sizes of the listed files. Code that needs a file's
+content first fills the part that it needs: the headers of an Arrow file to index it, or a whole file to convert it. So
+a stand-in is used exactly like a folder on a disk, and gives the same index, order and fingerprint. The folder's name
+ends in ``.remote``, and it contains its listing. A prepared corpus keeps the listing, and the ``.idx`` files of token
+ids.
 """
 
 from __future__ import annotations
@@ -46,15 +42,15 @@ from hlatctl.run.redact import hide
 
 Document = TypeVar("Document", covariant=True)
 _T = TypeVar("_T")
-#: Requests of a process at once. At 100 ms each, 64 give 640 a second.
+#: Requests in flight per process. At 100 ms each, 64 give 640 a second.
 IN_FLIGHT = 64
-#: Documents that a process reads ahead, at most, but one for each row and source. A row begins with a few, and reads
-#: twice as many ahead each time it had to wait: rows of long documents keep few of them in memory.
+#: Maximum documents that a process reads ahead, but at least one for each row and source. A row begins with a few, and
+#: doubles its number each time it had to wait, so rows of long documents keep few documents in memory.
 _MOST_AHEAD, _FIRST_AHEAD = 512, 4
 
 
 class RemoteDocuments(Protocol[Document]):
-    """Documents by position, some of which may need requests."""
+    """Documents by position; reading some of them may need requests."""
 
     @property
     def is_remote(self) -> bool:
@@ -70,8 +66,7 @@ class ReadAhead:
     """Documents that rows read in an order that is known in advance.
 
     Args:
-        documents: of the source.
-        readers: how many rows and sources share the process.
+        readers: number of rows and sources that share the process.
     """
 
     def __init__(self, documents: RemoteDocuments[Any], readers: int) -> None:
@@ -85,9 +80,8 @@ class ReadAhead:
         """Return a row's ``nth`` document, and request those that follow. A row reads them in order.
 
         Args:
-            row: that reads.
             nth: number of the document in the row's order.
-            position_of: the position of each number's document.
+            position_of: returns a document's position by its number.
         """
         waiting = self._waiting.setdefault(row, deque())
         depth = self._depth.setdefault(row, min(_FIRST_AHEAD, self._most))
@@ -107,16 +101,16 @@ class ReadAhead:
             waiting.popleft()
 
     def close(self) -> None:
-        """End all waiting, also of a thread that waits for a document now."""
+        """End all waiting, including in threads that are waiting for a document now."""
         with self._lock:
             self._closed = True
             for future in (future for waiting in self._waiting.values() for future in waiting):
-                with suppress(InvalidStateError):  # it is read
+                with suppress(InvalidStateError):  # already read
                     future.set_exception(CancelledError())
 
 
 def in_order(documents: RemoteDocuments[Document], positions: Iterable[int]) -> Iterator[Document]:
-    """Yield documents at some positions, and read those in object storage ahead."""
+    """Yield the documents at some positions, reading those in object storage ahead."""
     if not documents.is_remote:
         yield from (documents[position] for position in positions)
         return
@@ -135,7 +129,7 @@ def spread_requests(work: Callable[[Any], _T], tasks: Iterable[Any]) -> Iterator
 
 
 class _Pool:
-    """Daemon threads, unlike those of ``concurrent.futures``, which a process waits for when it ends."""
+    """Daemon threads: a process doesn't wait for them when it ends, unlike for those of ``concurrent.futures``."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
@@ -155,9 +149,9 @@ class _Pool:
     def _work(self) -> None:
         while True:
             future, work = self._queue.get()
-            if future.done():  # its reader is closed
+            if future.done():  # its reader has closed
                 continue
-            with suppress(InvalidStateError):  # the same, meanwhile
+            with suppress(InvalidStateError):  # its reader has closed meanwhile
                 try:
                     future.set_result(work())
                 except BaseException as error:  # raised where the document is needed
@@ -172,14 +166,14 @@ def submit(work: Callable[[], _T]) -> Future[_T]:
     return _pool.submit(work)
 
 
-#: A failing request is repeated for this long; well below ``recovery.hang_floor_s``.
+#: A failing request is retried for this long; well below ``recovery.hang_floor_s``.
 _PATIENCE_S = 240.0
 #: Pause after the first failure; it doubles up to the last.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 15.0
-#: What changes with an object's content, by the names that fsspec's packages give it; the first that is there counts.
+#: Names in fsspec's packages for what changes with an object's content; the first one present counts.
 _VERSIONS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "mtime", "last_modified", "created")
 _CHANGED_HINT = "restore the object; or index the changed corpus: `hlatctl resume`, which compares it with the run's"
-#: botocore's options: a connection for each request in flight, and no repetitions besides those here.
+#: botocore's options: a connection for each request in flight, and no retries besides those here.
 _S3_OPTIONS = {"config_kwargs": {"max_pool_connections": IN_FLIGHT, "retries": {"total_max_attempts": 1}}}
 
 
@@ -193,17 +187,16 @@ def connect_corpus(url: str) -> tuple[Any, str]:
 
 
 def version_of(info: Mapping[str, Any]) -> str:
-    """Return what changes with an object's content; empty if the storage tells nothing of the kind."""
+    """Return what changes with an object's content; empty if the storage doesn't provide it."""
     value = next((info[name] for name in _VERSIONS if info.get(name)), "")
     value = value.timestamp() if isinstance(value, datetime) else value  # listings of some packages have numbers
     return f"{value:.6f}" if isinstance(value, float) else str(value)
 
 
 class RemoteObject:
-    """An object that was listed; threads may share it.
+    """A listed object; threads may share it.
 
     Args:
-        url: of the object.
         entry: its entry in the listing.
 
     Raises:
@@ -217,11 +210,11 @@ class RemoteObject:
 
     @property
     def time_ns(self) -> int:
-        """A time of change that is made of the version: it changes with it."""
+        """Return a modification time that is derived from the version, so it changes with it."""
         return int.from_bytes(hashlib.sha256(self._version.encode()).digest()[:7], "little")
 
     def read(self, start: int, size: int) -> bytes:
-        """Return bytes of the object. A failing request is repeated with growing pauses, for a bounded time.
+        """Return bytes of the object. A failing request is retried with growing pauses, for a bounded time.
 
         Raises:
             DataError: the object has changed or is missing; or the storage doesn't answer (code ``STORAGE_AWAY``).
@@ -259,7 +252,7 @@ class RemoteObject:
         return result
 
     def _check(self) -> None:
-        """Compare size and version with the listing, once in a process: the protocol can't do it in the request."""
+        """Compare size and version with the listing, once per process: a request of this protocol can't do it."""
         if not self._checked:
             info = self._system.info(self._path)
             if int(info["size"]) != self.size:
@@ -279,7 +272,7 @@ class RemoteObject:
                 raise DataError(
                     f"{self.url}: is missing, and was there when it was listed", hint=_CHANGED_HINT
                 ) from None
-            except Exception as error:  # whatever the service's own package raises
+            except Exception as error:  # any error of the service's own package
                 if _code(error) in ("PreconditionFailed", "412"):
                     raise self._changed("its ETag") from None
                 now_s = time.monotonic()
@@ -300,7 +293,7 @@ def remote_object(url: str, entry: Entry) -> RemoteObject:
 
 
 def away(url: str, what: str, error: Exception) -> DataError:
-    """Return the error of storage that fails; it contains no credentials."""
+    """Return the error for failing storage; it contains no credentials."""
     hint = (
         "check the URL, the network, and that the environment has credentials that may list and read it "
         "(s3://: AWS_PROFILE, AWS_ACCESS_KEY_ID or the machine's role)"
@@ -309,12 +302,11 @@ def away(url: str, what: str, error: Exception) -> DataError:
 
 
 def _code(error: Exception) -> str:
-    """Return the S3 error code of an exception; empty if it has none."""
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
-#: A service that needs longer for a listing, of which a page has 1,000 files, is not usable.
+#: A service that needs longer for a listing, with 1,000 files a page, is not usable.
 _LIST_S = 90.0
 #: Token ids can be named by the prefix of their two files, or by one of them.
 _PAIR = (".bin", ".idx")
@@ -324,11 +316,11 @@ def list_corpus(runs_dir: str, url: str) -> Listing:
     """List a corpus now and keep the listing, from which fingerprints are computed.
 
     Args:
-        runs_dir: that keeps it.
-        url: of a folder, a file, or the prefix of token ids.
+        runs_dir: the runs folder, where the listing is kept.
+        url: URL of a folder, a file, or the prefix of token ids.
 
     Raises:
-        DataError: it can't be listed, or nothing is there.
+        DataError: it can't be listed, or is empty.
         DependencyError: the package for this kind of URL is missing.
         StorageError: the listing can't be written.
     """
@@ -340,7 +332,7 @@ def list_corpus(runs_dir: str, url: str) -> Listing:
         listing = within(_LIST_S, lambda: _list(system, root, url.rstrip("/")))
     except DataError:
         raise
-    except Exception as error:  # whatever the service's own package raises
+    except Exception as error:  # any error of the service's own package
         raise away(f"data.path={url}", "can't be listed", error) from None
     if listing != kept(runs_dir, url):
         path = kept_at(runs_dir, url)
@@ -366,7 +358,7 @@ def _list(system: Any, root: str, url: str) -> Listing:
         base = root[: -len(_PAIR[0])] if name.endswith(_PAIR) else root
         found = {path: info for end in _PAIR for path, info in _find(system, base + end).items() if path == base + end}
     if not found:
-        system.ls(root, detail=True)  # its error, such as a missing bucket, says more
+        system.ls(root, detail=True)  # its error, such as a missing bucket, is clearer
         raise DataError(f"data.path={url}: the folder is empty", hint="name a folder that contains files")
     return _listing(url.rpartition("/")[0], name, prefix, found)
 
@@ -397,14 +389,13 @@ def _listing(folder: str, at: str, root: str, found: dict[str, dict[str, Any]]) 
 
 
 def _above(name: str) -> list[PurePosixPath]:
-    """Return the folders above a file, without the root."""
     return list(PurePosixPath(name).parents)[:-1]
 
 
 _SUFFIX, _LISTING = ".remote", ".listing.json"
 _ROOT = re.compile(rf"/[^\s'\"]*?{re.escape(_SUFFIX)}(?=/|\b)")
 _CHUNK_BYTES = 2 << 20
-#: What a check of a file's schema or first line reads of each end.
+#: Bytes at each end that a check of a file's schema or first line reads.
 _END_BYTES = 256 << 10
 
 
@@ -414,12 +405,11 @@ def is_remote(config: Config) -> bool:
 
 
 def stand_ins(config: Config, folder: Path, *, fresh: bool) -> Config:
-    """Make a stand-in of each corpus in object storage; return the configuration with their paths.
+    """Make a stand-in for each corpus in object storage; return the configuration with their paths.
 
     Args:
-        config: of the run.
-        folder: to make them in; those of a preparation that was killed are replaced.
-        fresh: list the corpora now. Otherwise, the kept listings are used if there are any.
+        folder: where to make them; those of a killed preparation are replaced.
+        fresh: list the corpora now. Otherwise, earlier listings are used if there are any.
 
     Raises:
         DataError, DependencyError, StorageError: a corpus can't be listed.
@@ -456,7 +446,7 @@ def remote_of(path: Path | str) -> RemoteObject | None:
 
 
 def shown(path: Path | str) -> str:
-    """Return the URL that a path of a stand-in stands for; the path itself for any other."""
+    """Return the URL that a path in a stand-in represents; any other path unchanged."""
     root = _root_of(Path(path))
     if root is None:
         return os.fspath(path)
@@ -473,10 +463,9 @@ def fetch(path: Path, start: int = 0, size: int | None = None, *, whole_lines: b
     """Fill a range of a stand-in's file from its object.
 
     Args:
-        path: of the file.
         start: first byte.
-        size: bytes; None: all that follow.
-        whole_lines: also the byte before, and the rest of the last line.
+        size: number of bytes; None: to the end.
+        whole_lines: also fill the byte before, and the rest of the last line.
 
     Raises:
         DataError: the object can't be read.
@@ -495,7 +484,7 @@ def fetch(path: Path, start: int = 0, size: int | None = None, *, whole_lines: b
 
 
 def fetch_ranges(ranges: Iterable[tuple[Path, int, int]]) -> None:
-    """Fill ranges of stand-ins' files, many at once: path, first byte, bytes.
+    """Fill ranges (path, first byte, bytes) of stand-ins' files, many in parallel.
 
     Raises:
         DataError: an object can't be read.
@@ -518,13 +507,13 @@ def fetch_ranges(ranges: Iterable[tuple[Path, int, int]]) -> None:
 
 
 def files_of(path: Path) -> list[tuple[Path, int]]:
-    """Return the files of the stand-in that contains a path, with their sizes; [] if none does."""
+    """Return the files of the stand-in that contains a path, with their sizes; [] if there is none."""
     root = _root_of(path)
     return [] if root is None else [(root / entry.path, entry.size) for entry in _listed(root)[0].entries]
 
 
 def fetch_ends(path: Path) -> None:
-    """Fill both ends of a file, where formats have their schema."""
+    """Fill both ends of a file, where formats keep their schema."""
     size = path.stat().st_size
     fetch(path, 0, _END_BYTES)
     fetch(path, max(0, size - _END_BYTES), _END_BYTES)
@@ -551,12 +540,12 @@ def _write(path: Path, start: int, content: bytes) -> None:
 
 
 def set_time(path: Path, remote: RemoteObject) -> None:
-    """Give a file the time that is made of its object's version."""
+    """Set a file's modification time to the one derived from its object's version."""
     os.utime(path, ns=(remote.time_ns, remote.time_ns))
 
 
 def tidy(folder: Path, keep: Sequence[str]) -> None:
-    """Remove the files of all stand-ins in a folder, without listings and files with some suffixes."""
+    """Remove the files of all stand-ins in a folder, except listings and files with the suffixes in ``keep``."""
     for root in folder.glob(f"*{_SUFFIX}"):
         for parent, _, names in os.walk(root, topdown=False):
             for name in names:

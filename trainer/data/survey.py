@@ -1,6 +1,6 @@
 """``python -m trainer.data.survey --config FILE --dataset FILE``: describe a prepared corpus, as JSON on stdout.
 
-Documents and bytes are those of the whole corpus. Lengths in tokens are measured on random documents, so that a corpus
+Documents and bytes count the whole corpus. Lengths in tokens are measured on random documents, so that a corpus
 of terabytes can be described too.
 """
 
@@ -31,9 +31,7 @@ def survey(config: Config, dataset: dict[str, Any], *, documents: int) -> dict[s
     """Return the contents of a prepared corpus.
 
     Args:
-        config: of the run.
-        dataset: ``dataset.json``.
-        documents: how many of each source are tokenized.
+        documents: number of documents of each source to tokenize.
 
     Returns:
         ``sources`` (see :func:`_survey_source`); totals as in ``dataset.json``; ``sample``: the first tokens of the

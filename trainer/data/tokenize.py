@@ -1,8 +1,8 @@
 """``python -m trainer.data.tokenize --config FILE --dataset FILE --to DIR``: write a text corpus as token ids.
 
-Several processes write parts (``trainer.data.tokenize_part``) into a folder beside the target. So the same command
-continues after it was stopped or killed. The finished folder also gets the tokenizer, the held-out text, ``SHA256SUMS``
-and ``token_ids.json``, and appears all at once.
+Several processes write parts (``trainer.data.tokenize_part``) into a folder next to the target, so the same command
+continues after an interruption. The finished folder also has the tokenizer, the held-out text, ``SHA256SUMS`` and
+``token_ids.json``. It gets its final name when it is complete.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from trainer.data.workers import Progress, spread
 
 #: Text per part. A kill loses at most one part per process. 1.8 T tokens make about 7,000 parts.
 _LEAST_PART_BYTES, _MOST_PART_BYTES = 4 << 20, 1 << 30
-#: A small corpus has so many parts, so that all processes have work until the end.
+#: A small corpus has this many parts, so that all processes have work until the end.
 _PARTS = 64
-#: Of a document in the index: its length, its position and its number.
+#: Bytes of a document in the index: its length, its position and its number.
 _INDEX_BYTES = 20
-#: The tokens are estimated from a sample, so there may be more.
+#: Margin, because the tokens are estimated from a sample.
 _SPARE = 1.1
 
 
@@ -47,9 +47,8 @@ def tokenize(dataset_path: Path, target: Path, *, processes: int | None, validat
 
     Args:
         dataset_path: ``dataset.json`` of one source of text.
-        target: folder to write.
-        processes: how many; None: one per core.
-        validation_fraction: that the text was prepared with.
+        processes: number of processes; None: one per core.
+        validation_fraction: the fraction that the text was prepared with.
 
     Raises:
         DataError: the corpus has several sources, contains ids, or can't be read.
@@ -97,7 +96,7 @@ def _finished(target: Path, dataset: dict[str, Any]) -> dict[str, Any] | None:
     """Return the manifest of a target that is complete; None if there is no target.
 
     Raises:
-        StorageError: it is something else.
+        StorageError: the target is something else.
     """
     if (target / MANIFEST).is_file():
         with reading(target / MANIFEST, hint="remove the folder, and run the same command"):
@@ -163,7 +162,7 @@ def _check_space(plan: Plan, dataset: dict[str, Any], work: Path) -> None:
 
 
 def _write_parts(plan: Plan, dataset: dict[str, Any], work: Path, processes: int | None) -> list[dict[str, Any]]:
-    """Write the parts that are missing; return the records of all."""
+    """Write the missing parts; return the records of all parts."""
     parts = [Part(work, number) for number in range(len(plan))]
     records = {part.number: read_record(part) for part in parts}
     missing = [part for part in parts if records[part.number] is None]
@@ -179,7 +178,6 @@ def _write_parts(plan: Plan, dataset: dict[str, Any], work: Path, processes: int
 def _finish(
     records: Sequence[dict[str, Any]], dataset: dict[str, Any], work: Path, target: Path, validation_fraction: float
 ) -> dict[str, Any]:
-    """Complete the folder and rename it to the target; return ``token_ids.json``."""
     described, (entry,) = dataset["tokenizer"], dataset["sources"]
     shutil.copyfile(dataset["validation"]["path"], work / VALIDATION)
     shutil.copytree(described["path"], work / "tokenizer", dirs_exist_ok=True)
@@ -202,7 +200,7 @@ def _finish(
     work.rename(target)
     fsync(target.parent)
     for path in (target / PLAN, *(target / f"{record['name']}.json" for record in records)):
-        path.unlink()  # only now: without them, a killed process could not continue
+        path.unlink()  # last: a killed process needs them to continue
     return manifest
 
 

@@ -23,7 +23,7 @@ from trainer.data.remote import in_order
 from trainer.data.tokenizer import Encode, make_encoder
 
 PLAN = "plan.json"
-#: The progress is counted after this many bytes of text.
+#: Bytes of text between updates of the progress.
 _COUNT_BYTES = 1 << 20
 
 
@@ -32,11 +32,11 @@ class Plan:
     """Which documents belong to which part.
 
     Args:
-        dataset: ``dataset.json`` of the text.
-        fingerprint: of the text, its held-out documents and the tokenizer.
-        documents: of the text, for training.
-        part_documents: in each part but the last.
-        dtype: of the ids.
+        dataset: path of the text's ``dataset.json``.
+        fingerprint: fingerprint of the text, its held-out documents and the tokenizer.
+        documents: number of training documents in the text.
+        part_documents: number of documents in each part but the last.
+        dtype: type of the ids.
     """
 
     dataset: str
@@ -46,7 +46,6 @@ class Plan:
     dtype: str
 
     def __len__(self) -> int:
-        """Return the number of parts."""
         return -(-self.documents // self.part_documents)
 
     def part(self, number: int) -> range:
@@ -74,7 +73,7 @@ class Part:
 
 
 def write_part(part: Part) -> dict[str, Any]:
-    """Write the files of a part and then its record, which is returned.
+    """Write the files of a part and then its record; return the record.
 
     Returns:
         ``name``; ``documents``; ``tokens``, with an end-of-sequence token per document that has text; ``text_bytes``;
@@ -109,7 +108,7 @@ def write_part(part: Part) -> dict[str, Any]:
 
 
 def read_record(part: Part) -> dict[str, Any] | None:
-    """Return the record of a part whose files are complete; None if it must be written."""
+    """Return the record of a part whose files are complete; None if the part must be written."""
     try:
         record = files.read_sealed_json(part.record)
         header = documents.read_header(part.prefix)
@@ -132,7 +131,6 @@ def read_plan(folder: Path) -> Plan:
 
 @lru_cache(maxsize=1)
 def _prepared(folder: Path) -> tuple[Plan, Source, Encode, int]:
-    """Return what all parts of a process need."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores
     plan = read_plan(folder)
     with reading(Path(plan.dataset)):

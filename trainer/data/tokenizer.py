@@ -1,22 +1,16 @@
-"""Convert any known kind of tokenizer to a Hugging Face folder that ``AutoTokenizer`` loads.
+"""Convert tokenizers to a Hugging Face folder that ``AutoTokenizer`` loads, and encode and decode text fast.
 
 Kinds of ``tokenizer.path``: a SentencePiece ``.model``, a ``tokenizer.json``, a Hugging Face folder that has one, or
-none (a byte-level BPE is trained). No torch, no transformers.
+none (a byte-level BPE is trained). No torch, no transformers. A converted SentencePiece model must give the same ids as
+SentencePiece itself on the corpus, otherwise it is refused.
 
-Convert SentencePiece models to Hugging Face fast tokenizers with identical ids.
+Encoding: SentencePiece-style BPE treats a whole document as one word, so its word cache never hits. But if no piece of
+the vocabulary has a space after another character, or a line end, then no merge crosses these places. Then the words
+between them can be encoded one by one with equal ids, and cached. Text repeats its words, so most come from the cache.
 
-The conversion is compared with SentencePiece itself on the corpus, so a model that converts differently is refused.
-
-Encode text to the tokenizer's exact ids, faster if that is provably possible. No files, no packing.
-
-SentencePiece-style BPE treats a whole document as one word, so its word cache never hits. But if no piece of the
-vocabulary has a space after another character, or a line end, then no merge crosses these places. So the words between
-them can be encoded one by one with equal ids, and cached. Text repeats its words, so most come from the cache.
-
-Turn token ids into text at the speed of a table: each token's bytes are looked up and joined.
-
-This holds for byte-level BPE (GPT-2, Llama 3) and for SentencePiece's byte fallback (Llama 2), whose tokens have the
-same bytes everywhere. Other tokenizers decode themselves: 23 MB/s instead of 93 with GPT-NeoX's.
+Decoding: each token's bytes are looked up in a table and joined. This is valid for byte-level BPE (GPT-2, Llama 3) and
+for SentencePiece's byte fallback (Llama 2), whose tokens have the same bytes everywhere. Other tokenizers decode with
+their own code: 23 MB/s instead of 93 with GPT-NeoX's.
 """
 
 from __future__ import annotations
@@ -45,7 +39,7 @@ if TYPE_CHECKING:
 TOKENIZER_JSON = "tokenizer.json"
 CONFIG_JSON = "tokenizer_config.json"
 BOS, EOS = "<s>", "</s>"
-#: The tokenizer's files in a Hugging Face folder, which may also contain a model's.
+#: Files of a tokenizer in a Hugging Face folder, which may also contain a model's files.
 _FOLDER_FILES = (TOKENIZER_JSON, CONFIG_JSON, "special_tokens_map.json", "added_tokens.json")
 _KNOWN = "a SentencePiece .model file, a tokenizer.json, or a Hugging Face folder that contains one"
 #: Names of the end-of-text token in vocabularies, if no tokenizer_config.json names it.
@@ -76,10 +70,9 @@ def prepare(path: Path | None, folder: Path, *, texts: Iterable[str], train_voca
     """Write the Hugging Face folder of a tokenizer.
 
     Args:
-        path: of the tokenizer; None trains one.
-        folder: to write.
-        texts: of the corpus, to train a tokenizer or compare a converted one.
-        train_vocab_size: of a trained tokenizer.
+        path: the tokenizer; None: train one.
+        texts: texts of the corpus, to train a tokenizer or compare a converted one.
+        train_vocab_size: vocabulary size if a tokenizer is trained.
     """
     folder.mkdir(parents=True)
     if path is None:
@@ -103,7 +96,7 @@ def prepare(path: Path | None, folder: Path, *, texts: Iterable[str], train_voca
 
 
 def look(path: Path) -> dict[str, Any]:
-    """Return :func:`describe` of the tokenizer at a path.
+    """Return the result of :func:`describe` for the tokenizer at a path.
 
     Raises:
         DataError: it can't be used.
@@ -228,8 +221,7 @@ def convert(path: Path, texts: Iterable[str]) -> Tokenizer:
     """Return the fast tokenizer of a ``.model`` file.
 
     Args:
-        path: the model.
-        texts: real text on which both must agree.
+        texts: real text on which both must give the same ids.
 
     Raises:
         DataError: the model is unreadable or of an unknown type, or the two disagree.
@@ -332,14 +324,14 @@ _LINE_END_PIECE = "<0x0A>"
 _REMEMBERED_WORDS = 100_000
 #: Longer words rarely repeat and are not cached.
 _REMEMBERED_CHARACTERS = 64
-_UNKNOWN = b"?"  # not ids: these have four bytes each
+_UNKNOWN = b"?"  # not valid ids, which have four bytes each
 
 
 def make_encoder(tokenizer: Tokenizer) -> Encode:
-    """Return the fastest exact encoder of a tokenizer, which it may change.
+    """Return the fastest exact encoder of a tokenizer; it may change the tokenizer.
 
     Args:
-        tokenizer: from :func:`trainer.data.tokenizer.load`.
+        tokenizer: result of :func:`load`.
     """
     whole = _Whole(tokenizer)
     return _ByWord(tokenizer, whole) if splits_at_words(json.loads(tokenizer.to_str())) else whole
@@ -422,7 +414,7 @@ class _ByWord:
         return ids | self._learn(unknown) if unknown else ids
 
     def _learn(self, words: list[str]) -> dict[str, bytes]:
-        """Encode words in one text, separated by line ends."""
+        """Encode words in one text, separated by line ends, and cache their ids."""
         ids = self._encode_words("\n".join(words))
         ends = [*np.flatnonzero(ids == self._line_end).tolist(), len(ids)]
         starts = [0, *(end + 1 for end in ends[:-1])]
@@ -441,8 +433,7 @@ def decoder(tokenizer: Tokenizer, vocab_size: int) -> Decode:
     """Return a function that turns ids into UTF-8 text; special tokens become spaces.
 
     Args:
-        tokenizer: of the ids.
-        vocab_size: ids are below it.
+        vocab_size: all ids are smaller.
     """
     kinds = _decoders(json.loads(tokenizer.to_str()).get("decoder"))
     of_token = _of_byte_level() if kinds == {"ByteLevel"} else _of_pieces if _is_sentencepiece(kinds) else None
@@ -464,7 +455,7 @@ def _is_sentencepiece(kinds: set[str]) -> bool:
 
 
 def _decoders(described: Any) -> set[str]:
-    """Return the kinds of decoders in a tokenizer.json; of a Replace only if it is SentencePiece's of the space."""
+    """Return the kinds of decoders in a tokenizer.json; a Replace counts only if it is SentencePiece's of the space."""
     if not isinstance(described, dict):
         return set()
     if described.get("type") == "Sequence":
@@ -476,7 +467,7 @@ def _decoders(described: Any) -> set[str]:
 
 
 def _of_byte_level() -> Callable[[str], bytes]:
-    """Return what turns a token of GPT-2's alphabet, which has a printable character for each byte, into bytes."""
+    """Return a function that maps a token of GPT-2's alphabet, with a printable character for each byte, to bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     byte_of = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

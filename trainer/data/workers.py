@@ -1,4 +1,4 @@
-"""Processes that share work, and the progress of all of them."""
+"""Run tasks in several processes, and show their combined progress."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Result = TypeVar("Result")
 _TICK_S, _SHOW_EVERY_S = 1.0, 10.0
 #: The speed is that of the last minute.
 _RECENT = 6
-#: Tasks that wait for a process, per process: results come in order, and few are kept.
+#: Waiting tasks per process: results come in order, so few are kept.
 _AHEAD = 4
 _MB = 1e6
 
-#: Documents, and bytes of input, that this process and its siblings have finished.
+#: Documents and bytes of input that this process and its siblings have finished.
 _counts: Any = [0, 0]
-#: Held while they change: they are shared with other processes, or they are this process's own.
+#: Held while the counts change: they are shared with other processes, or belong to this process alone.
 _lock: Any = nullcontext()
-#: In a process that works alone, called after each change of the counts.
+#: Called after each change of the counts, in a process that works alone.
 _tick: Callable[[], None] | None = None
 
 
 def count(*, documents: int = 0, input_bytes: int = 0) -> None:
-    """Add to the progress that is shown. Call it about once in a thousand documents."""
+    """Add to the progress that is shown. Call this about once per thousand documents."""
     with _lock:
         _counts[0] += documents
         _counts[1] += input_bytes
@@ -46,10 +46,10 @@ class Progress:
     """Shows documents/s, MB/s and the time left every 10 s: on stderr, and in a file for the flow.
 
     Args:
-        what: is done.
-        total_bytes: of input.
-        file: for the newest line; None: it is only printed.
-        things: that are counted as ``documents``.
+        what: what is being done.
+        total_bytes: total bytes of input.
+        file: file for the newest line; None: only print it.
+        things: name of what ``documents`` counts.
     """
 
     def __init__(self, what: str, total_bytes: int, file: Path | None, *, things: str = "documents") -> None:
@@ -80,16 +80,14 @@ class Progress:
 def spread(
     work: Callable[[Task], Result], tasks: Sequence[Task], progress: Progress, *, processes: int | None = None
 ) -> Iterator[Result]:
-    """Do tasks in several processes and yield their results in order; a single one does them in this process.
+    """Do tasks in several processes and yield their results in order; with one process, do them in this one.
 
     Args:
         work: a function of a module; its argument and result can be pickled.
-        tasks: in order.
-        progress: is shown meanwhile.
-        processes: how many; None: one per core.
+        processes: number of processes; None: one per core.
 
     Raises:
-        Exception: the first that a task raised; tasks that are running are waited for.
+        Exception: the first one that a task raised, after the running tasks have ended.
     """
     processes = min(processes or len(os.sched_getaffinity(0)), len(tasks))
     if processes <= 1:
@@ -127,7 +125,6 @@ def _in_order(pool: Any, work: Any, tasks: Sequence[Any], progress: Progress, ah
 
 
 def _begin(counts: Any) -> None:
-    """Prepare a worker process."""
     starter = multiprocessing.parent_process()
     assert starter is not None
     end_with_parent(starter.pid)

@@ -1,15 +1,15 @@
-"""Which tokens attend to which, and attention itself. The mask is made once per micro-batch, for all layers.
+"""Attention and its masks, with and without context parallelism.
 
-Without documents and without context parallelism no mask is needed: attention is causal. Otherwise, where the device
-has FlexAttention, the mask says which blocks of 128 x 128 tokens are skipped, which are computed in full and which
-token by token; its size is that of the blocks. Elsewhere it is a dense tensor of queries x keys.
+A mask is made once per micro-batch, for all layers. Without documents and without context parallelism no mask is
+needed: attention is causal. Otherwise, where the device has FlexAttention, the mask lists which blocks of 128 x 128
+tokens are skipped, computed in full, or computed token by token; its size is proportional to the number of blocks.
+Elsewhere it is a dense tensor of queries x keys.
 
-Context parallelism: the processes of a group have parts of each sequence.
-
-Each sequence is cut into twice as many chunks as there are processes. A process has one chunk from the front and the
-mirrored one from the back, so all do the same work although attention is causal. Before attention, keys and values of
-the whole sequence are gathered (Llama 3, arXiv 2407.21783, section 3.3.2); everything else needs a process's own tokens
-only. The weights are replicated, as over data-parallel processes.
+With context parallelism, each process of a group has parts of each sequence. A sequence is cut into twice as many
+chunks as there are processes. A process has one chunk from the front and the mirrored one from the back, so all do the
+same work although attention is causal. Before attention, keys and values of the whole sequence are gathered (Llama 3,
+arXiv 2407.21783, section 3.3.2); everything else needs only a process's own tokens. The weights are replicated, as over
+data-parallel processes.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Mask = Tensor | BlockMask
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
-    """Attention of (batch, head, seq, head_dim), causal or as the mask says.
+    """Compute attention of (batch, head, seq, head_dim), causal or by the mask.
 
     Args:
         q: queries.
-        k: keys, of as many heads or of fewer, which then share them; perhaps more tokens than queries.
+        k: keys, with as many heads or fewer, which are then shared; may have more tokens than queries.
         v: values.
-        mask: from :func:`make_mask`; None: causal. A BlockMask needs a compiled caller, or all scores are in memory.
+        mask: from :func:`make_mask`; None: causal. Compile the caller of a BlockMask, or all scores are in memory.
     """
     grouped = q.shape[1] > k.shape[1]
     if isinstance(mask, BlockMask):
@@ -51,7 +51,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
 
 
 def document_numbers(tokens: Tensor, end_id: int) -> Tensor:
-    """Token ids (batch, seq) to the number of each token's document in its sequence; the end token is its last one."""
+    """Return the document number of each token (batch, seq); the end token is a document's last token."""
     ends = (tokens == end_id).long()
     return ends.cumsum(-1) - ends
 
@@ -61,8 +61,8 @@ def make_mask(documents: Tensor, positions: Tensor, *, blocks: bool) -> Mask:
 
     Args:
         documents: numbers of all tokens' documents (batch, seq), ascending in each sequence.
-        positions: of the queries in the sequence (queries), ascending.
-        blocks: return a BlockMask, else a dense mask (batch, 1, queries, seq).
+        positions: the queries' positions in the sequence (queries), ascending.
+        blocks: return a BlockMask, otherwise a dense mask (batch, 1, queries, seq).
     """
     own = documents[:, positions]
     if blocks:
@@ -74,8 +74,8 @@ def make_mask(documents: Tensor, positions: Tensor, *, blocks: bool) -> Mask:
 def _block_mask(documents: Tensor, positions: Tensor, own: Tensor) -> BlockMask:
     """Find the blocks from the first and last token of each.
 
-    ``create_block_mask`` would evaluate all pairs of tokens, or compile another kernel. A block that is listed in vain
-    costs time only, because its pairs are tested; a block that counts as full must be full.
+    ``create_block_mask`` would evaluate all pairs of tokens, or compile another kernel. A block listed needlessly
+    only costs time, because its pairs are tested; a block that counts as full must be full.
     """
     keys = torch.arange(documents.shape[1], device=documents.device)
     first_key, last_key = _ends(keys)
@@ -106,35 +106,31 @@ def _ends(ascending: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _complete(tokens: Tensor) -> Tensor:
-    """Return whether each block of (tokens) is complete: only the last one may be shorter."""
+    """Return whether each block of (tokens) is complete; only the last one may be shorter."""
     starts = torch.arange(0, len(tokens), BLOCK, device=tokens.device)
     return starts + BLOCK <= len(tokens)
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Booleans (batch, query block, key block) to the numbers of true ones, and their indices before all others."""
+    """Map booleans (batch, query block, key block) to the counts of true ones, and to indices with those first."""
     order = torch.argsort(blocks.to(torch.int32), dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[:, None], order.to(torch.int32)[:, None]
 
 
-#: Dimension of (keys and values, batch, head, seq, head_dim) that is divided.
+#: The divided dimension of (keys and values, batch, head, seq, head_dim).
 _SEQUENCE = 3
 
 
 @dataclass(frozen=True, eq=False)
 class ContextParallel:
-    """A context-parallel group.
-
-    Args:
-        rank: of this process in the group.
-    """
+    """A context-parallel group."""
 
     group: ProcessGroup
     rank: int
     size: int
 
     def own(self, x: Tensor) -> Tensor:
-        """Return this process's chunks (batch, seq / size) of (batch, seq)."""
+        """Return this process's chunks of (batch, seq), as (batch, seq / size)."""
         chunks = x.chunk(2 * self.size, dim=1)
         return torch.cat((chunks[self.rank], chunks[-1 - self.rank]), dim=1)
 
@@ -143,7 +139,7 @@ class ContextParallel:
         return self.own(torch.arange(seq_len, device=device)[None])[0]
 
     def gather(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all processes' keys and values (batch, head, seq, head_dim), in the sequence's order."""
+        """Return all processes' keys and values (batch, head, seq, head_dim), in the order of the sequence."""
         both = _Gather.apply(torch.stack((k, v)), self.group.group_name, self.size)  # type: ignore[no-untyped-call]
         return both[0], both[1]
 

@@ -3,15 +3,14 @@
 Query, key and value are one linear layer, and so are gate and up: one larger product with the same input
 (HLAT, arXiv 2404.10630, section 3.2). Their rows are ordered so that equal slices hold whole heads and matching parts
 of gate and up for any number of slices. So a checkpoint doesn't depend on the tensor-parallel degree.
-``trainer.model.attention`` has attention and its masks.
 
 Weights are cast to the activations' dtype where they are used. Norms and rotations use FP32. The initial weights depend
 only on seed and name, so every layout starts from the same model.
 
-Recomputation by operator: the backward pass repeats what is cheap and reads what was dear. Kept are the results of
-attention and of every second matrix product, as in torchtitan (``torchtitan/distributed/activation_checkpoint.py``). Of
-a layer's four products these are the wide ones, ``qkv`` and ``gate_up``. ``o`` is computed again; nothing needs the
-result of ``down`` again.
+Recomputation by operator: the backward pass recomputes cheap results and reads expensive ones from memory. The results
+of attention and of every second matrix product are kept, as in torchtitan
+(``torchtitan/distributed/activation_checkpoint.py``). Of a layer's four products these are the wide ones, ``qkv`` and
+``gate_up``. ``o`` is computed again; the result of ``down`` is not needed again.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ class Rotary(nn.Module):
         return self.get_buffer("cos"), self.get_buffer("sin")
 
     def fill(self) -> None:
-        """Write the tables after a model on the meta device has got memory."""
+        """Fill the tables after a model on the meta device has been allocated."""
         for name, table in zip(("cos", "sin"), rotary_tables(*self._shape), strict=True):
             self.get_buffer(name).copy_(table)
 
 
 def rotary_tables(seq_len: int, model: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines (seq, head_dim), both halves equal (RoFormer, arXiv 2104.09864)."""
+    """Return cosines and sines (seq, head_dim), with two equal halves (RoFormer, arXiv 2104.09864)."""
     angles = torch.outer(torch.arange(seq_len, dtype=torch.float32), frequencies(model))
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos(), angles.sin()
@@ -96,17 +95,17 @@ class RMSNorm(nn.RMSNorm):
     """A norm over the last dimension."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., width) to the same shape."""
+        """Normalize (..., width), without changing the shape."""
         return F.rms_norm(x.float(), self.normalized_shape, self.weight.float(), self.eps).to(x.dtype)
 
 
 class SlicedRMSNorm(nn.Module):
-    """A norm over a last dimension of which each tensor-parallel process has a slice.
+    """A norm over a last dimension that is sliced over the tensor-parallel processes.
 
     Args:
-        width: of the slice.
-        eps: added to the mean square of all slices.
-        tp: the processes, which exchange one number per token.
+        width: width of the slice.
+        eps: constant added to the mean square of all slices.
+        tp: the tensor-parallel group, which exchanges one number per token.
     """
 
     def __init__(self, width: int, eps: float, tp: TensorParallel) -> None:
@@ -115,7 +114,7 @@ class SlicedRMSNorm(nn.Module):
         self._width, self._eps, self._tp = width * tp.size, eps, tp
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., width of the slice) to the same shape."""
+        """Normalize (..., width of the slice), without changing the shape."""
         exact = x.float()
         mean_square = self._tp.total(exact.square().sum(-1, keepdim=True)) / self._width
         return (exact * torch.rsqrt(mean_square + self._eps) * self.weight.float()).to(x.dtype)
@@ -125,12 +124,11 @@ class QueryKeyNorms(nn.Module):
     """The norms of queries and keys before their rotation; none if ``model.qk_norm`` is ``none``.
 
     The weights of ``head`` norms are shared by all heads, those of ``all`` norms are sharded like the heads
-    (:func:`trainer.model.decoder.slice_dim` tells them apart by name).
+    (:func:`slice_dim` distinguishes them by name).
 
     Args:
-        config: the shape.
         slices: number of tensor-parallel processes.
-        tp: these processes; None if there is only one slice.
+        tp: the tensor-parallel group; None if there is only one slice.
     """
 
     def __init__(self, config: ModelConfig, slices: int, tp: TensorParallel | None) -> None:
@@ -146,7 +144,7 @@ class QueryKeyNorms(nn.Module):
             )
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys (batch, seq, head, head_dim) to the same shapes."""
+        """Normalize queries and keys (batch, seq, head, head_dim), without changing the shapes."""
         if self._of_heads:
             return self.q_head_norm(q), self.k_head_norm(k)
         if self._of_all:
@@ -162,13 +160,13 @@ _KEPT = {
     _ATEN._scaled_dot_product_efficient_attention.default,
     _ATEN._scaled_dot_product_cudnn_attention.default,
     torch._higher_order_ops.flex_attention,
-    # The largest entry of a tensor gives its FP8 scale: one number for a pass over all entries.
+    # The largest entry of a tensor gives its FP8 scale: keeping this number saves a pass over all entries.
     _ATEN.max.default,
 }
 
 
 def recomputed_by_operator(function: Callable[..., Tensor], *args: Mask | None) -> Tensor:
-    """Call the function; results of the operators that are not kept are recomputed in the backward pass."""
+    """Call the function; the backward pass recomputes the results of all operators that are not kept."""
     return checkpoint(  # type: ignore[no-any-return]
         function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_contexts
     )
@@ -189,7 +187,7 @@ def _contexts() -> tuple[Any, Any]:
     return forward, again
 
 
-#: The sharded dimension by the end of a parameter's name, see :func:`slice_dim`; other norms are not sharded.
+#: The sharded dimension by a parameter name's suffix, see :func:`slice_dim`; other norms are not sharded.
 _SLICE_DIM = {
     "embedding.weight": 0,
     "attention.qkv.weight": 0,
@@ -208,18 +206,18 @@ class Linear(nn.Linear):
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
         self.product: Callable[[Tensor, Tensor], Tensor] = F.linear
-        """Of the input (..., in) and the weight (out, in)."""
+        """The product of the input (..., in) and the weight (out, in)."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the base class's name
-        """(..., in) to (..., out)."""
+        """Map (..., in) to (..., out)."""
         return self.product(input, self.weight.to(input.dtype))
 
 
 class Parts:
-    """The layers that a model is built from; here plain ones, of which each process has its slice.
+    """Makes the layers of a model; these are plain layers, and each process has its slice.
 
     Args:
-        rank: which slice.
+        rank: number of this process's slice.
         slices: number of slices.
         heads: which heads the slice has, if several slices share a key/value head.
         cp: the context-parallel group; None: each process has whole sequences.
@@ -231,25 +229,25 @@ class Parts:
         self.rank, self.slices, self.heads, self.cp = rank, slices, heads, cp
 
     def embedding(self, entries: int, width: int) -> nn.Module:
-        """Token ids (batch, seq) to (batch, seq, width), sharded by entries."""
+        """Return an embedding from ids (batch, seq) to (batch, seq, width), sharded by entries."""
         return nn.Embedding(entries // self.slices, width)
 
     def column_parallel(self, in_features: int, out_features: int) -> nn.Module:
-        """A linear layer without bias, sharded by outputs."""
+        """Return a linear layer without bias, sharded by outputs."""
         return Linear(in_features, out_features // self.slices)
 
     def row_parallel(self, in_features: int, out_features: int) -> nn.Module:
-        """A linear layer without bias, sharded by inputs."""
+        """Return a linear layer without bias, sharded by inputs."""
         return Linear(in_features // self.slices, out_features)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
-        """Attention of (batch, head, seq, head_dim), causal or as the mask says; k and v may have fewer heads."""
+        """Compute attention of (batch, head, seq, head_dim), causal or by the mask; k and v may have fewer heads."""
         if self.cp is not None:
             k, v = self.cp.gather(k, v)
         return attend(q, k, v, mask)
 
     def recomputed(self, function: Callable[..., Tensor], *args: Mask | None) -> Tensor:
-        """Call the function; its intermediate results are recomputed in the backward pass."""
+        """Call the function; the backward pass recomputes its intermediate results."""
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
 
 
@@ -275,7 +273,7 @@ class Attention(nn.Module):
         """Recompute the attention's core in the backward pass."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
-        """(batch, seq, hidden) to the same shape."""
+        """Map (batch, seq, hidden) to the same shape."""
         groups = self.qkv(x).unflatten(-1, (-1, self.queries_per_group + 2, self.head_dim))
         if self.recompute_core and torch.is_grad_enabled():
             out = self.parts.recomputed(self._core, groups, cos, sin, mask)
@@ -284,7 +282,7 @@ class Attention(nn.Module):
         return self.o(out)  # type: ignore[no-any-return]
 
     def _core(self, groups: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
-        """Groups of heads (batch, seq, group, head, head_dim) to attention outputs (batch, seq, all heads)."""
+        """Map groups of heads (batch, seq, group, head, head_dim) to attention outputs (batch, seq, all heads)."""
         q, k, v = torch.split(groups, [self.queries_per_group, 1, 1], dim=3)
         q, k = self.norms(q.flatten(2, 3), k.flatten(2, 3))
         q, k, v = (part.transpose(1, 2) for part in (q, k, v.flatten(2, 3)))
@@ -302,9 +300,9 @@ class MLP(nn.Module):
         self.down = parts.row_parallel(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, seq, hidden) to the same shape."""
+        """Map (batch, seq, hidden) to the same shape."""
         gate, up = self.gate_up(x).unflatten(-1, (-1, 2, self.block_rows)).unbind(-2)
-        # Contiguous, so that SiLU uses the same vector path as other implementations, with equal bits.
+        # Contiguous, so that SiLU takes the same vector path as in other implementations, with equal bits.
         return self.down(F.silu(gate.flatten(-2)) * up.flatten(-2))  # type: ignore[no-any-return]
 
 
@@ -322,10 +320,10 @@ class Layer(nn.Module):
         self.recompute = False
         """Keep only the layer's input for the backward pass and recompute the rest."""
         self.recompute_operators = False
-        """Keep what ``trainer.model.decoder`` lists and recompute the rest."""
+        """Keep the results that the module's docstring lists and recompute the rest."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None = None) -> Tensor:
-        """(batch, seq, hidden) to the same shape."""
+        """Map (batch, seq, hidden) to the same shape."""
         if self.recompute_operators and torch.is_grad_enabled():
             return recomputed_by_operator(self._layer, x, cos, sin, mask)
         if self.recompute and torch.is_grad_enabled():
@@ -354,15 +352,15 @@ class Llama(nn.Module):
     Parameters have the same names in a stage as in the whole model. Modules of other stages are None.
 
     Args:
-        config: the shape.
-        seq_len: longest sequence, in tokens.
-        layers: of the process, from 0, ascending; None: all. The process of the first layer has the embedding, that of
-            the last one the final norm and the head.
-        compute_dtype: of the activations.
+        config: the model's shape.
+        seq_len: length of the longest sequence, in tokens.
+        layers: numbers of the process's layers, from 0, ascending; None: all. The process with the first layer has the
+            embedding, and the one with the last layer has the final norm and the head.
+        compute_dtype: dtype of the activations.
         tp: the tensor-parallel group; None: layers are whole.
         cp: the context-parallel group; None: each process has whole sequences.
         document_end_id: attend only within documents, which end with this token; None: attend across documents.
-        parts: a library's layers, which do their own communication (without ``tp`` and ``cp``); None: plain layers.
+        parts: a library's layers, which communicate themselves (without ``tp`` and ``cp``); None: plain layers.
     """
 
     def __init__(
@@ -392,7 +390,7 @@ class Llama(nn.Module):
         self.head = self.parts.column_parallel(hidden, vocab) if untied else None
         self.rotary = Rotary(seq_len, config)
         self.uses_flex_attention = False
-        """Masks are BlockMasks; for compiled layers on a device that has FlexAttention."""
+        """Use BlockMasks; for compiled layers on a device that has FlexAttention."""
 
     def blocks(self) -> Iterator[Layer]:
         """Return the stage's layers in order."""
@@ -406,15 +404,14 @@ class Llama(nn.Module):
         return owner.get_parameter("weight")
 
     def forward(self, x: Tensor, tokens: Tensor | None = None, *, layers: Sequence[int] | None = None) -> Tensor:
-        """Token ids (batch, seq), or the previous stage's output, to hidden states (batch, seq, hidden).
+        """Map token ids (batch, seq), or the previous stage's output, to hidden states (batch, seq, hidden).
 
         The last stage normalizes them for ``output_weight``. With context parallelism the ids are those of the whole
         sequence, and hidden states those of this process's tokens.
 
         Args:
-            x: the input.
             tokens: the token ids, for a later stage with ``document_end_id``.
-            layers: numbers of those to compute, of this process's; None: all of them.
+            layers: numbers of this process's layers to compute; None: all.
         """
         layers = self.layer_numbers if layers is None else layers
         if self.embedding is not None and 0 in layers:
@@ -429,7 +426,7 @@ class Llama(nn.Module):
         return self.norm(x) if self.norm is not None and self.layer_numbers[-1] in layers else x
 
     def _mask(self, x: Tensor, tokens: Tensor | None, positions: Tensor | None) -> Mask | None:
-        """Return the mask of sequences, of which this process has the tokens at some positions, or all."""
+        """Return the mask for the tokens at some positions of the sequences, or for all tokens."""
         if self.document_end_id is not None:
             assert tokens is not None, "a mask within documents needs the tokens"
             documents = document_numbers(tokens, self.document_end_id)
@@ -442,7 +439,7 @@ class Llama(nn.Module):
         return make_mask(documents, positions, blocks=self.uses_flex_attention)
 
     def _embed(self, embedding: nn.Module, tokens: Tensor) -> Tensor:
-        """Token ids (batch, seq) to (batch, seq, hidden), with tensor parallelism summed over all processes."""
+        """Map token ids (batch, seq) to (batch, seq, hidden), with tensor parallelism summed over all processes."""
         if self.tp is None:
             return embedding(tokens).to(self.compute_dtype)  # type: ignore[no-any-return]
         entries = embedding.get_parameter("weight").shape[0]
@@ -458,12 +455,12 @@ def slice_dim(name: str) -> int | None:
 
 
 def is_shared_by_heads(name: str) -> bool:
-    """Return whether a parameter is one norm for all heads, of which tensor-parallel processes have different ones."""
+    """Return whether a parameter is one norm for all heads; tensor-parallel processes apply it to different heads."""
     return name.endswith("_head_norm.weight")
 
 
 def mlp_blocks(config: ModelConfig) -> int:
-    """Return the number of blocks of gate's rows, and of up's.
+    """Return the number of blocks of gate's rows, which is also that of up's.
 
     Every tensor-parallel degree divides it, because a degree divides the heads and the intermediate size.
     """
@@ -481,10 +478,10 @@ def build(config: ModelConfig, *, seq_len: int, seed: int) -> Llama:
 def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
     """Fill this process's parameters or slices, and the rotary tables.
 
-    Each parameter is drawn whole on the CPU, one at a time, and this process keeps its slice. So the processes don't
+    Each parameter is drawn whole on the CPU, one by one, and this process keeps its slice. So the processes don't
     communicate.
     """
-    from torch.distributed.tensor import DTensor, distribute_tensor  # which takes a second; preflight doesn't need it
+    from torch.distributed.tensor import DTensor, distribute_tensor  # takes a second; preflight doesn't need it
 
     for name, parameter in model.named_parameters():
         value = initial_slice(name, list(parameter.shape), model.parts, config, seed)

@@ -1,7 +1,7 @@
 """FP8 products by torchao: each input is scaled and rounded for the product; the sum has the input's precision.
 
-Inputs and weights are rounded to E4M3 (3 bits of mantissa), gradients as torchao's recipes ``rowwise`` and
-``tensorwise`` say.
+Inputs and weights are rounded to E4M3 (3 bits of mantissa), gradients according to torchao's recipes ``rowwise`` and
+``tensorwise``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check(config: Config, device: torch.device) -> None:
         )
     needed = DEVICES[device.type].fp8_capability
     if needed is None:
-        return  # refused before a run exists; products are emulated in tests
+        return  # refused before a run exists; tests emulate products
     capability = torch.get_device_module(device).get_device_capability(device)
     if tuple(capability) < needed:
         raise DependencyError(
@@ -44,10 +44,10 @@ def check(config: Config, device: torch.device) -> None:
 
 
 def use_fp8(model: Llama, scaling: str, *, emulate: bool) -> None:
-    """Let the linear layers of decoder layers multiply in FP8; embedding and head don't.
+    """Make the linear layers of decoder layers multiply in FP8, without embedding and head.
 
     Args:
-        scaling: ``precision.fp8_scaling``.
+        scaling: value of ``precision.fp8_scaling``.
         emulate: round to FP8 and multiply the rounded values in the input's precision, for devices without it.
     """
     product = _Product(scaling, emulate)

@@ -53,7 +53,7 @@ def _block(logits: Tensor, targets: Tensor, z_loss: float, group: dist.ProcessGr
     """Return the summed loss of a block of rows, and its gradient by this process's logits, FP32."""
     logits = logits.float()
     if group is None:
-        if z_loss == 0.0:  # the usual case, with one pass less
+        if z_loss == 0.0:  # the usual case, with one pass fewer
             logits = F.log_softmax(logits, dim=-1)
             loss = -logits.gather(1, targets).sum()
             return loss, _minus_one_at(logits.exp_(), targets, None)
@@ -75,7 +75,7 @@ def _block(logits: Tensor, targets: Tensor, z_loss: float, group: dist.ProcessGr
 
 
 def _minus_one_at(gradient: Tensor, targets: Tensor, mine: Tensor | None) -> Tensor:
-    """Subtract 1 at each row's target, if it is one of this process's entries."""
+    """Subtract 1 at each row's target, if the target is among this process's entries."""
     ones = gradient.new_full((1, 1), -1.0).expand_as(targets) if mine is None else -mine.to(gradient.dtype)
     return gradient.scatter_add_(1, targets, ones)
 
@@ -92,7 +92,7 @@ def cross_entropy(
     """Return the mean loss in nats per token, FP32. It can be differentiated once.
 
     Args:
-        hidden: (..., hidden) inputs of the output projection. The products have their precision, the softmax FP32.
+        hidden: (..., hidden) inputs of the output projection. The products use their precision, the softmax FP32.
             With a group, each process gets only the gradient that its own entries cause.
         weight: (vocabulary, hidden) of the output projection, or this process's rows of it.
         targets: (...) ids of the next tokens, int64.

@@ -12,10 +12,10 @@ class Precision:
     """Number formats. Gradient reduction, norms, softmax and cross-entropy always use FP32.
 
     Args:
-        weights: of weights, moments and accumulated gradients.
-        compute: of matrix products and activations.
-        stochastic_rounding: of updated weights and moments.
-        fp8: the layers' matrix products have inputs in FP8 (``trainer.model.fp8``).
+        weights: format of weights, moments and accumulated gradients.
+        compute: format of matrix products and activations.
+        stochastic_rounding: round updated weights and moments stochastically.
+        fp8: the inputs of the layers' matrix products are FP8 (``trainer.model.fp8``).
     """
 
     weights: torch.dtype
@@ -25,11 +25,11 @@ class Precision:
 
     @property
     def fastest(self) -> str:
-        """The format whose peak bounds the speed, as ``conf.devices`` names it."""
+        """Return the format whose peak limits the speed, as ``conf.devices`` names it."""
         return "float8" if self.fp8 else str(self.compute).removeprefix("torch.")
 
 
-#: By ``precision.name`` (HLAT, arXiv 2404.10630, section 3.3).
+#: Values by ``precision.name`` (HLAT, arXiv 2404.10630, section 3.3).
 PRECISIONS = {
     "fp32": Precision(torch.float32, torch.float32),
     "bf16": Precision(torch.bfloat16, torch.bfloat16),

@@ -1,4 +1,4 @@
-"""``nccom-test``: the bandwidth of an all-reduce, within a node and across nodes ("NCCOM-TEST User Guide")."""
+"""``nccom-test``: measure the bandwidth of an all-reduce, within a node and across nodes ("NCCOM-TEST User Guide")."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hlatctl.run.checks import Check
 from hlatctl.run.files import private_folder
 from trainer.neuron import tools
 
-#: Large enough that bandwidth dominates and not latency (the guide's own table levels off above).
+#: Large enough that bandwidth, not latency, dominates (the guide's own table levels off above).
 _SIZE = "256MB"
 _TIMEOUT_S = 600
-#: Slurm sets it to the id of this process's job.
+#: Slurm sets this variable to the id of this process's job.
 _SLURM_JOB = "SLURM_JOB_ID"
 
 
@@ -21,8 +21,8 @@ def command(cores: int, nodes: int, report: Path, slurm_job_id: str = "") -> tup
     """Return the command line, which also checks the results.
 
     Args:
-        cores: NeuronCores of all nodes together.
-        nodes: more than one needs a Slurm job.
+        cores: total NeuronCores of all nodes.
+        nodes: number of nodes; more than one needs a Slurm job.
     """
     across = f"-N {nodes} --slurm-mode --slurm-job-id {slurm_job_id}" if nodes > 1 else ""
     options = f"-r {cores} {across} allr -b {_SIZE} -e {_SIZE} -d fp32 --check --non-interactive"
@@ -50,9 +50,9 @@ def check(cores_per_node: int, nodes: int, least_gib_per_s: float, *, key: str) 
     """Check the result and the speed of an all-reduce over all cores.
 
     Args:
-        nodes: 1, or all nodes of this process's Slurm job.
+        nodes: 1, or the number of nodes of this process's Slurm job.
         least_gib_per_s: required bus bandwidth.
-        key: of the configuration that requires it, for the message.
+        key: configuration key that requires it, for the message.
     """
     name = "nccom-test in the node" if nodes == 1 else f"nccom-test over {nodes} nodes"
     slurm_job_id = os.environ.get(_SLURM_JOB, "")

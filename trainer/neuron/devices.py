@@ -1,4 +1,4 @@
-"""``neuron-ls -j``: the devices of a node and the processes that use them ("Neuron LS User Guide")."""
+"""``neuron-ls -j``: list the devices of a node and the processes that use them ("Neuron LS User Guide")."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TIMEOUT_S = 30
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One Neuron device; ``used_by``: its processes as ``PID command``."""
+    """One Neuron device; ``used_by`` lists its processes as ``PID command``."""
 
     index: int
     cores: int
@@ -26,7 +26,7 @@ class Device:
 def parse(text: str) -> list[Device]:
     """Parse the output of ``neuron-ls -j``.
 
-    Cores are logical ones if the tool shows their configuration (trn2): a process uses logical cores.
+    The cores are logical if the tool shows their configuration (trn2), because processes use logical cores.
 
     Raises:
         ToolError: the format is unknown.
@@ -48,7 +48,7 @@ def _device(entry: dict[str, Any]) -> Device:
 
 
 def check(cores_needed: int) -> Check:
-    """Check that there are enough cores, that all devices are alike, and that no process uses them."""
+    """Check that there are enough cores, that all devices are of one kind, and that no process uses them."""
     try:
         devices = parse(tools.output("neuron-ls", "-j", timeout_s=_TIMEOUT_S))
     except tools.ToolError as error:

@@ -1,4 +1,4 @@
-"""Checks of the host: kernel settings, limits, network adapters. Nothing is changed."""
+"""Check the host's kernel settings, limits and network adapters, without changing anything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hlatctl.run.checks import Check
 
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
 _SOMAXCONN = Path("/proc/sys/net/core/somaxconn")
-#: The kernel's list of RDMA adapters; those of EFA belong to its driver.
+#: The kernel's list of RDMA adapters; EFA adapters are identified by their driver.
 _RDMA = Path("/sys/class/infiniband")
 _EFA_DRIVER = "efa"
 #: Older kernels need FI_EFA_FORK_SAFE=1 (Neuron Runtime troubleshooting, "FI_EFA_FORK_SAFE").
@@ -28,7 +28,7 @@ def ports_in(text: str) -> set[int]:
 
 
 def reserved_ports(needed: list[int], file: Path = _PORTS) -> Check:
-    """Check that the kernel gives the ports that training listens on to nothing else."""
+    """Check that the kernel reserves the ports that training listens on."""
     name, command = "reserved ports", "sysctl net.ipv4.ip_local_reserved_ports"
     try:
         missing = sorted(set(needed) - ports_in(file.read_text(encoding="utf-8")))
@@ -45,7 +45,7 @@ def reserved_ports(needed: list[int], file: Path = _PORTS) -> Check:
 
 
 def somaxconn(least: int, file: Path = _SOMAXCONN) -> Check:
-    """Check the length of the accept queue: hundreds of processes connect to one store at once."""
+    """Check the length of the accept queue: hundreds of processes connect to one store simultaneously."""
     name, command = "waiting connections", "sysctl net.core.somaxconn"
     try:
         length = int(file.read_text(encoding="utf-8"))
@@ -56,7 +56,7 @@ def somaxconn(least: int, file: Path = _SOMAXCONN) -> Check:
 
 
 def open_files(least: int) -> Check:
-    """Check the limit of open files and sockets per process, to which a job's processes raise theirs."""
+    """Check the hard limit of open files and sockets, to which a job's processes raise their own limits."""
     limit = processes.most_open_files()
     problem = f"open files={limit}: below preflight.min_open_files={least}" if limit < least else ""
     return Check.of("open files", problem, str(limit), command="ulimit -Hn", values={"open_files": limit})

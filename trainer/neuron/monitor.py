@@ -1,4 +1,4 @@
-"""``neuron-monitor``: the hardware's error counters ("Neuron Monitor User Guide")."""
+"""``neuron-monitor``: check the hardware's error counters ("Neuron Monitor User Guide")."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hlatctl.run.checks import Check
 from trainer.neuron import tools
 
 _NAME, _COMMAND = "Neuron error counters", "neuron-monitor | head -1"
-#: It reports every 5 s by default.
+#: The tool reports every 5 s by default.
 _TIMEOUT_S = 12
 #: Corrected errors are harmless; after an uncorrected one a device has computed with wrong bits.
 _FATAL = ("mem_ecc_uncorrected", "sram_ecc_uncorrected")
@@ -54,7 +54,6 @@ def check_report(line: str) -> Check:
 
 
 def _runtime_errors(report: dict[str, Any]) -> list[str]:
-    """Return the hardware errors of running programs."""
     errors = []
     for runtime in report.get("neuron_runtime_data") or []:
         stats = (runtime.get("report") or {}).get("execution_stats") or {}

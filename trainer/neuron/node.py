@@ -21,11 +21,11 @@ from trainer.neuron import collectives, devices, host, monitor, tools, versions
 
 
 def look(config: Config, *, across_nodes: bool = False, thorough: bool = False) -> Iterator[Check]:
-    """Yield one check after the other.
+    """Yield the checks one after another.
 
     Args:
         across_nodes: also run the check that one node runs for all nodes.
-        thorough: also measure what the configuration sets no limit for.
+        thorough: also measure what has no limit in the configuration.
     """
     cores, preflight = config.cluster.processes_per_node, config.preflight
     usable = devices.check(cores)
@@ -51,14 +51,13 @@ def look(config: Config, *, across_nodes: bool = False, thorough: bool = False) 
 
 
 def _if_usable(usable: Check, check: Callable[[], Check], name: str) -> Check:
-    """Run a check that needs the devices only if these have passed theirs."""
+    """Run a check that needs the devices only if their own check has passed."""
     if usable.status == "pass":
         return check()
     return Check(name=name, status="skip", shows="the check of the Neuron devices failed")
 
 
 def _compiler(config: Config) -> Check:
-    """Check that graphs can be compiled ahead of time."""
     name = "ahead-of-time compiler"
     if config.backend.name != "nxd":
         return Check(name=name, status="skip", shows="torch.compile compiles; nothing else is needed")

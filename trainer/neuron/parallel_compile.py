@@ -1,6 +1,6 @@
 """``python -m trainer.neuron.parallel_compile --to DIR -- COMMAND``: extract a node's graphs and compile them.
 
-Runs once on each node, around the node's torchrun. Each node's cache is its own folder in DIR, because Neuron's cache
+Runs once on each node, around the node's torchrun. Each node has its own cache folder in DIR, because Neuron's cache
 locks files and a shared file system does not support that (Neuron "Troubleshooting for Training"). The driver merges
 the nodes' caches. ``neuron_parallel_compile`` ends with a report in its output, which is parsed and checked here.
 """
@@ -32,7 +32,7 @@ _LOG_TAIL_BYTES = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Compiled and failed graphs, by the paths of their HLO in the cache, and the longest time, if it is reported."""
+    """The paths of compiled and failed graphs' HLO in the cache, and the longest compile time, if reported."""
 
     compiled: tuple[str, ...]
     failed: tuple[str, ...]
@@ -59,7 +59,7 @@ def parse(lines: Iterable[str]) -> Report | None:
 
 
 def _objects(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the texts from each mark to the closing brace, which is at the beginning of a line."""
+    """Yield the texts from each mark to the closing brace at the beginning of a line."""
     collected: list[str] | None = None
     for line in lines:
         text = _PREFIX.sub("", line.rstrip("\n"))
@@ -122,7 +122,7 @@ def _check(report: Report | None, exit_code: int) -> None:
 
 
 def _reason(module: Path) -> str:
-    """Return the last line of the compiler's log of a failed graph."""
+    """Return the last line of the compiler's log for a failed graph."""
     try:
         text = (module / "model.log").read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
     except OSError:

@@ -1,8 +1,8 @@
 """``python -m trainer.neuron.rounding_probe --config FILE``: measure how the device rounds to BF16.
 
 1 + 2^-10 is an eighth of the way from 1 to the next BF16 number. Rounded to the nearest, all copies become 1. Rounded
-stochastically, one in eight is rounded up, so their mean is 1 + 2^-10. With the wrong rounding, a run's loss would show
-it only after weeks.
+stochastically, one in eight is rounded up, so their mean is 1 + 2^-10. A run's loss would show the wrong rounding
+only after weeks.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from hlatctl.run.errors import run_main
 
 _NAME = "rounding to BF16 on the device"
 _COPIES = 1 << 16
-_STEP, _EXCESS = 2.0**-7, 2.0**-10  # to the next BF16 number above 1; of what is rounded
+_STEP, _EXCESS = 2.0**-7, 2.0**-10  # to the next BF16 number above 1; and the part that is rounded
 #: The mean of this many copies is within 14 standard deviations of the exact value.
 _TOLERANCE = 14 * _STEP * (1 / 8 * 7 / 8 / _COPIES) ** 0.5
 
 
 def check_rounding(mean_excess: float, *, stochastic: bool) -> Check:
-    """Check that the mean of the rounded copies, minus 1, is what the configuration's rounding gives."""
+    """Check that the mean of the rounded copies, minus 1, matches the configured rounding."""
     expected = _EXCESS if stochastic else 0.0
     measured = f"mean of 1 + 2^-10 in BF16 is 1 + {mean_excess:.6f}"
     how = "stochastically" if stochastic else "to the nearest"

@@ -9,16 +9,16 @@ import sys
 import threading
 from pathlib import Path
 
-#: Where the package aws-neuronx-tools installs them.
+#: Where the package aws-neuronx-tools installs the tools.
 _BIN = "/opt/aws/neuron/bin"
 
 
 class ToolError(Exception):
-    """A tool is missing, failed, timed out, or printed an unknown format; the message says which."""
+    """A tool is missing, failed, timed out, or printed an unknown format; the message states which."""
 
 
 def find(name: str) -> str:
-    """Return the path of a tool: on PATH, beside this interpreter, or in Neuron's folder.
+    """Return the path of a tool: on PATH, next to this interpreter, or in Neuron's folder.
 
     Raises:
         ToolError: it was not found.
@@ -35,8 +35,8 @@ def output(*command: str, timeout_s: float, env: dict[str, str] | None = None) -
     """Return what a tool prints.
 
     Args:
-        command: its name and arguments.
-        timeout_s: of the whole command.
+        command: the tool's name and arguments.
+        timeout_s: time limit of the whole command.
         env: variables in addition to those of this process.
 
     Raises:
@@ -63,7 +63,7 @@ def output(*command: str, timeout_s: float, env: dict[str, str] | None = None) -
 
 
 def first_line(*command: str, timeout_s: float) -> str:
-    """Return the first line of a tool that prints until it is ended.
+    """Return the first line of a tool that prints until it is killed.
 
     Raises:
         ToolError: it printed nothing in time.

@@ -1,4 +1,4 @@
-"""The versions of a node's Neuron software: driver, runtime, packages; and whether all nodes have the same."""
+"""Find the versions of a node's Neuron software (driver, runtime, packages), and check that all nodes have the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hlatctl.run.checks import Check
 from hlatctl.run.provenance import package_versions
 
 NAME = "Neuron software"
-#: The version of the loaded kernel module. ``modinfo`` shows the file's, which an update may have replaced.
+#: The version of the loaded kernel module. ``modinfo`` shows the file's version, which an update may have replaced.
 _DRIVER = Path("/sys/module/neuron/version")
 #: System packages: the driver, its runtime, collectives and tools.
 _SYSTEM_PACKAGES = ("aws-neuronx-dkms", "aws-neuronx-runtime-lib", "aws-neuronx-collectives", "aws-neuronx-tools")
@@ -44,7 +44,7 @@ def _system_packages() -> dict[str, str]:
 
 
 def check(config: Config, versions: dict[str, str]) -> Check:
-    """Check that the driver is loaded and that the packages are those of the backend's stack."""
+    """Check that the driver is loaded and that the packages match the backend's stack."""
     problem = software_problem(config, versions)
     if not problem and "torch-neuronx" not in versions:
         problem = f"backend.name={config.backend.name}: the package torch-neuronx is not installed"
@@ -60,7 +60,7 @@ def disagreement(by_host: dict[str, dict[str, str]]) -> dict[str, str]:
     """Return the problem of each host whose versions differ from most hosts'; empty if all agree.
 
     Args:
-        by_host: versions by name, by host.
+        by_host: each host's versions by name.
     """
     problems: dict[str, str] = {}
     for name in sorted({name for versions in by_host.values() for name in versions}):

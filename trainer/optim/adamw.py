@@ -1,13 +1,12 @@
 """AdamW over this process's shard of each parameter, in the precision of the parameters.
 
-A shard is a tensor of its own: the whole parameter, or the local slice of one. All gradients are views of one FP32
+A shard is a separate tensor: the whole parameter, or the local slice of one. All gradients are views of one FP32
 buffer, ordered by how many processes have the same values. So norms, clipping and the reduction over replicas are a few
 large operations, regardless of the number of parameters.
 
-Stochastic rounding of FP32 to BF16: the mean over many roundings is the exact value.
-
-Rounding to the nearest loses every update below half a unit in the last place (1/256 of a weight). Stochastic rounding
-keeps it with the right probability (HLAT, arXiv 2404.10630, section 3.3).
+BF16 parameters can be rounded stochastically: the mean over many roundings is the exact value. Rounding to the nearest
+loses every update below half a unit in the last place (1/256 of a weight). Stochastic rounding keeps it with the right
+probability (HLAT, arXiv 2404.10630, section 3.3).
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ def stochastic_round_(target: Tensor, exact: Tensor, generator: torch.Generator)
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterShard:
-    """What a process has of a parameter.
+    """The part of a parameter that a process has.
 
     Args:
-        parameter: all of it, a slice, or a DTensor that shards one of these (FSDP).
-        replication: how many processes have the same values, including this one.
+        parameter: the whole parameter, a slice, or a DTensor that shards one of these (FSDP).
+        replication: number of processes with the same values, including this one.
         replicated_over: axes of the process mesh along which processes have the same values.
         mesh: the ``tp`` x ``dp`` (or ``tp`` x ``replicate`` x ``dp``) processes that together have the parameter; None
             if this process has all of it.
@@ -82,7 +81,7 @@ class ParameterShard:
         return self.parameter.dtype == torch.float32
 
     def gradient_in(self, buffer: Tensor) -> Tensor:
-        """Return the buffer in the form of the parameter: FSDP adds its shard to an existing gradient in place."""
+        """Return the buffer in the parameter's form: FSDP adds its shard to an existing gradient in place."""
         if not self.sharded:
             return buffer
         from torch.distributed.tensor import DTensor
@@ -95,11 +94,11 @@ class ParameterShard:
         return DTensor.from_local(buffer, mesh, placements, run_check=False, shape=size, stride=stride)
 
     def as_distributed(self, part: Tensor, *, first_row: int = 0) -> Tensor:
-        """Attach to a tensor that is sharded like the parameter its position in the whole.
+        """Attach the position in the whole to a tensor that is sharded like the parameter.
 
         Args:
             part: the whole slice, or this replica's rows of it.
-            first_row: of the part in the slice; not needed for a DTensor.
+            first_row: the part's first row in the slice; not needed for a DTensor.
         """
         if self.mesh is None:
             return part
@@ -123,14 +122,14 @@ class ParameterShard:
 
 
 class AdamW:
-    """The optimizer.
+    """AdamW over this process's shards.
 
     Args:
-        shards: by the parameter's name, on their device.
+        shards: the shards, on their device, by the parameter's name.
         config: betas, epsilon and decay; each step gets its learning rate.
-        stochastic_rounding: of BF16 weights and moments; the noise depends only on (seed, step).
-        seed: of that noise.
-        noise_device: where it is drawn; None: where the parameters are.
+        stochastic_rounding: round BF16 weights and moments stochastically; the noise depends only on (seed, step).
+        seed: seed of that noise.
+        noise_device: device that draws the noise; None: the parameters' device.
         fused: use PyTorch's fused kernel.
         others: parameters that a derived class updates; they have no second moment.
     """
@@ -161,7 +160,7 @@ class AdamW:
             "exp_avg": {name: torch.zeros_like(value) for name, value in self._values.items()},
             "exp_avg_sq": {name: torch.zeros_like(value) for name, value in self._values.items() if name not in others},
         }
-        #: Updates so far, FP32: on the device, which knows whether it skipped one. The bias correction depends on it.
+        #: Number of updates, FP32, on the device, which knows if it skipped one. The bias correction depends on it.
         self._updates = torch.zeros((), dtype=torch.float32, device=first.device)
         self._noise_device = noise_device or first.device
         self._fused = fused
@@ -184,7 +183,7 @@ class AdamW:
         return self._gradients[name]
 
     def collect(self, name: str) -> None:
-        """Copy autograd's gradient of a parameter to :attr:`gradients`, if it is not there."""
+        """Copy autograd's gradient of a parameter to :attr:`gradients`, unless it is already there."""
         shard = self._shards[name]
         if shard.parameter.grad is not None and not shard.autograd_fills_buffer:
             self._gradients[name].copy_(local(shard.parameter.grad))
@@ -229,17 +228,16 @@ class AdamW:
 
     @property
     def step_count(self) -> int:
-        """Updates so far, without skipped ones. Waits for the device."""
+        """Number of updates, without skipped ones. Waits for the device."""
         return int(self._updates)
 
     def step(self, *, lr: float, number: int, divisor: Tensor | None = None, skip: Tensor | None = None) -> None:
         """Update the parameters. With a fused kernel nothing waits for the device.
 
         Args:
-            lr: learning rate.
-            number: of the training step; the noise of the rounding depends on it.
-            divisor: of the gradients, FP32 (), see :func:`clip_divisor`; None: 1.
-            skip: 1 to change nothing, else 0, FP32 (); None: 0.
+            number: number of the training step; the noise of the rounding depends on it.
+            divisor: divides the gradients, FP32 (), see :func:`clip_divisor`; None: 1.
+            skip: 1 to skip the update, otherwise 0, FP32 (); None: 0.
         """
         if self._torch is None:
             self._step_bfloat16(lr, number, divisor, skip)
@@ -281,7 +279,6 @@ class AdamW:
         return self._config.weight_decay if decays else 0.0
 
     def _make_torch(self, *, fused: bool) -> torch.optim.AdamW:
-        """Make PyTorch's optimizer over our values, gradients and moments."""
         parameters: dict[str, nn.Parameter] = {}
         for name in self._moments["exp_avg_sq"]:
             parameters[name] = nn.Parameter(self._values[name])
@@ -294,7 +291,7 @@ class AdamW:
         adamw = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
         for name, parameter in parameters.items():
             state: dict[str, Any] = {kind: moments[name] for kind, moments in self._moments.items()}
-            # Only the fused kernel reads the counter on the device; others would wait for it at each update.
+            # Only the fused kernel reads the counter on the device; the others would wait for it at each update.
             counter = torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu")
             adamw.state[parameter] = {"step": counter, **state}
         return adamw
@@ -321,7 +318,7 @@ class AdamW:
 
 
 def _one_minus_power(beta: float, exponent: Tensor) -> Tensor:
-    """Return 1 - beta ** exponent, FP32 (), exact also where both are almost equal."""
+    """Return 1 - beta ** exponent, FP32 (), exact even where both are almost equal."""
     return -torch.expm1(exponent * (math.log(beta) if beta else -math.inf))
 
 
@@ -332,5 +329,5 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def clip_divisor(squared_norm: Tensor, max_grad_norm: float) -> Tensor:
-    """Return what divides gradients so that their norm is at most the largest allowed one; 1 if it is already."""
+    """Return the divisor of gradients that limits their norm to ``max_grad_norm``; 1 if it is already below."""
     return (squared_norm.sqrt() / max_grad_norm).clamp_min(1.0)

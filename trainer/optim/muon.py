@@ -1,22 +1,18 @@
 """Muon for the matrices of layers, and AdamW for embedding, head and norms.
 
 Muon moves a matrix by the orthogonalized average of its gradients (kellerjordan.github.io/posts/muon). A move is as
-large as AdamW's, so both use one learning rate and decay (Moonlight, arXiv 2502.16982, section 2.2). The result is that
-of ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`` for the matrix of each linear map, regardless of how parameters
+large as AdamW's, so both use one learning rate and decay (Moonlight, arXiv 2502.16982, section 2.2). The result equals
+``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`` for the matrix of each linear map, regardless of how parameters
 pack matrices and how processes divide them.
 
-The matrices of a layer's linear maps, and the part of each that a process has.
+``Matrix``: a parameter can pack the matrices of several maps: query, key and value, or gate and up. Their rows
+alternate with a fixed period. A matrix is divided like its parameter: over ``tp`` by rows or by columns, and with FSDP
+each slice's rows over ``dp``.
 
-A parameter can pack the matrices of several maps: query, key and value, or gate and up. The rows of each are every so
-many rows of the parameter. A matrix is divided like its parameter: over ``tp`` by rows or by
-columns, and with FSDP each slice's rows over ``dp``.
-
-Whole matrices on the processes that orthogonalize them, and the results back on all that need them.
-
-The processes divide the matrices among themselves, so that each is orthogonalized once, as in Moonlight's distributed
-Muon (arXiv 2502.16982, section 2.3). This is done in rounds of at most one matrix per process: a process gathers its
-matrix from the processes that have other pieces of it, and sends back theirs. Then replicas exchange their results.
-A process has one whole matrix at a time, and the results of a round, in BF16. Matrices of similar size share a round.
+``MatrixExchange``: the processes divide the matrices among themselves, so that each is orthogonalized once, as in
+Moonlight's distributed Muon (arXiv 2502.16982, section 2.3). In each round a process gathers at most one matrix from
+the processes that have other pieces of it, and sends their pieces back. Then replicas exchange their results. So a
+process holds one whole matrix and the results of one round, in BF16. Matrices of similar size share a round.
 """
 
 from __future__ import annotations
@@ -42,15 +38,14 @@ class Matrix:
     """The matrix of one linear map, divided into slices, and each slice into shards of its rows.
 
     Args:
-        parameter: its name.
-        start: first row of the map in each period.
+        start: first row of the map in each period of the parameter's rows.
         stop: end of its rows in each period.
         period: rows of the parameter after which the maps repeat.
         slice_rows: rows of a slice of the parameter.
         slice_columns: columns of a slice.
-        slices: processes that have one each.
+        slices: number of slices, one per process.
         slice_dim: the dimension that is divided into slices.
-        shards: processes that share a slice's rows, each as FSDP divides them.
+        shards: number of processes that share a slice's rows, divided as by FSDP.
     """
 
     parameter: str
@@ -70,18 +65,18 @@ class Matrix:
         return (rows * self.slices, columns) if self.slice_dim == 0 else (rows, columns * self.slices)
 
     def shard_rows(self, shard: int) -> range:
-        """Return the rows of a slice of the parameter that a shard has: equal blocks, of which the last are short."""
+        """Return the rows of a parameter's slice that a shard has: equal blocks, of which the last may be shorter."""
         size = -(-self.slice_rows // self.shards)
         first = min(shard * size, self.slice_rows)
         return range(first, min(first + size, self.slice_rows))
 
     def piece_shape(self, shard: int) -> tuple[int, int]:
-        """Return rows and columns of the matrix that a shard of any slice has."""
+        """Return rows and columns of the matrix's part in a shard; it is the same for all slices."""
         rows = self.shard_rows(shard)
         return self._rows_before(rows.stop) - self._rows_before(rows.start), self.slice_columns
 
     def rows_in(self, shard: int) -> Tensor | None:
-        """Return which rows of a shard are the matrix's (rows); None: all."""
+        """Return which rows of a shard belong to the matrix (rows); None: all."""
         if self.period == self.stop - self.start:
             return None
         rows = self.shard_rows(shard)
@@ -93,23 +88,18 @@ class Matrix:
         return torch.cat([torch.cat(shards) for shards in pieces], self.slice_dim)
 
     def divide(self, whole: Tensor) -> list[list[Tensor]]:
-        """Return the pieces of each slice's shards, as views of the whole."""
+        """Return the pieces of each slice's shards, as views of the whole matrix."""
         sizes = [self.piece_shape(shard)[0] for shard in range(self.shards)]
         return [list(torch.split(part, sizes)) for part in torch.chunk(whole, self.slices, self.slice_dim)]
 
     def _rows_before(self, row: int) -> int:
-        """Return how many of a slice's first rows are the matrix's."""
+        """Return how many of a slice's first rows belong to the matrix."""
         periods, rest = divmod(row, self.period)
         return periods * (self.stop - self.start) + min(max(rest - self.start, 0), self.stop - self.start)
 
 
 def packed_rows(name: str, model: ModelConfig) -> Iterator[tuple[int, int, int]]:
-    """Yield start, stop and period of the rows of each linear map in a layer's parameter; nothing for other parameters.
-
-    Args:
-        name: of the parameter.
-        model: its shape.
-    """
+    """Yield start, stop and period of the rows of each linear map in a layer's parameter; nothing for others."""
     head = model.head_width
     sizes: dict[str, tuple[int, ...]] = {
         "attention.qkv.weight": (model.num_heads // model.num_kv_heads * head, head, head),
@@ -127,7 +117,7 @@ class Pieces:
     """The processes that have pieces of the same matrices, and those that have replicas of a piece.
 
     Args:
-        mesh: of the processes that have the matrices; None: this process has all of them.
+        mesh: mesh of the processes that have the matrices; None: this process has all of them.
         sharded: slices of the matrices are sharded over ``dp``.
     """
 
@@ -140,7 +130,7 @@ class Pieces:
         axes = ("tp", "dp") if sharded else ("tp",)
         ranks = mesh[axes].mesh.view(mesh["tp"].size(), -1)
         self.slices, self.shards = ranks.shape
-        #: Slice and shard of each process, in the order of the group, which is that of all ranks.
+        #: Slice and shard of each process, in the order of the group, which is the order of ranks.
         self.places = sorted(
             ((t, d) for t in range(self.slices) for d in range(self.shards)), key=lambda at: int(ranks[at])
         )
@@ -157,11 +147,11 @@ class Pieces:
 
     @property
     def shard(self) -> int:
-        """Which shard of its slice this process has."""
+        """The number of this process's shard in its slice."""
         return self.places[self.rank][1]
 
     def sizes(self, matrix: Matrix) -> list[int]:
-        """Return the elements of a matrix that each process of the group has."""
+        """Return how many elements of a matrix each process of the group has."""
         return [math.prod(matrix.piece_shape(shard)) for _, shard in self.places]
 
 
@@ -169,15 +159,15 @@ class MatrixExchange:
     """Divides matrices among the processes.
 
     Args:
-        matrices: all that the processes have together, in the same order on each.
-        pieces: the processes.
+        matrices: the matrices of all processes together, in the same order on each.
+        pieces: the processes that have the pieces.
     """
 
     def __init__(self, matrices: Sequence[Matrix], pieces: Pieces) -> None:
         self._pieces = pieces
         by_size = sorted(matrices, key=lambda matrix: -math.prod(matrix.shape))
         members, each = len(pieces.places), len(pieces.places) * pieces.replicas
-        #: Of each round, the matrices by replica and by process of the group.
+        #: For each round, the matrices by replica and by process of the group.
         self._rounds = [
             [by_size[first : first + members] for first in range(start, start + each, members)]
             for start in range(0, len(by_size), each)
@@ -190,7 +180,7 @@ class MatrixExchange:
 
         Args:
             take: returns this process's piece of a matrix, BF16 (rows, columns); called once for each matrix.
-            orthogonalize: a whole matrix.
+            orthogonalize: returns the orthogonalized whole matrix.
         """
         for matrices in self._rounds:
             mine = self._pieces.replica
@@ -201,7 +191,7 @@ class MatrixExchange:
                     yield matrix, value.view(matrix.piece_shape(self._pieces.shard))
 
     def _take_round(self, matrices: Sequence[Sequence[Matrix]], take: Callable[[Matrix], Tensor]) -> list[Tensor]:
-        """Take all pieces of a round, and return those of this replica's matrices, or an empty one if it has none."""
+        """Take all pieces of a round; return those of this replica's matrices, or an empty one if it has none."""
         mine: list[Tensor] = []
         for replica, some in enumerate(matrices):
             for matrix in some:
@@ -236,7 +226,6 @@ class MatrixExchange:
     def _orthogonalized(
         self, matrix: Matrix, received: Sequence[Tensor], orthogonalize: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Assemble the pieces of the group's processes, and return those of the orthogonalized matrix."""
         places = self._pieces.places
         ranks = {place: rank for rank, place in enumerate(places)}
         parts = [[received[ranks[t, d]] for d in range(matrix.shards)] for t in range(matrix.slices)]
@@ -257,7 +246,7 @@ class MatrixExchange:
         return list(rows)
 
 
-#: Of the quintic iteration: they increase small singular values quickly (Keller Jordan, see above).
+#: Coefficients of the quintic iteration: they increase small singular values quickly (Keller Jordan, see above).
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 #: Smallest norm that a matrix is divided by.
 _EPS = 1e-7
@@ -266,13 +255,13 @@ _ADAMW_RMS = 0.2
 
 
 class Muon(AdamW):
-    """The optimizer. A matrix's only moment is the average of its gradients, ``exp_avg``.
+    """Muon with AdamW. A matrix's only moment is the average of its gradients, ``exp_avg``.
 
     Args:
-        shards: by the parameter's name, on their device.
+        shards: the shards, on their device, by the parameter's name.
         config: momentum and iterations of Muon, and AdamW's constants.
-        model: the shape, which defines the matrices that parameters pack.
-        options: of :class:`trainer.optim.adamw.AdamW`.
+        model: the model's shape, which defines the matrices that parameters pack.
+        options: further arguments of :class:`trainer.optim.adamw.AdamW`.
     """
 
     def __init__(
@@ -282,7 +271,7 @@ class Muon(AdamW):
         matrices = [matrix for name in sorted(shards) for matrix in _matrices_of(name, shards[name], pieces, model)]
         super().__init__(shards, config, others={matrix.parameter for matrix in matrices}, **options)
         self._exchange = MatrixExchange(matrices, pieces)
-        #: Each matrix's number, and its rows of this process's shard of the parameter.
+        #: Each matrix's number, and its rows in this process's shard of the parameter.
         self._numbers = {matrix: number for number, matrix in enumerate(matrices, 1)}
         #: The current step's number, divisor of gradients, and whether it changes nothing.
         self._number = 0
@@ -292,7 +281,7 @@ class Muon(AdamW):
         self._rows = {matrix: _on(matrix.rows_in(pieces.shard), device) for matrix in matrices}
 
     def step(self, *, lr: float, number: int, divisor: Tensor | None = None, skip: Tensor | None = None) -> None:
-        """See :class:`trainer.optim.adamw.AdamW`. Matrices are first, because AdamW may divide all gradients."""
+        """Update as :class:`trainer.optim.adamw.AdamW`. Matrices come first, because AdamW may divide all gradients."""
         self._number, self._divisor, self._skips = number, divisor, None if skip is None else skip.bool()
         for matrix, update in self._exchange.run(self._direction, self._orthogonalized):
             self._move(matrix, update, lr)
@@ -312,7 +301,6 @@ class Muon(AdamW):
         return orthogonalize(whole, self._config.newton_schulz_steps)
 
     def _move(self, matrix: Matrix, update: Tensor, lr: float) -> None:
-        """Move this process's piece of a matrix against the orthogonalized direction."""
         scale = _ADAMW_RMS * math.sqrt(max(matrix.shape))
         kept = self._of(matrix, self._values).float() * (1.0 - lr * self._decay_of(matrix.parameter))
         self._put(matrix, self._values, kept - update.float() * (lr * scale))
@@ -336,21 +324,21 @@ class Muon(AdamW):
             tensor.index_copy_(0, rows, exact.to(tensor.dtype))
 
     def _noise(self, matrix: Matrix, *, is_average: bool) -> torch.Generator:
-        """Return the noise of one matrix, so that it doesn't depend on the order of matrices."""
+        """Return the noise of one matrix, which doesn't depend on the order of matrices."""
         step = self._seed * 1_000_003 + self._number
         number = 2 * self._numbers[matrix] + is_average
         return torch.Generator(self._noise_device).manual_seed((step * 1_000_003 + number) % 2**64)
 
 
 def orthogonalize(matrix: Tensor, steps: int) -> Tensor:
-    """Return about the nearest matrix with orthonormal rows or columns, BF16, by Newton-Schulz iterations.
+    """Return the approximately nearest matrix with orthonormal rows or columns, BF16, by Newton-Schulz iterations.
 
     Its singular values are between about 0.5 and 1.5 rather than exactly 1. Training is as good (Keller Jordan, see
     above).
 
     Args:
         matrix: BF16 (rows, columns); with all zeros the result is 0.
-        steps: iterations.
+        steps: number of iterations.
     """
     is_tall = matrix.shape[0] > matrix.shape[1]
     result = matrix.T if is_tall else matrix

@@ -1,13 +1,12 @@
-"""The layout of the processes, and the preparation of a model for it: pipeline stages, slices, replicas, shards.
+"""The layout of the processes, and how it divides a model: pipeline stages, slices, replicas, shards, gradient sums.
 
 Ranks are ordered by pipeline stage, replica, context-parallel rank and tensor-parallel rank. The last changes fastest,
-because tensor-parallel processes exchange most. The context-parallel processes of all replicas have the same weights.
-So one axis of the mesh, ``dp``, has both: gradients are summed and FSDP shards over it.
+because tensor-parallel processes communicate most. The context-parallel processes of all replicas have the same
+weights. So one axis of the mesh, ``dp``, has both: gradients are summed and FSDP shards over it.
 
-The sum of gradients over replicas, in buckets, while the backward pass still runs.
-
-A bucket is a range of the optimizer's gradient buffer. It is exchanged as soon as the step's last backward pass has
-filled it, so the network works beside the device (PyTorch DDP, arXiv 2006.15704, section 3.2.3).
+``OverlappedSum`` sums gradients over replicas while the backward pass is still running. The optimizer's gradient buffer
+is divided into buckets. A bucket is exchanged once the step's last backward pass has filled it, so communication
+overlaps with computation (PyTorch DDP, arXiv 2006.15704, section 3.2.3).
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ class Layout:
         mesh: ``pp`` x ``tp`` x ``dp``, the last with the context-parallel processes; None for a single process. With
             hybrid sharding ``dp`` has the processes that share a copy of the parameters, and ``replicate``, before it,
             those with the same shard.
-        pp_rank: place in the pipeline.
-        dp_rank: which share of the batch this process trains on, perhaps with others of a context-parallel group.
+        pp_rank: this process's stage in the pipeline.
+        dp_rank: which share of the batch this process trains on, perhaps with others in a context-parallel group.
         tp: the tensor-parallel group, if it has several processes.
-        cp: the context-parallel group, likewise.
+        cp: the context-parallel group, if it has several processes.
         shards_parameters: FSDP2 shards parameters and moments, and gradients between steps, over ``dp``.
         heads: which heads this process has, if several processes share a key/value head.
     """
@@ -67,7 +66,7 @@ class Layout:
         """Return the ranks of this process's replica and node that need tokens; the first reads them for all.
 
         The first pipeline stage needs the inputs, the last one the targets, and all stages need the inputs for masks
-        within documents. A node's ranks follow each other.
+        within documents. A node's ranks are consecutive.
         """
         if self.mesh is None:
             return [rank]
@@ -85,12 +84,12 @@ class Layout:
 
     @property
     def stages(self) -> list[range]:
-        """The same by pipeline stage."""
+        """The layers of this process, by pipeline stage."""
         return process_stages(self.config, self.pp_rank)
 
 
 def make_layout(config: Config, device_type: str, world_size: int) -> Layout:
-    """Return this process's place. The process group must exist."""
+    """Return this process's layout. The process group must exist."""
     if world_size == 1:
         return Layout(config=config)
     parallel, replicas = config.parallel, config.weight_replicas
@@ -127,7 +126,7 @@ def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backe
     """Set up recomputation, compilation and sharding of a model on the meta device.
 
     Args:
-        compile_backend: torch.compile's; None: nothing is compiled.
+        compile_backend: torch.compile's backend; None: nothing is compiled.
     """
     if compile_backend == "inductor":
         _keep_to_own_cache()
@@ -147,7 +146,7 @@ def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backe
 
 
 def _shard(model: Llama, layout: Layout, precision: Precision) -> None:
-    """Let FSDP2 shard parameters and exchange weights and gradients, beside the computation of other layers."""
+    """Make FSDP2 shard parameters, and exchange weights and gradients while other layers are computed."""
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     assert layout.mesh is not None
@@ -168,7 +167,7 @@ def _shard(model: Llama, layout: Layout, precision: Precision) -> None:
 def before_micro_batch(model: Llama, layout: Layout, *, is_last: bool) -> None:
     """Tell FSDP2 what to exchange with a micro-batch of a step.
 
-    ``zero1`` sums gradients over the shards in the last one only. Where weights are kept after the forward pass, they
+    ``zero1`` sums gradients over the shards only in the last one. Where weights are kept after the forward pass, they
     are kept for the next micro-batch too.
     """
     if not layout.shards_parameters:
@@ -184,7 +183,7 @@ def before_micro_batch(model: Llama, layout: Layout, *, is_last: bool) -> None:
 
 
 def _set_memory_budget(share: float) -> None:
-    """Let the compiler keep this share of the activations of each graph that it builds from now on."""
+    """Make the compiler keep at most this share of the activations of each graph that it builds from now on."""
     from torch._functorch import config
 
     config.activation_memory_budget = share
@@ -212,8 +211,8 @@ def parameter_shards(named: Iterable[tuple[str, nn.Parameter]], layout: Layout) 
         is_sharded = dict.fromkeys(axes, False) | {"tp": dim is not None, "dp": layout.shards_parameters}
         replicated_over = frozenset(axis for axis in is_sharded if not is_sharded[axis])
         replication = math.prod(layout.mesh[axis].size() for axis in replicated_over)
-        # With sequence parallelism each process computes the gradient from its slice of the sequence only, and that of
-        # a norm that all heads share from its own heads only.
+        # With sequence parallelism each process computes the gradient from its slice of the sequence only, and the
+        # gradient of a norm that all heads share from its own heads only.
         partial = dim is None and layout.tp is not None and (layout.tp.sequence or is_shared_by_heads(name))
         shards[name] = ParameterShard(
             parameter=parameter,
@@ -232,10 +231,9 @@ def loss_of(model: Llama, hidden: Tensor, targets: Tensor, layout: Layout) -> Te
     """Return the mean loss of this process's tokens, which is equal on all tensor-parallel ranks.
 
     Args:
-        model: the last stage.
-        hidden: its output.
+        model: the last pipeline stage.
+        hidden: output of the stage.
         targets: next ids of whole sequences (batch, seq).
-        layout: of the processes.
     """
     z_loss, weight = layout.config.train.z_loss, model.output_weight
     if layout.cp is not None:
@@ -246,7 +244,7 @@ def loss_of(model: Llama, hidden: Tensor, targets: Tensor, layout: Layout) -> Te
     return cross_entropy(layout.tp.enter(hidden), weight, targets, z_loss=z_loss, group=layout.tp.group)
 
 
-#: Gradients of a bucket, at least: 160 MB in FP32, which uses a network well (Megatron-LM's default).
+#: Minimum gradients of a bucket: 160 MB in FP32, which uses a network well (Megatron-LM's default).
 BUCKET_ENTRIES = 40_000_000
 
 
@@ -264,9 +262,9 @@ class OverlappedSum:
     """Sums an optimizer's gradients over replicas.
 
     Args:
-        optimizer: of the whole parameters that each replica has.
-        group: the replicas.
-        passes: backward passes of a step.
+        optimizer: optimizer of whole parameters, which every replica has.
+        group: process group of the replicas.
+        passes: number of backward passes in a step.
     """
 
     def __init__(self, optimizer: AdamW, group: dist.ProcessGroup, passes: int) -> None:
@@ -278,13 +276,13 @@ class OverlappedSum:
             parameter.register_post_accumulate_grad_hook(self._counter(name))  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
-        """Begin a step: no gradient is complete."""
+        """Begin a step: mark all gradients as incomplete."""
         self._done = dict.fromkeys(self._bucket_of, 0)
         for bucket in self._buckets:
             bucket.missing, bucket.work = set(bucket.names), None
 
     def finish(self) -> None:
-        """Exchange what is left, such as gradients that no hook has reported, and wait for all sums."""
+        """Exchange the remaining buckets, such as those with gradients that no hook reported, and wait for all."""
         for bucket in self._buckets:
             self._exchange(bucket)
         for bucket in self._buckets:
@@ -310,7 +308,7 @@ class OverlappedSum:
 
 
 def _buckets(optimizer: AdamW) -> list[_Bucket]:
-    """Divide the buffer. The last bucket comes first, as the backward pass fills it first."""
+    """Divide the buffer into buckets. The last bucket comes first, as the backward pass fills it first."""
     buckets: list[_Bucket] = []
     names: set[str] = set()
     stop = start = len(optimizer.gradients)

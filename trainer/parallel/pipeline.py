@@ -1,4 +1,4 @@
-"""Pipeline parallel training of a process's stages, with the 1F1B schedules of PyTorch's pipelining."""
+"""Pipeline-parallel training with the 1F1B schedules of PyTorch's pipelining."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ class Pipeline:
 
     Args:
         model: this process's layers, sharded and initialized.
-        layout: of the processes.
-        loss: from hidden states and targets of a micro-batch; called for the last stage.
-        device: of the process.
+        loss: computes the loss from a micro-batch's hidden states and targets; called for the last stage.
     """
 
     def __init__(self, model: Llama, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor], device: torch.device):
@@ -38,7 +36,7 @@ class Pipeline:
         )
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Run forward and backward of (batch, seq) tokens; return the sum of losses on the last stage, else 0."""
+        """Run forward and backward of (batch, seq) tokens; return the sum of losses on the last stage, otherwise 0."""
         losses: list[Tensor] = []
         masked: dict[str, Any] = {"tokens": inputs} if self._masks_documents else {}
         if self._last:
@@ -51,7 +49,7 @@ class Pipeline:
 
 
 def _make_stage(model: Llama, layout: Layout, number: int, device: torch.device) -> _Stage:
-    """Make one of this process's stages. Its shapes are given, so that stages don't exchange them in the first step."""
+    """Make one of this process's stages. Its shapes are given, so stages don't exchange them in the first step."""
     assert layout.mesh is not None
     config = layout.config
     processes = config.parallel.pipeline_parallel_size
@@ -80,19 +78,18 @@ def _make_stage(model: Llama, layout: Layout, number: int, device: torch.device)
 
 
 class _Layers(nn.Module):
-    """Some of a model's layers, as a module without parameters of its own: those are the model's."""
+    """Some of a model's layers, as a module without its own parameters: they belong to the model."""
 
     def __init__(self, model: Llama, layers: range) -> None:
         super().__init__()
         self._forward = functools.partial(model.forward, layers=layers)
 
     def forward(self, x: Tensor, **options: Tensor) -> Tensor:
-        """See :meth:`trainer.model.decoder.Llama.forward`."""
         return self._forward(x, **options)  # type: ignore[arg-type]
 
 
 class _Stage(PipelineStage):
-    """A stage that gloo can connect with PyTorch 2.9 too, which sends 8 bytes for the 4 that the next stage expects."""
+    """A stage that gloo can connect with PyTorch 2.9, which sends 8 bytes where the next stage expects 4."""
 
     def _get_init_p2p_neighbors_ops(self) -> list[P2POp]:
         ops: list[P2POp] = super()._get_init_p2p_neighbors_ops()

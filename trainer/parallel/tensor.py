@@ -1,15 +1,13 @@
-"""The collectives of tensor-parallel layers, with their conjugates in the backward pass.
+"""The collectives of tensor-parallel layers, and the shards of processes that share a key/value head.
 
-They are functional collectives, so they can be part of a compiled graph. Sources: Megatron-LM, arXiv 1909.08053; for
-sequence parallelism, arXiv 2205.05198, section 4.2.
+Each collective has its conjugate in the backward pass. They are functional collectives, so they can be part of a
+compiled graph. Sources: Megatron-LM, arXiv 1909.08053; for sequence parallelism, arXiv 2205.05198, section 4.2.
 
-The shards of tensor-parallel processes that share a key/value head, because there are fewer heads than processes.
-
-Each such process has some of the query heads that belong to the key/value head, followed by a replica of the key head
-and of the value head. So its shard of query/key/value is two row ranges of the whole weight. Its shard of the output
-projection has the columns of its own query heads, regardless of its rank. In memory that is the shard of a model with
-as many key/value heads as processes. A checkpoint has each head once, like that of any layout. The backend decides
-which processes share a head.
+If there are fewer key/value heads than processes, several processes share a head. Each of them has some of the head's
+query heads, followed by a replica of the key head and of the value head. So its shard of query/key/value is two row
+ranges of the whole weight. Its shard of the output projection has the columns of its own query heads, regardless of its
+rank. In memory this equals the shard of a model with as many key/value heads as processes. A checkpoint has each head
+once, like that of any layout. The backend decides which processes share a head.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _SEQUENCE = 1
-# PyTorch 2.13 has new names, and warns of the old ones.
+# PyTorch 2.13 has new names, and warns about the old ones.
 _all_gather: Any = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
 _reduce_scatter: Any = getattr(functional, "reduce_scatter_single", None) or functional.reduce_scatter_tensor
 
@@ -40,8 +38,7 @@ class TensorParallel:
     """A tensor-parallel group.
 
     Args:
-        rank: of this process in the group.
-        sequence: between :meth:`leave` and :meth:`enter`, each process has a slice of the sequence, not all of it.
+        sequence: between :meth:`leave` and :meth:`enter`, each process has only a slice of the sequence.
     """
 
     group: ProcessGroup
@@ -50,17 +47,17 @@ class TensorParallel:
     sequence: bool
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return all of (batch, seq, hidden) on every process; for the input of a column parallel layer."""
+        """Return the whole (batch, seq, hidden) on every process; for the input of a column-parallel layer."""
         exchange = _Gather if self.sequence else _Copy
         return exchange.apply(x, self.group.group_name, self.size)  # type: ignore[no-any-return,no-untyped-call]
 
     def leave(self, x: Tensor) -> Tensor:
-        """Return the sum of all processes' (batch, seq, hidden); for the output of a row parallel layer."""
+        """Return the sum of all processes' (batch, seq, hidden); for the output of a row-parallel layer."""
         exchange = _Scatter if self.sequence else _Sum
         return exchange.apply(x, self.group.group_name, self.size)  # type: ignore[no-any-return,no-untyped-call]
 
     def total(self, x: Tensor) -> Tensor:
-        """Return the sum of all processes' x, of which each process computes other things."""
+        """Return the sum of all processes' x; each process computes different things from it."""
         summed = _Sum.apply(x, self.group.group_name, self.size)  # type: ignore[no-untyped-call]
         return _Copy.apply(summed, self.group.group_name, self.size)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -123,12 +120,12 @@ def _scatter(x: Tensor, group: GroupName, size: int) -> Tensor:
 
 
 def gathered(x: Tensor, group: GroupName) -> Tensor:
-    """Concatenate all processes' tensors along dimension 0, on every process. Autograd does not know this."""
+    """Concatenate all processes' tensors along dimension 0, on every process. Autograd doesn't track this."""
     return _done(_all_gather(x.contiguous(), 0, group))
 
 
 def scattered(x: Tensor, group: GroupName) -> Tensor:
-    """Sum tensors over all processes; each gets its slice of dimension 0. Autograd does not know this."""
+    """Sum tensors over all processes; each gets its slice of dimension 0. Autograd doesn't track this."""
     return _done(_reduce_scatter(x, "sum", 0, group))
 
 
@@ -151,10 +148,10 @@ class ShardSpec:
 
     Args:
         dim: the sharded dimension.
-        global_size: of the whole parameter, along it.
-        ranges: of the whole, in the shard's order. Each process writes one range.
-        replicated_rows: how many of the shard's last rows other processes have too.
-        kv_replicas: processes that have those rows, including this one.
+        global_size: size of the whole parameter along that dimension.
+        ranges: the shard's ranges of the whole, in the shard's order. Each process writes one range.
+        replicated_rows: how many of the shard's last rows other processes also have.
+        kv_replicas: number of processes that have those rows, including this one.
     """
 
     dim: int
@@ -164,7 +161,7 @@ class ShardSpec:
     kv_replicas: int = 1
 
     def global_shape(self, shape: list[int]) -> list[int]:
-        """Return the parameter's shape, from that of a shard or of some rows of it."""
+        """Return the parameter's shape, from that of a shard or of some of its rows."""
         return [self.global_size if axis == self.dim else size for axis, size in enumerate(shape)]
 
     def shard_of(self, whole: Tensor) -> Tensor:
@@ -172,19 +169,19 @@ class ShardSpec:
         return torch.cat([whole.narrow(self.dim, r.start, r.stop - r.start) for r in self.ranges], self.dim)
 
     def row_weights(self, rows: int) -> Tensor:
-        """Return 1 / (processes that have the row) for each of the shard's rows, FP32 (rows, 1)."""
+        """Return 1 / (number of processes that have the row) for each of the shard's rows, FP32 (rows, 1)."""
         weights = torch.ones(rows, 1)
         weights[rows - self.replicated_rows :] /= self.kv_replicas
         return weights
 
     def as_distributed(self, part: Tensor, first_row: int, rows: int, replica: tuple[int, int] = (0, 1)) -> UnevenShard:
-        """Attach to some rows of a shard, which has ``rows`` rows, their position in the whole parameter.
+        """Attach the position in the whole parameter to some rows of a shard.
 
         Args:
-            part: the rows.
-            first_row: of them in the shard.
-            rows: of the shard.
-            replica: the number of this process among those that have the same rows, and how many have them.
+            part: the rows to attach it to.
+            first_row: their first row in the shard.
+            rows: number of rows in the shard.
+            replica: this process's number among those that have the same rows, and how many have them.
         """
         shape = self.global_shape([rows, *part.shape[1:]])
         chunks: list[tuple[Tensor, tuple[int, ...], bool]] = []
@@ -207,7 +204,6 @@ class SharedHeads:
     """Which heads a tensor-parallel process has.
 
     Args:
-        model: its shape.
         kv_head: the process's key/value head, from 0.
         replica: which of that head's replicas it has, from 0; this also selects its query heads.
         kv_replicas: replicas of each key/value head.
@@ -223,8 +219,7 @@ class SharedHeads:
         """Return the heads of a rank.
 
         Args:
-            model: its shape.
-            rank: among all processes.
+            rank: rank among all processes.
             tp_ranks: ranks of its tensor-parallel group.
             groups: for all processes, the ranks that share a key/value head.
 
@@ -255,7 +250,7 @@ class SharedHeads:
         return None
 
     def _spec_of_qkv(self) -> ShardSpec:
-        """The last replica's query heads come directly before the key head and the value head: one range."""
+        """Return two ranges, or one for the last replica: its query heads come directly before key and value heads."""
         queries, replicated = self._queries * self.model.head_width, 2 * self.model.head_width
         group = self.kv_replicas * queries + replicated
         start, stop = self.kv_head * group + self.replica * queries, (self.kv_head + 1) * group
@@ -273,21 +268,20 @@ class SharedHeads:
 
     @property
     def _queries(self) -> int:
-        """Query heads of a process."""
         return self.model.num_heads // (self.model.num_kv_heads * self.kv_replicas)
 
 
 class UnevenShard(Tensor):
-    """A process's shard of a tensor whose shards are not equal blocks, which DTensor requires.
+    """A process's shard of a tensor with unequal shards, which DTensor doesn't support.
 
-    It holds the shard. ``size()`` is that of the whole tensor. The results of operations on it are plain tensors.
+    It holds the shard, but ``size()`` is the size of the whole tensor. Operations on it return plain tensors.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     chunks: list[tuple[Tensor, tuple[int, ...], bool]]
-    """Views of the shard, the offsets of each in the whole, and whether this process writes it to checkpoints."""
+    """The views of the shard, each view's offsets in the whole, and whether this process writes it to checkpoints."""
     replica: tuple[int, int]
-    """The number of this process among those that have the same shard, and how many have it."""
+    """This process's number among those that have the same shard, and how many have it."""
     _global_shape: torch.Size
 
     @classmethod
@@ -298,7 +292,7 @@ class UnevenShard(Tensor):
         chunks: list[tuple[Tensor, tuple[int, ...], bool]],
         replica: tuple[int, int],
     ) -> UnevenShard:
-        """Make a shard from all that this process has, the shape of the whole tensor, and its attributes."""
+        """Make a shard from this process's part, the whole tensor's shape, and the attributes."""
         shard = part.as_subclass(cls)
         shard._global_shape = torch.Size(shape)
         shard.chunks, shard.replica = chunks, replica

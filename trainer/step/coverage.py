@@ -1,8 +1,8 @@
-"""The compilation of a run's graphs, and the check that the compiler's cache has all of them.
+"""Compile a run's graphs, and check that the compiler's cache has all of them.
 
 A short attempt of a few steps uses the run's own loop. So it needs the graphs of the first step, of the second (whose
-moments exist), of later ones, of each micro-batch and of a checkpoint. Evaluation needs none of these graphs: it is a
-separate process with an exported model.
+moments exist), of later ones, of each micro-batch and of a checkpoint. Evaluation needs none of these graphs, because
+it is a separate process with an exported model.
 """
 
 from __future__ import annotations

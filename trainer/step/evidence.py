@@ -1,7 +1,7 @@
-"""What a process leaves of a hang: the stacks of all its threads, and the last collectives that it took part in.
+"""Record a hang: the stacks of all threads of a process, and the last collectives that it took part in.
 
-SIGUSR1 asks for it. The main thread may wait in a collective, where Python runs no handler, so another thread writes
-the files: the interpreter's own handler wakes it through a pipe. Until then it costs nothing.
+SIGUSR1 triggers it. The main thread may be waiting in a collective, where Python runs no handler, so another thread
+writes the files: the interpreter's own handler wakes it through a pipe. Until then it costs nothing.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from hlatctl.run import files
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import collectives_name, stacks_name
 
-#: Newest collectives that are kept: about 500 bytes each, of up to thousands of processes.
+#: Number of newest collectives to keep: about 500 bytes each, from up to thousands of processes.
 _COLLECTIVES = 200
-#: Around the names of PyTorch's functions that return a flight recorder; a build has those of its libraries.
+#: Prefix and suffix of PyTorch's functions that return a flight recorder; a build has those of its libraries.
 _DUMP, _JSON = "_dump_", "_trace_json"
 
 
-#: Where the evidence is written, and the rank in the names of its files.
+#: The folder for the evidence, and the rank in the names of its files.
 _place: tuple[Path, int] | None = None
 
 
 def keep_in(folder: Path, rank: int) -> None:
-    """Choose the folder of this process's evidence, which is made when it is needed."""
+    """Set the folder for this process's evidence, which is created when it is needed."""
     global _place
     _place = folder, rank
 
 
 def answer_signal() -> None:
-    """Write the evidence whenever this process gets SIGUSR1. Call it in the main thread, before other handlers."""
+    """Write the evidence whenever this process gets SIGUSR1. Call this in the main thread, before other handlers."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    signal.signal(signal.SIGUSR1, lambda number, frame: None)  # the pipe gets only signals that are handled
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)  # the pipe only gets signals that have a handler
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=_wait, args=(reader,), name="evidence", daemon=True).start()
 
@@ -62,7 +62,7 @@ def write(folder: Path, rank: int) -> None:
     collectives = newest_collectives()
     if collectives:
         files.write_json(folder / collectives_name(rank), collectives)
-    path = folder / stacks_name(rank)  # last: whoever waits for it finds the other file too
+    path = folder / stacks_name(rank)  # last: whoever waits for this file also finds the other one
     with path.with_name(f".{path.name}").open("w", encoding="utf-8") as file:
         faulthandler.dump_traceback(file, all_threads=True)
     os.replace(file.name, path)

@@ -1,6 +1,6 @@
-"""What a process trains on: the run's ``dataset.json``, read once for all ranks, and its batches.
+"""Open what a process trains on: the run's ``dataset.json``, read once for all ranks, and its batches.
 
-One process of each replica and node reads and tokenizes. The others that need tokens receive them from it.
+One process of each replica and node reads and tokenizes, and sends the batches to the others that need tokens.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read_dataset(run: RunPaths, backend: Backend) -> dict[str, Any]:
 def open_batches(
     config: Config, run: RunPaths, dataset: dict[str, Any], backend: Backend, last: Restored | None
 ) -> tuple[Batches, list[int | str]]:
-    """Return this process's batches from the checkpoint's position on, and the batches that ``amended`` events skip.
+    """Return this process's batches from the checkpoint's position, and the batches that ``amended`` events skip.
 
     Raises:
         DataError: the corpus isn't the one that the checkpoint was trained on.
@@ -78,7 +78,7 @@ def open_batches(
 def _read_for_others(read: Callable[[Sender], Loader], sender: Sender) -> Loader:
     try:
         return read(sender)
-    except HlatctlError as error:  # such as a missing corpus: the others wait for a batch
+    except HlatctlError as error:  # such as a missing corpus; the others wait for a batch
         sender.fail(error)
         sender.close()
         raise

@@ -1,8 +1,6 @@
-"""The training loop, from top to bottom. It is independent of device, storage format and launcher.
+"""The training loop, from top to bottom, with the step lines that rank 0 prints and each step's speed and memory.
 
-The line that rank 0 prints every tenth step, for people who read a run's logs.
-
-What a step used, for its event: speed, share of the device's peak, and memory.
+It is independent of device, storage format and launcher.
 """
 
 from __future__ import annotations
@@ -41,16 +39,12 @@ from trainer.step.monitor import DRIFT_EVERY_STEPS, Monitor, MonitorEvent, RankT
 from trainer.step.orders import Orders
 from trainer.step.profiling import Profiling
 
-#: As torchtitan's ``log_freq``.
+#: The same as torchtitan's ``log_freq``.
 EVERY_STEPS = 10
 
 
 class StepLine:
-    """Makes the lines of an attempt.
-
-    Args:
-        config: of the run.
-    """
+    """Makes the lines that rank 0 prints, for people who read a run's logs."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -63,7 +57,7 @@ class StepLine:
         return due
 
     def text(self, event: dict[str, Any]) -> str:
-        """Return the line of a step from the fields of its event. What is unknown is left out."""
+        """Return the line of a step from the fields of its event. Unknown values are omitted."""
         parts = [
             f"step {event['step']}/{self._config.total_steps}",
             f"tokens {event['tokens']:,}",
@@ -73,24 +67,22 @@ class StepLine:
         return "  ".join(parts)
 
 
-#: Linux, proc(5): the second number is the resident pages.
+#: Linux, proc(5): the second number counts the resident pages.
 _OWN_PAGES = Path("/proc/self/statm")
 
 
 class StepFigures:
-    """Computes the figures of a process's steps.
+    """Computes the figures of a process's steps: speed, share of the device's peak, and memory.
 
     Args:
-        config: of the run.
-        device: of this process.
-        peak_flops_per_s: of one device; None if unknown, then MFU is unknown.
+        peak_flops_per_s: peak of one device; None: unknown, so MFU is unknown too.
     """
 
     def __init__(self, config: Config, device: torch.device, peak_flops_per_s: float | None) -> None:
         self._config, self._device, self._peak_flops_per_s = config, device, peak_flops_per_s
 
     def of(self, step_s: float) -> dict[str, float | int | None]:
-        """Return the fields of a step event that follow from its duration, and this process's memory. No waiting.
+        """Return the fields of a step event that follow from its duration, and this process's memory, without waiting.
 
         Costs about 35 us on a CPU.
         """
@@ -106,7 +98,7 @@ class StepFigures:
 
 
 def memory_bytes(device: torch.device) -> tuple[int | None, int | None]:
-    """Return this process's memory where the model is, now and at most since its start; None if unknown.
+    """Return this process's memory where the model is, current and peak; None if unknown.
 
     A device's own count is PyTorch's allocated memory. Reading it doesn't wait for the device.
     """
@@ -132,9 +124,9 @@ class _PendingStep:
     """A step whose metrics have not been read yet.
 
     Args:
-        batch: its number in the data's order, from 1; skipped batches count.
-        started_s: when it began, on the performance clock.
-        own_time: of everything before the exchange of gradients.
+        batch: number of its batch in the data's order, from 1; skipped batches count.
+        started_s: start time on the performance clock, s.
+        own_time: stopwatch of everything before the exchange of gradients.
         metrics: returns its metrics; may wait for the device.
     """
 
@@ -151,8 +143,8 @@ class Training:
     """One process's part of one training attempt. The constructor restores the newest checkpoint.
 
     Args:
-        journal: rank 0's; None on other ranks.
-        attempt: after whose end nothing is written.
+        journal: rank 0's journal; None on other ranks.
+        attempt: number of the attempt; nothing is written after its end.
         max_checkpoint_step: ignore newer checkpoints.
 
     Raises:
@@ -192,7 +184,7 @@ class Training:
         self.batches, self.amended_skips = open_batches(config, run, dataset, backend, restored)
 
     def _restore(self, max_checkpoint_step: int | None) -> Restored | None:
-        """Continue from the newest checkpoint, or else read the weights of ``train.init_from``."""
+        """Continue from the newest checkpoint, or otherwise read the weights of ``train.init_from``."""
         tensors = self.optimizer.tensors()
         seed_rng(self.config.seed)
         restored = self.checkpoints.restore(tensors, max_checkpoint_step)
@@ -283,7 +275,7 @@ class Training:
         return stopping
 
     def _take_orders(self) -> None:
-        """Do, on every rank, what rank 0 has found in the driver's file: change values, and begin a profile."""
+        """Carry out, on every rank, the orders that rank 0 has found: change values, or begin a profile."""
         numbers, values, profile = self.backend.from_rank0(self.orders.take() if self.orders else None)
         self.config = with_changes(self.config, values)
         self.policy = CheckpointPolicy(self.config)
@@ -312,7 +304,6 @@ class Training:
                 print(self.line.text(fields), flush=True)
 
     def _nonfinite(self, pending: _PendingStep, metrics: StepMetrics) -> Outcome | None:
-        """Skip the update, roll back or stop, as the configuration says."""
         action, numbers = self.config.train.on_nonfinite, f"loss={metrics.loss}, grad_norm={metrics.grad_norm}"
         self.nonfinite_steps += 1
         if action == "skip" and self.nonfinite_steps > self.config.train.max_nonfinite_steps:
@@ -389,7 +380,7 @@ class Training:
             self._note("compile_cache", hits=hits, misses=misses, wall_s=step_s)
 
     def _compare_ranks(self, step: int) -> list[MonitorEvent]:
-        """Compare the ranks' own times once per window of steps, on rank 0."""
+        """Compare the time of the ranks' own work once per window of steps, on rank 0."""
         if not self.rank_times.full:
             return []
         own_s = self.rank_times.take_s()

@@ -1,8 +1,8 @@
-"""Monitors of training: gradient norms, a loss close to zero, weight drift, slow ranks. The loop journals alarms.
+"""Monitor training: gradient norms, a loss close to zero, weight drift, slow ranks. The loop journals the alarms.
 
-HLAT's rule for spikes is 0.1 above a mean of 20 steps. It counts every bump of a small or noisy model, so it is a
-statistic. The alarm's rule compares a norm with the median of many steps, in units of their own spread: noise doesn't
-trigger it.
+HLAT's rule for spikes is 0.1 above a mean of 20 steps. It counts every bump of a small or noisy model, so it is only a
+statistic. The alarm compares a norm with the median of many steps, in units of their spread, so noise doesn't trigger
+it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Steps whose median and spread a norm is compared with.
+#: Number of steps whose median and spread a norm is compared with.
 ALARM_WINDOW_STEPS = 100
-#: A norm this many deviations above the median is an alarm (docs/decisions/0058-a-report-like-a-paper.md).
+#: A norm this many deviations above the median triggers an alarm (docs/decisions/0058-a-report-like-a-paper.md).
 DEVIATIONS = 20.0
 #: The deviation is at least this share of the median: a norm below 4 times the median is never an alarm.
 LEAST_DEVIATION = 0.15
-#: The median absolute deviation times this estimates a normal distribution's standard deviation.
+#: Multiplied by this, the median absolute deviation estimates a normal distribution's standard deviation.
 _TO_SIGMA = 1 / statistics.NormalDist().inv_cdf(0.75)
 
 
@@ -31,7 +31,7 @@ class NormAlarm:
     """Compares each gradient norm with the ``WINDOW_STEPS`` before it.
 
     Args:
-        state: from :attr:`state`; checkpoints store it.
+        state: earlier value of :attr:`state`; checkpoints store it.
     """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
@@ -70,7 +70,7 @@ class NormAlarm:
 
 
 #: Steps of the running means; a gradient norm that is above its mean by more than the threshold is a spike (HLAT,
-#: arXiv 2404.10630, section 4.3). Spikes are statistics; ``trainer.step.monitor`` raises alarms.
+#: arXiv 2404.10630, section 4.3). Spikes are only statistics.
 WINDOW_STEPS = 20
 THRESHOLD = 0.1
 #: In nats per token. No model of real text gets this low, but a model that sees its targets does (HLAT's authors
@@ -93,13 +93,13 @@ class MonitorEvent:
 
 
 class Monitor:
-    """Detects gradient spikes, gradient norms that are an alarm, and a loss close to zero.
+    """Detects gradient spikes, gradient norms that trigger an alarm, and a loss close to zero.
 
     A spike begins at a norm that is above the mean of the last 20 steps by more than 0.1. It ends at the first norm
     that isn't, and its length is the number of steps in between.
 
     Args:
-        state: from :attr:`state`; checkpoints store it.
+        state: earlier value of :attr:`state`; checkpoints store it.
     """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
@@ -181,10 +181,10 @@ class RankTimes:
         self._factor, self._windows = factor, -(-steps // RANK_TIMES_EVERY_STEPS)
         self._own_s: list[float] = []
         self._slow = torch.zeros((), dtype=torch.int64)
-        """For each rank, in how many windows in a row it was slow."""
+        """For each rank, the number of consecutive windows in which it was slow."""
 
     def add(self, own_s: float) -> None:
-        """Add this process's time of one step."""
+        """Add the time of this process's own work in one step."""
         self._own_s.append(own_s)
 
     @property
@@ -199,7 +199,7 @@ class RankTimes:
         return median_s
 
     def compare(self, step: int, own_s: Tensor, hosts: Sequence[str]) -> list[MonitorEvent]:
-        """Return the events for the times (world), which are on the CPU, and the hosts of all ranks.
+        """Return the events for the times (world), on the CPU, and the hosts of all ranks.
 
         The lower median is used, so that with two processes the slow one is compared with the fast one.
         """

@@ -1,7 +1,7 @@
-"""What the driver asks of a running attempt: amendments of the run's configuration, and profiles.
+"""The driver's orders to a running attempt: amendments of the run's configuration, and profiles.
 
-Only rank 0 reads the driver's file. It tells the others through the signal that each step's metrics carry, so that all
-begin or end with the same step.
+Only rank 0 reads the driver's file. It notifies the others through the signal that each step's metrics carry, so that
+all begin or end with the same step.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import ProfileOrder, RunPaths
 from trainer.backends.base import ENDS, NEWS
 
-#: Interval of looks at the file.
+#: Interval between reads of the file.
 _LOOK_EVERY_S = 2.0
-#: The driver touches the file more often than this while it wants training to end. Without a driver, training goes on:
-#: nobody would start the next attempt.
+#: While the driver wants training to end, it touches the file more often than this. Without a driver, training
+#: continues, because nothing would start the next attempt.
 _FRESH_S = 120.0
 
 
 class Orders:
-    """The orders of one attempt. Costs the look at one small file, at most once in two seconds.
+    """The orders of one attempt. Reads one small file, at most once in two seconds.
 
     Args:
-        run: the run directory.
-        attempt: whose orders.
-        ahead: steps between the signal and its effect on every rank.
+        attempt: number of the attempt.
+        ahead: number of steps between the signal and its effect on every rank.
     """
 
     def __init__(self, run: RunPaths, attempt: int, *, ahead: int = 0) -> None:
@@ -50,7 +49,7 @@ class Orders:
         return ENDS * ends + NEWS * bool(set(self._order["numbers"]) - self._taken or self._new_profile())
 
     def take(self) -> tuple[list[int], dict[str, Any], dict[str, Any] | None]:
-        """Return the numbers of the amendments that are new, the values of all, by key, and a profile if it is new."""
+        """Return the numbers of the new amendments, the values of all amendments by key, and a profile if it is new."""
         new = sorted(set(self._order["numbers"]) - self._taken)
         self._taken.update(new)
         profile = self._new_profile()
@@ -71,7 +70,7 @@ class Orders:
             version = (status.st_mtime_ns, status.st_ino)
             if version != self._version:
                 order = files.read_json(self._path)
-                profile = order.get("profile")  # drivers of older versions know none
+                profile = order.get("profile")  # older drivers don't write it
                 self._order = {
                     **{name: order[name] for name in ("numbers", "values", "end_after_step")},
                     "profile": asdict(ProfileOrder.of(profile)) if profile else None,

@@ -1,9 +1,8 @@
-"""PyTorch's profiler on steps of running training, for `hlatctl profile`.
+"""Run PyTorch's profiler on steps of running training, for `hlatctl profile`, and print its operators as a table.
 
-All processes take the order with the same step and count the same steps, also those that record nothing, so all of them
-meet at the end. Whatever fails in a process is an answer there: a profile never ends training.
-
-The table of a profile's operators as plain text that fits 120 columns. PyTorch's own is twice as wide.
+All processes take the order with the same step and count the same steps, including those that record nothing, so all of
+them meet at the end. A failure in a process is reported as its result: a profile never ends training. The table is
+plain text that fits 120 columns; PyTorch's own is twice as wide.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from trainer.backends.base import Backend
 
 _ROWS = 20
 _NAME_CHARS = 35
-#: Self: without the operators that an operator calls.
+#: "Self" excludes the operators that an operator calls.
 _HEAD = ("OPERATOR", "CALLS", "SELF CPU ms", "SHARE", "CPU ms")
 _DEVICE_HEAD = ("SELF DEVICE ms", "SHARE")
 
@@ -33,7 +32,7 @@ def tables(averages: Iterable[Any], *, on_device: bool, memory: bool) -> str:
 
     Args:
         averages: ``torch.profiler.profile.key_averages()``, whose times are in microseconds.
-        on_device: the work is done by a device other than the CPU.
+        on_device: a device other than the CPU does the work.
         memory: allocations were recorded.
     """
     own = "device" if on_device else "cpu"
@@ -75,19 +74,18 @@ def _cut(name: str) -> str:
     return name if len(name) <= _NAME_CHARS else f"{name[: _NAME_CHARS - 1]}…"
 
 
-#: Steps that are recorded and dropped: the first steps of a profiler are slow.
+#: Steps that are recorded and dropped, because the first steps of a profiler are slow.
 _WARM_UP_STEPS = 2
-#: Characters of an error that rank 0 receives.
+#: Maximum characters of an error that rank 0 receives.
 _ERROR_LENGTH = 300
 
 
 class Profiling:
-    """The profiles of one attempt. Costs nothing until one is asked for.
+    """The profiles of one attempt. Costs nothing until one is requested.
 
     Args:
-        run: the run directory.
-        attempt: after whose end nothing is written.
-        backend: whose processes meet when the steps are recorded.
+        attempt: number of the attempt; nothing is written after its end.
+        backend: its processes meet when the steps are recorded.
         note: journals an event, on rank 0.
     """
 
@@ -98,14 +96,14 @@ class Profiling:
         self._done_steps = 0
 
     def begin(self, order: dict[str, Any] | None) -> None:
-        """Record the steps after this one; on every process with the same step. None, or one that runs: no change."""
+        """Record the next steps; call it on all processes at the same step. Ignored if None or during a profile."""
         if order and not self._order:
             self._order, self._done_steps = ProfileOrder.of(order), 0
             if self._backend.rank in self._order.ranks:
                 self._recorder = _Recorder(self._order, self._run.partial_profile(self._order.number))
 
     def step(self, step: int) -> None:
-        """Take the end of a step. After the last recorded one, all processes wait until the traces are written."""
+        """End a step. After the last recorded one, all processes wait until the traces are written."""
         if not self._order:
             return
         if self._done_steps == _WARM_UP_STEPS + self._order.steps:
@@ -115,7 +113,7 @@ class Profiling:
         self._done_steps += 1
 
     def close(self) -> None:
-        """Training ends: drop a profile that is not complete."""
+        """Drop an incomplete profile when training ends."""
         if self._order:
             self._drop(self._order, "training ended before the last of its steps")
 
@@ -148,7 +146,7 @@ class Profiling:
 
 
 class _Recorder:
-    """PyTorch's profiler in one process, and the first error that it met."""
+    """PyTorch's profiler in one process, and its first error."""
 
     def __init__(self, order: ProfileOrder, folder: Path) -> None:
         self._folder, self._memory, self._error, self._started = folder, order.memory, "", False
@@ -159,19 +157,18 @@ class _Recorder:
         )
 
     def step(self) -> None:
-        """Begin the first step, or the next one."""
         self._try(self._profile.step if self._started else self._profile.start)
         self._started = True
 
     def save(self, rank: int, device: torch.device) -> str:
-        """End the last step and write its files; return what failed, or nothing."""
+        """End the last step and write its files; return the error, or an empty text."""
         self._try(self._profile.stop)
         self._started = False
         self._try(lambda: self._write(rank, device))
         return self._error
 
     def drop(self) -> None:
-        """Stop recording, whatever the profiler says."""
+        """Stop recording, ignoring errors."""
         if self._started:
             self._try(self._profile.stop)
 
@@ -187,5 +184,5 @@ class _Recorder:
             return
         try:
             action()
-        except Exception as error:  # the profiler, its tracer of the device, or a full disk
+        except Exception as error:  # from the profiler, its tracer of the device, or a full disk
             self._error = f"{type(error).__name__}: {error}"[:_ERROR_LENGTH]
