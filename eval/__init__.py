@@ -4,5 +4,5 @@ Imports only conf and hlatctl.run of this project. ``python -m eval`` is the pro
 ``eval.milestone``.
 """
 
-#: Read by `hlatctl.__main__`: another distribution may own a package of this name.
+#: Read by `hlatctl.__main__`, because another distribution may have a package of this name.
 OWNER = "hlatctl"

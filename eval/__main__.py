@@ -1,8 +1,8 @@
-"""``python -m eval``: evaluate one exported checkpoint. Only arguments and exit status are handled here.
+"""``python -m eval``: evaluate one exported checkpoint. This module handles only arguments and the exit status.
 
 With ``--then FOLDER`` the process stays for further milestones (``hlatctl.run.orders``). It imports the packages once,
-which takes longer than a small model's evaluation, and evaluates each milestone in a copy of itself (fork). So a
-milestone's scores depend on nothing that an earlier one has left, and its memory is free when it is done.
+which takes longer than evaluating a small model, and evaluates each milestone in a copy of itself (fork). So a
+milestone's scores can't depend on an earlier one, and its memory is free when it is done.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hlatctl.run.errors import RunNotFoundError, run_main
 from hlatctl.run.files import private_folder
 from hlatctl.run.paths import RunPaths
 
-#: The words of an order before the arguments: orders are those of ``python``.
+#: The words of an order before the arguments; orders are written as for ``python``.
 _MODULE = ("-m", "eval")
-#: What an evaluation imports late; transformers loads its parts when they are first used.
+#: Packages that an evaluation imports late; transformers loads its parts when they are first used.
 _PACKAGES = (
     "torch",
     "transformers.models.auto.modeling_auto",
@@ -48,7 +48,7 @@ def main() -> int:
 def _stay(argv: list[str], options: argparse.Namespace) -> int:
     """Evaluate the milestone of the command line, then those of orders; return the exit code of the first that fails.
 
-    Fails only because of the milestone: what can't be imported here is reported by the evaluation that needs it.
+    A package that can't be imported here is reported by the evaluation that needs it.
     """
     config = _config(options, _run(options))
     with private_folder("eval") as own:

@@ -1,18 +1,14 @@
-"""A model that stores its answers batch by batch, so that an interrupted task continues where it stopped.
+"""Answers of a model, stored batch by batch, so that an interrupted task continues where it stopped.
 
-It sits between the harness and its model. The batches are those that the harness would make itself, from the longest
-request to the shortest, so every answer equals an undisturbed one bit for bit. The harness's own cache is not used: it
-stores pickles, no sampled answers, and asks missing requests in other batches.
+:class:`Remembering` sits between the harness and its model. It makes the same batches as the harness, from the longest
+request to the shortest, because the order and the padding of a batch decide the last bits of a log-likelihood and which
+answers are sampled. So every answer equals an undisturbed one bit for bit. The harness's own cache is not used: it
+stores pickles, stores no sampled answers, and puts missing requests into other batches.
 
-The file of a task's answers: append-only JSON Lines, one batch per line, with a checksum.
-
-A line's key hashes everything that decides its answers. Damaged lines are ignored, so their batches are asked again. A
-line reaches the operating system at once, so it survives the process. It reaches the disk within seconds: waiting for
-the disk takes about 5 ms, often longer than a batch of a small model, and protects only from a crash of the machine.
-
-The batches in which the harness's models answer: the same requests together, in the same order.
-
-The order within a batch and its padding decide the last bits of a log-likelihood, and which answers are sampled.
+:class:`KeptAnswers` is the file: append-only JSON Lines, one batch per line, with a checksum. A line's key hashes
+everything that decides its answers. Damaged lines are ignored, so their batches are computed again. A line reaches the
+operating system immediately, so it survives the process. It reaches the disk within seconds: waiting for the disk takes
+about 5 ms, often longer than a batch of a small model, and protects only from a crash of the machine.
 """
 
 from __future__ import annotations
@@ -42,8 +38,8 @@ class KeptAnswers:
     """The answers of one task, in memory and in a file.
 
     Args:
-        path: of the file; None: only in memory.
-        identity: of model and contract; answers with another identity are ignored.
+        path: the file; None keeps the answers only in memory.
+        identity: identifies model and contract; answers with another identity are ignored.
     """
 
     def __init__(self, path: Path | None, identity: str) -> None:
@@ -52,7 +48,7 @@ class KeptAnswers:
         self._known: dict[str, list[Any]] = dict(_read(path)) if path and path.is_file() else {}
 
     def keys(self, batches: Iterable[bytes]) -> list[str]:
-        """Return a key for each batch, given all that its answers depend on; equal batches are numbered."""
+        """Return a key for each batch, from everything that its answers depend on; equal batches are numbered."""
         seen: Counter[bytes] = Counter()
         keys = []
         for batch in batches:
@@ -98,17 +94,17 @@ def _crc(key: str, answers: list[Any]) -> int:
 
 _T = TypeVar("_T")
 
-#: Indices of requests, in their own order.
+#: Indices of requests, in the batch's order.
 Batch = list[int]
 
 
 def text_batches(requests: Sequence[Any], batch_size: int, tokens: Callable[[str], int]) -> list[Batch]:
-    """Return the batches of prompts: by settings, then from the longest prompt.
+    """Return the batches of prompts, grouped by settings and sorted from the longest prompt.
 
     Args:
-        requests: prompt and settings of each.
-        batch_size: requests at most in a batch.
-        tokens: returns the number of a prompt's tokens.
+        requests: the prompt and settings of each request.
+        batch_size: maximum requests in a batch.
+        tokens: returns the number of tokens in a prompt.
     """
     groups: dict[str, Batch] = defaultdict(list)
     for index, (_, settings) in enumerate(requests):
@@ -124,10 +120,10 @@ def likelihood_batches(requests: Sequence[Request], batch_size: int, *, by_prefi
     """Return the batches of continuations, from the longest sequence.
 
     Args:
-        requests: their texts, and the token ids of each context and continuation.
-        batch_size: sequences at most in a batch. Requests that differ only in their last token are one sequence.
+        requests: the texts of each request, and the token ids of its context and continuation.
+        batch_size: maximum sequences in a batch. Requests that differ only in their last token are one sequence.
         by_prefix: keep sequences together that begin with the same tokens. The requests of a batch are in that order,
-            which its rows keep, so that rows are the same however many batches are asked for together.
+            and so are its rows, so the rows don't depend on how many batches are computed together.
     """
     _, sequences = rows_of(requests, order="prefix" if by_prefix else "length")
     batches = [[index for indices in cut for index in indices] for cut in _cut(sequences, batch_size)]
@@ -138,7 +134,7 @@ def _cut(values: list[_T], size: int) -> list[list[_T]]:
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
-#: Called with the number of answered requests, and of all requests of the task.
+#: Called with the number of answered requests and the number of all requests of the task.
 Progress = Callable[[int, int], None]
 
 
@@ -146,9 +142,8 @@ class Remembering:
     """A model of the harness whose answers are stored in a file while a task runs.
 
     Args:
-        lm: the harness's model.
-        batch_size: requests that it answers at once.
-        seed: of sampled answers.
+        batch_size: requests that the model answers together.
+        seed: random seed for sampled answers.
     """
 
     def __init__(self, lm: Any, *, batch_size: int, seed: int) -> None:
@@ -161,8 +156,8 @@ class Remembering:
         """Begin a task.
 
         Args:
-            path: file of its answers; those of an earlier try are used. None: nothing is stored.
-            identity: of model and contract; answers with another identity are not used.
+            path: file of its answers; those of an earlier try are used. None stores nothing.
+            identity: identifies model and contract; answers with another identity are not used.
             progress: called when requests are answered.
         """
         self._kept = KeptAnswers(path, identity)
@@ -175,7 +170,7 @@ class Remembering:
     def loglikelihood(self, requests: list[Any]) -> list[Answer]:
         """Return the log-likelihood in nats of each continuation, and whether it is the likeliest.
 
-        The harness's own function makes token ids of the requests, with the methods below in place of the model's.
+        The harness's own function converts requests to token ids and calls the methods below instead of the model's.
         """
         from lm_eval.api.model import TemplateLM
 
@@ -185,13 +180,13 @@ class Remembering:
     def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
         """Return the log-likelihood in nats of each text.
 
-        The harness's own function cuts the texts into windows. Progress counts those that it has asked for.
+        The harness's own function cuts the texts into windows. Progress counts the windows that it has requested.
         """
         answers: list[float] = type(self._lm).loglikelihood_rolling(self, requests, disable_tqdm=True)
         return answers
 
     def generate_until(self, requests: list[Any]) -> list[str]:
-        """Return the written answers."""
+        """Return the generated answers."""
         asked = [request.args for request in requests]
 
         def generate(batch: list[Any], key: str) -> list[str]:
@@ -213,9 +208,7 @@ class Remembering:
     def _loglikelihood_tokens(self, requests: Sequence[Request], **options: Any) -> list[Answer]:
         """Return the answers to all requests of a task; called by the harness.
 
-        Args:
-            requests: their texts, and the token ids of each context and continuation.
-            options: for the model. With ``override_bs`` the requests are windows of long texts, already a batch.
+        With the option ``override_bs`` the requests are windows of long texts, already a batch.
         """
         is_batch = options.get("override_bs") is not None
         answers = self._answer(
@@ -236,7 +229,7 @@ class Remembering:
         content: Callable[[list[Any]], bytes],
         ask: Callable[[list[Any], str], list[Any]],
     ) -> list[Any]:
-        """Return the answers in the order of the requests; only the batches that are not stored are asked."""
+        """Return the answers in the order of the requests; compute only the batches that are not stored."""
         answers: list[Any] = [None] * len(requests)
         asked = [[requests[index] for index in batch] for batch in batches]
         missing = []
@@ -256,7 +249,6 @@ class Remembering:
         return answers
 
     def _count(self, *, total: int = 0, done: int = 0) -> None:
-        """Add requests to all and to the answered ones, and report both."""
         self._total += total
         self._done += done
         self._progress(self._done, self._total)
@@ -273,5 +265,4 @@ class Remembering:
 
 
 def _token_bytes(batch: list[Request]) -> bytes:
-    """Return the lengths and token ids of a batch's contexts and continuations."""
     return b"".join(array("q", [len(ids), *ids]).tobytes() for _, *pair in batch for ids in pair)

@@ -1,13 +1,9 @@
-"""Task definitions of lm-evaluation-harness: find them by name and expand groups. Reads no model and no data.
+"""Task definitions of lm-evaluation-harness: find them by name, expand groups, and report errors of the user's own.
 
-:mod:`eval.catalog` finds the folders in which the names occur; the harness reads and interprets only these.
-
-Find names in the files of task definitions, as text: the harness's own, and those of ``eval.include_path``.
-
-The harness has some 14,000 definitions and takes long to interpret them all, so :mod:`eval.catalog` lets it read only
-the folders that are found here.
-
-Errors and output of one's own definitions, whose functions the harness calls inside of this process.
+The harness has some 14,000 definitions and takes long to interpret them all. So :class:`Definitions` searches the files
+as text for the folders in which the names occur, those of ``eval.include_path`` included, and :class:`Catalog` lets the
+harness interpret only these. Neither reads a model or data. ``reading_own_code`` and ``running_own_code`` turn failures
+in the user's definitions, whose functions the harness calls inside this process, into errors that name the definition.
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ class Definitions:
 
     Args:
         roots: the folders; a file with a syntax error is found here and refused when it is interpreted.
-        own: the folders are a person's, who can name any.
+        own: the user chose the folders, so they can be any.
     """
 
     def __init__(self, roots: tuple[Path, ...], *, own: bool = False) -> None:
@@ -96,11 +92,10 @@ class Definitions:
 
     @cached_property
     def _included(self) -> dict[Path, set[str]]:
-        """The file names, without folders, that each file includes."""
         return {path: {Path(name).name for name in _INCLUDE.findall(text)} for path, text in self.texts.items()}
 
     def folders(self, name: str) -> set[Path]:
-        """Return the folders of the files that define a name; if none does, of those that have it as a tag."""
+        """Return the folders of the files that define a name, or else of the files that have it as a tag."""
         if name in self.defined:
             return {path.parent for path in self.defined[name]}
         word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
@@ -190,7 +185,7 @@ class Definition:
         path: its YAML file.
         config: the file with its includes; functions are names, not imported.
         changes: keys that a group replaces.
-        own: the folder of ``eval.include_path`` that it is from; None for the harness's own definitions.
+        own: the folder of ``eval.include_path`` that contains it; None for the harness's own definitions.
     """
 
     name: str
@@ -206,7 +201,7 @@ class Definition:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A group of tasks with one common figure; ``aggregate`` is its ``aggregate_metric_list``."""
+    """A group of tasks with one combined score; ``aggregate`` is its ``aggregate_metric_list``."""
 
     name: str
     tasks: tuple[str, ...]
@@ -217,8 +212,8 @@ class Catalog:
     """The definitions of some names and of everything they contain.
 
     Args:
-        names: of tasks, groups or tags.
-        own: further definitions, besides the harness's.
+        names: names of tasks, groups or tags.
+        own: definitions in addition to the harness's.
 
     Raises:
         ConfigError: the harness has no such name; the hint suggests the nearest.
@@ -245,7 +240,7 @@ class Catalog:
             self._refuse_circle(name, ())
 
     def tasks(self, name: str) -> list[Definition]:
-        """Return the tasks of a task's, group's or tag's name, in the harness's order.
+        """Return the tasks that a task, group or tag contains, in the harness's order.
 
         Raises:
             ConfigError: a group changes its tasks with code.
@@ -253,7 +248,7 @@ class Catalog:
         return list(self._tasks(name, {}))
 
     def groups(self, name: str) -> list[Group]:
-        """Return the group of this name and the groups in it, inner ones first; only those that have a figure."""
+        """Return the group of this name and the groups in it, inner ones first; only those with a combined score."""
         if not self._is_group(name):
             return []
         config = self._index[name].cfg
@@ -265,7 +260,7 @@ class Catalog:
         return [*inner, own] if aggregate else inner
 
     def _members(self, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield a group's members and the keys that it changes in each; an inline group gets a name of its own."""
+        """Yield a group's members and the keys that it changes in each; an inline group gets a new name."""
         members = self._index[name].cfg.get("task") or []
         for member in [members] if isinstance(members, str) else members:
             if isinstance(member, str):
@@ -317,7 +312,7 @@ class Catalog:
 
 
 def is_known(name: str, own: Definitions | None = None) -> bool:
-    """Return whether a name occurs in the harness's definitions, or in one's own."""
+    """Return whether a name occurs in the harness's definitions or in the user's."""
     return bool(_folders(name, own))
 
 
@@ -358,7 +353,7 @@ def _read(folders: set[Path], own: Definitions | None) -> dict[str, Any]:
                 TaskIndex.process_cfg(load_yaml(path, resolve_func=False), path, index)
             except ValueError:  # neither task nor group: a part of other files; the harness ignores it too
                 continue
-            except Exception as error:  # YAML that a person wrote: bad syntax, a missing include, a list as a name
+            except Exception as error:  # YAML written by a user: bad syntax, a missing include, a list as a name
                 if own is None or path not in own.texts:
                     raise
                 why = " ".join(str(error).split()) or type(error).__name__
@@ -371,17 +366,15 @@ def _sources(own: Definitions | None) -> list[Definitions]:
 
 
 def _folders(name: str, own: Definitions | None) -> set[Path]:
-    """Return the folders in which a name is defined, or occurs as a tag."""
     is_own = own is not None and (name in own.defined or name in own.tags)
     return (own if own and is_own else of_harness()).folders(name)
 
 
 def _root(path: Path, own: Definitions | None) -> Path | None:
-    """Return the folder of ``eval.include_path`` that a file is from."""
     return next((root for root in own.roots if path.is_relative_to(root)), None) if own else None
 
 
-#: What the harness and :mod:`eval.catalog` raise for values of a wrong type.
+#: Exceptions that the harness and this module raise for values of a wrong type.
 _WRONG_VALUE = (TypeError, AttributeError, KeyError, ValueError, IndexError)
 
 
@@ -390,7 +383,7 @@ def reading_own_code(own: Path | None) -> Iterator[None]:
     """Report values of a wrong type in the definitions of a folder.
 
     Args:
-        own: of ``eval.include_path``; None: only the harness's definitions are read, and nothing is reported.
+        own: a folder of ``eval.include_path``; None: only the harness's definitions are read, and nothing is reported.
 
     Raises:
         ConfigError: names the folder.
@@ -408,11 +401,11 @@ def reading_own_code(own: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def running_own_code(task: Task, *, everything: bool = True) -> Iterator[None]:
-    """Report errors of a task's own definition and functions as such; what they print goes to stderr.
+    """Report errors of a user's task definition and its functions as such; what they print goes to stderr.
 
     Args:
-        task: from ``eval.include_path``; nothing happens for any other.
-        everything: every error is the definition's; else those that come from code of its folder.
+        task: a task from ``eval.include_path``; nothing happens for any other.
+        everything: attribute every error to the definition; otherwise only those raised by code of its folder.
 
     Raises:
         EvaluationError: names the definition and the error.

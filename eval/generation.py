@@ -1,4 +1,4 @@
-"""Continue a prompt with a model, by transformers' own generation. Imports torch and transformers late."""
+"""Continue a prompt with a model, using transformers' own generation. Import torch and transformers late."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ END_OF_DOCUMENT, MAX_NEW_TOKENS, CONTEXT_FULL, STOPPED = "end_of_document", "max
 _BEFORE_TOKENS = 8
 #: Tokens that are decoded together. Decoding the whole text for each token would take quadratic time.
 _WINDOW_TOKENS = 64
-#: What a decoder writes for bytes that are no character, or not yet one.
+#: What a decoder writes for bytes that are not (yet) a character.
 _NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -29,8 +29,8 @@ class Text:
 
     Args:
         text: decoded, without special tokens.
-        token_ids: all drawn tokens.
-        prompt_tokens: of the prompt, with the token before it.
+        token_ids: all sampled tokens.
+        prompt_tokens: tokens in the prompt, including the token before it.
         stop: why it ended: ``end_of_document``, ``max_new_tokens``, ``context_full`` or ``stopped``.
     """
 
@@ -44,13 +44,12 @@ def encode(loaded: Loaded, prompt: str, *, after_document: bool) -> list[int]:
     """Return the token ids of a prompt.
 
     Args:
-        loaded: the model.
         prompt: may be empty.
-        after_document: put the end-of-sequence token before it, which is before every document in our training; else
-            what the tokenizer itself adds.
+        after_document: put the end-of-sequence token before the prompt, because it precedes every document in training.
+            Otherwise only the tokenizer's own special tokens are added.
 
     Raises:
-        EvaluationError: it leaves no room in the model's context.
+        EvaluationError: the prompt leaves no room in the model's context.
     """
     tokenizer = loaded.tokenizer
     ids: list[int] = tokenizer.encode(prompt, add_special_tokens=not after_document, verbose=False)
@@ -73,9 +72,7 @@ def generate(
     """Continue a prompt until the end of the document, the token limit or the end of the context.
 
     Args:
-        loaded: the model.
         prompt_ids: from :func:`encode`.
-        sampling: how tokens are drawn.
         write: called with each new piece of the text.
         is_stopped: called after each token; ends the text if true.
 
@@ -126,7 +123,7 @@ def _end_ids(loaded: Loaded) -> list[int]:
 
 
 def _settings(sampling: Sampling, room: int, ends: list[int]) -> Any:
-    """Return transformers' configuration of a text, without the defaults of the model's folder."""
+    """Return transformers' generation settings, without the defaults of the model's folder."""
     from transformers import GenerationConfig
 
     drawing = {"temperature": float(sampling.temperature), "top_p": float(sampling.top_p), "top_k": sampling.top_k}
@@ -140,7 +137,7 @@ def _settings(sampling: Sampling, room: int, ends: list[int]) -> Any:
 
 
 class _Pieces:
-    """Decodes tokens as they are drawn. A streamer of transformers: :meth:`put` and :meth:`end` are its protocol.
+    """Decodes tokens as they are sampled. A streamer of transformers, whose protocol is :meth:`put` and :meth:`end`.
 
     A character can consist of several tokens, so a piece ends with a whole character.
     """

@@ -1,6 +1,6 @@
 """Run tasks with lm-evaluation-harness, and select the scores from its metrics.
 
-Prompts, metrics, filters and the aggregation of groups are the harness's own. Seeds and shots are set as by its command
+Prompts, metrics, filters and the aggregation of groups are the harness's own. Seeds and shots are set as on its command
 line (``--seed N --num_fewshot K``), so that both give the same numbers.
 """
 
@@ -52,10 +52,10 @@ class TaskResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a task asks.
+    """The requests of a task, as far as its contract records them.
 
     Args:
-        output_type: the harness's kind of its requests.
+        output_type: the harness's name for the kind of its requests.
         fields: a hash of the first requests, and the settings that decide its score, as JSON values.
         draws_shots: its solved examples are drawn with the seed.
     """
@@ -78,10 +78,10 @@ def wrap(
 
     Args:
         loaded: the model in memory; without weights if a pool computes.
-        batch_size: requests at once, or ``auto``.
-        processes: that evaluate on this host.
-        most_bytes: that a batch of ``auto`` may take.
-        pool: processes that compute.
+        batch_size: requests per batch, or ``auto``.
+        processes: number of processes that evaluate on this host.
+        most_bytes: maximum memory of an ``auto`` batch.
+        pool: the processes that compute, if not this one.
         share_prefixes: compute tokens once with which several sequences of a batch begin.
     """
     try:
@@ -148,7 +148,7 @@ def run(
 
 
 def render(task: Task, scratch: Path, *, seed: int) -> Asked:
-    """Return what a task asks, from its first requests.
+    """Return a task's requests as its contract records them, from the first ones.
 
     Raises:
         EvaluationError: the task can't be loaded from its data.
@@ -177,7 +177,7 @@ def _shots_state(loaded: Any) -> list[Any]:
 
 
 def asked(task: Task, loaded: Any, limit: float | None) -> range | tuple[int, ...]:
-    """Return the positions of the items that an evaluation asks, as :func:`run` does.
+    """Return the positions of the items that :func:`run` evaluates.
 
     Args:
         task: with its chosen items.
@@ -198,7 +198,7 @@ def load(task: Task, scratch: Path, *, shots: int | None, seed: int) -> dict[str
     try:
         with catalog.running_own_code(task):
             tasks: dict[str, Any] = TaskManager(include_defaults=False).load([str(write_definition(task, scratch))])
-    except EvaluationError:  # of one's own definition
+    except EvaluationError:  # from the user's definition
         raise
     except Exception as error:  # datasets, jinja and functions of definitions raise all kinds of errors for bad items
         where = ", ".join(map(str, task.files.values())) or "the Hugging Face hub"
@@ -225,7 +225,7 @@ def figure(wanted: Figure, metrics: dict[str, Metrics]) -> Scores:
 
     Args:
         wanted: the group.
-        metrics: of each of its tasks, as in ``TaskResult.metrics``.
+        metrics: metrics of each of its tasks, as in ``TaskResult.metrics``.
     """
     from lm_eval.api.group import Group
     from lm_eval.config.group import GroupConfig
@@ -243,10 +243,7 @@ def figure(wanted: Figure, metrics: dict[str, Metrics]) -> Scores:
 
 
 def _also_aggregated(wanted: Figure, metrics: dict[str, Metrics]) -> list[dict[str, Any]]:
-    """Return what is aggregated beside a group's own metrics and in the same way, if every task has it.
-
-    These are the scores of guessing and the bits per byte.
-    """
+    """Return what is aggregated like a group's own metrics if every task has it: scores of guessing and bits per byte."""
     of_tasks = [metrics[name] for name in wanted.group.tasks if name in metrics]
     own = wanted.group.aggregate
     found = [{**entry, "metric": BITS_PER_BYTE, "filter_list": ["none"]} for entry in own[:1]]
@@ -320,14 +317,12 @@ def _task_scores(task: Task, loaded: Any, metrics: Metrics, samples: list[dict[s
 
 
 def _bits(title: str, metrics: Metrics, n: int) -> Scores:
-    """Return the bits per byte of right answers, under the title with ``_bpb``; empty if there are none."""
     if normalised.KEY not in metrics or not n:
         return {}
     return {f"{title}_bpb": _score(metrics, normalised.KEY, n)}
 
 
 def _first_metric(loaded: Any, metrics: Metrics) -> str:
-    """Return the first metric that the definition lists, or the first that was computed if it lists none."""
     if not loaded.config.metric_list:
         return next(key for key in metrics if "," in key).partition(",")[0]
     metric = loaded.config.metric_list[0]["metric"]

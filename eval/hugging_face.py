@@ -1,13 +1,12 @@
 """The harness's model for ``eval.runner=hf``: its class for transformers, with our log-likelihoods and batches.
 
-Tokenization, windows of long texts, stop sequences and the text of answers are the harness's own. This module imports
-lm_eval and torch: import it late.
+Tokenization, windows of long texts, stop sequences and the text of answers are the harness's own. :class:`HuggingFace`
+computes in this process. :class:`Replicas`, for ``eval.replicas`` and ``eval.tensor_parallel_size``, has a tokenizer
+and no weights: worker processes compute its batches. These are the batches that one process would make, so scores don't
+depend on the number of copies. The processes of one copy add the parts of a sum in another order than one process, so
+scores with ``eval.tensor_parallel_size`` differ by rounding.
 
-The harness's model for ``eval.replicas`` and ``eval.tensor_parallel_size`` with ``eval.runner=hf``.
-
-It has a tokenizer and no weights. It makes the batches that one process would make, and worker processes compute them,
-so scores don't depend on the number of copies. The processes of one copy add their parts of a sum in another order than
-one process, so scores with ``eval.tensor_parallel_size`` differ by rounding.
+This module imports lm_eval and torch: import it late.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from eval.scoring import Answer, Request, Row
 BatchSize = int | Literal["auto"]
 _T = TypeVar("_T")
 _R = TypeVar("_R")
-#: Requests that are ordered by length together with ``eval.batch_size=auto``; each batch is as many of them as fit.
+#: Requests that ``eval.batch_size=auto`` sorts by length together; each batch has as many of them as fit.
 AUTO_REQUESTS = 256
-#: Batch of sampled answers with ``auto``. They depend on it, so memory must not decide it.
+#: Batch size of sampled answers with ``auto``. The answers depend on it, so memory must not decide it.
 _AUTO_SAMPLED = 16
 
 
@@ -39,9 +38,9 @@ class HuggingFace(HFLM):  # type: ignore[misc]  # lm_eval publishes no types
 
     Args:
         loaded: the model and its tokenizer.
-        batch_size: requests at once, or ``auto``.
-        processes: that evaluate on this host at the same time; with ``auto`` they share its memory.
-        most_bytes: that a batch of ``auto`` may take.
+        batch_size: requests per batch, or ``auto``.
+        processes: number of processes that evaluate on this host; with ``auto`` they share its memory.
+        most_bytes: maximum memory of an ``auto`` batch.
         share_prefixes: compute tokens once with which several sequences of a batch begin.
 
     Raises:
@@ -108,7 +107,7 @@ class HuggingFace(HFLM):  # type: ignore[misc]  # lm_eval publishes no types
         def generate(part: Sequence[int]) -> list[str]:
             return self._generate([requests[index] for index in part])
 
-        def fitting(rest: Sequence[int]) -> int:  # asked anew for each part: an error halves the budget
+        def fitting(rest: Sequence[int]) -> int:  # computed again for each part, because an error halves the budget
             return self._budget.fitting_answers(self.max_length, len(rest))
 
         texts = memory.in_parts(generate, order, self._budget, fitting)
@@ -128,7 +127,6 @@ class HuggingFace(HFLM):  # type: ignore[misc]  # lm_eval publishes no types
             raise memory.too_large(error, at_once, can_be_auto=not self._is_auto) from error
 
     def _scored(self, batches: Sequence[Sequence[Row]]) -> Iterator[list[list[Answer]]]:
-        """Yield the scores of each batch, in order."""
         return map(self.score, batches)
 
     def _loglikelihood_tokens(
@@ -165,7 +163,7 @@ def _flat(groups: list[list[int]], scores: list[list[Answer]]) -> Iterator[tuple
         yield from zip(indices, row, strict=True)
 
 
-#: Batches per copy that are asked for together. More keep fewer copies waiting for the slowest, and lose more answers
+#: Batches per copy that are requested together. With more, copies wait less for the slowest, but more answers are lost
 #: when a process is killed.
 _ROUNDS = 4
 
@@ -175,9 +173,9 @@ class Replicas(HuggingFace):
 
     Args:
         described: the model without weights.
-        pool: of the copies.
-        batch_size: requests at once in each copy, or ``auto``.
-        share_prefixes: as the copies do.
+        pool: the processes of the copies.
+        batch_size: requests per batch in each copy, or ``auto``.
+        share_prefixes: must equal the copies' setting.
     """
 
     def __init__(self, described: Loaded, pool: Pool, *, batch_size: BatchSize, share_prefixes: bool = False) -> None:

@@ -1,7 +1,7 @@
 """``python -m eval.item_texts --config FILE --to FILE``: write the text of every item of a suite as JSON Lines.
 
 A line has ``task``, ``item`` (its name in the files of items, see ``eval.items``) and ``text``: the question as the
-harness renders it, without solved examples, and the right answer. The run's held-out text is no item.
+harness renders it, without solved examples, and the right answer. The run's held-out text is not included.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def texts(task: Task, scratch: Path, config: Config) -> Iterator[tuple[str, str]
 
 
 def _text(loaded: Any, document: Any) -> str:
-    """Return question and answer; where each choice is a question of its own, those of the right one."""
+    """Return question and answer; if each choice has its own question, those of the right choice."""
     question, answer = loaded.doc_to_text(document), loaded.doc_to_target(document)
     if loaded.config.doc_to_choice is not None:
         choices = loaded.doc_to_choice(document)
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--to", type=Path, required=True, help="file to write")
     options = parser.parse_args(argv)
-    if argv is None:  # a process of its own, in a session of its own
+    if argv is None:  # runs as a separate process in its own session
         processes.end_with_parent()
     config = load(options.config)
     print(json.dumps({"items": write(config, options.to.absolute())}))

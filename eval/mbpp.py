@@ -1,4 +1,4 @@
-"""MBPP (Austin et al., arXiv 2108.07732): the harness's prompts, and its tests in the form that cells take.
+"""MBPP (Austin et al., arXiv 2108.07732): the harness's prompts, and its tests in the format of cells.
 
 The harness's definition runs generated programs in its own process, and importing its functions does so too. So only
 its texts are read here. As in the harness, a program is the answer itself, and the first three tests decide.
@@ -31,7 +31,7 @@ _KEPT = (
 )
 #: Tests of a problem that the harness's definition shows and applies.
 _TESTS = 3
-#: Solved examples as in the harness; of a problem the given solution, where the harness has its tests.
+#: A problem's answer is the given solution; in solved examples it ends with ``[DONE]``, as in the harness.
 _TARGET = "{{code}}{% if is_fewshot is defined %}\n[DONE]{% endif %}"
 
 

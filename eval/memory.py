@@ -1,12 +1,13 @@
-"""How many requests fit into memory at once, for ``eval.batch_size=auto``.
+"""How many requests fit into memory together, for ``eval.batch_size=auto``.
 
-The first guess is arithmetic. On a device that raises an error when its memory is exhausted, the guess uses most of the
-free memory and is halved after each such error, and the batch is tried again in smaller parts. A CPU's memory has no
-such error (the kernel ends a process), so the guess is cautious there, and shared by all processes of the evaluation.
+The first guess is computed from the model's size. On a device that raises an error when its memory is exhausted, the
+guess uses most of the free memory and is halved after each such error, and the batch is tried again in smaller parts. A
+CPU raises no such error (the kernel ends a process), so the guess is cautious there, and shared by all processes of the
+evaluation.
 
 The processes of a shared model agree on the smallest of their budgets, so that all compute the same batches. A process
 whose memory is exhausted can't tell the others, which wait for it in a sum. So it reports to the process that started
-it, which starts them again with half of that batch's memory (``eval.pool``).
+it, and that process starts them again with half of that batch's memory (``eval.pool``).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from hlatctl.run.processes import free_host_bytes
 
 #: Shares of the free memory that a batch may take.
 _OF_HOST, _OF_DEVICE = 0.25, 0.9
-#: Where a device doesn't say how much it has.
+#: Assumed memory of a device that doesn't report how much it has.
 _UNKNOWN_BYTES = 16 << 30
-#: Copies of a token's hidden state, and of its wider one in the feed-forward layer, that exist at once.
+#: Copies of a token's hidden state, and of its wider one in the feed-forward layer, that exist simultaneously.
 _HIDDEN_COPIES, _INTERMEDIATE_COPIES = 8, 3
 #: Logits, their FP32 copy and their softmax.
 _LOGITS_BYTES = 12
@@ -37,10 +38,10 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Bytes that a process needs beside a model's weights.
+    """Bytes that a process needs in addition to a model's weights.
 
     Args:
-        token: activations of one token of the input, in one layer at a time.
+        token: activations of one input token in one layer.
         kept_token: keys and values of one token in all layers, while answers are generated.
         logit_token: logits of one token.
     """
@@ -72,8 +73,8 @@ class Budget:
     """The memory of a batch.
 
     Args:
-        cost: of the model.
-        free_bytes: what a batch may take.
+        cost: memory costs of the model.
+        free_bytes: maximum memory of a batch.
     """
 
     def __init__(self, cost: Cost, free_bytes: float) -> None:
@@ -92,22 +93,22 @@ class Budget:
         return len(rows)
 
     def fitting_answers(self, context_tokens: int, most: int) -> int:
-        """Return how many answers can be generated at once in a context of so many tokens, at least one."""
+        """Return how many answers can be generated together in a context of this many tokens, at least one."""
         of_one = context_tokens * (self._cost.token + self._cost.kept_token) + self._cost.logit_token
         count = max(1, min(most, int(self.free_bytes // of_one)))
         self._tried_bytes = count * of_one
         return count
 
     def halve(self) -> None:
-        """Allow half of what was tried last, from now on."""
+        """From now on, allow half of what was tried last."""
         self.free_bytes = min(self.free_bytes, self._tried_bytes) / 2
 
 
 class Exhausted(Exception):
-    """A process of a shared model has no memory for a batch; it can't go on with the others.
+    """A process of a shared model has no memory for a batch and can't continue with the others.
 
     Args:
-        most_bytes: what a batch may take when they are started again.
+        most_bytes: maximum memory of a batch when the processes are started again.
     """
 
     def __init__(self, most_bytes: float) -> None:
@@ -119,9 +120,8 @@ def budget(model: Any, *, processes: int = 1, most_bytes: float | None = None) -
     """Return the memory that a batch of a loaded model may take now; all processes that share the model call this.
 
     Args:
-        model: of transformers.
-        processes: that evaluate on this host; they share a CPU's memory.
-        most_bytes: at most so much, after an earlier batch was too large.
+        processes: number of processes that evaluate on this host; they share a CPU's memory.
+        most_bytes: upper limit, after an earlier batch was too large.
     """
     free = min(_free_bytes(model.device, processes), most_bytes or math.inf)
     if not is_shared():
@@ -137,13 +137,13 @@ def budget(model: Any, *, processes: int = 1, most_bytes: float | None = None) -
 def in_parts(
     do: Callable[[Sequence[_T]], list[_R]], items: Sequence[_T], limit: Budget, fitting: Callable[[Sequence[_T]], int]
 ) -> list[_R]:
-    """Return the results of all items, as many at once as fit; after an out-of-memory error, half as many.
+    """Return the results of all items, computing as many together as fit; after an out-of-memory error, half as many.
 
     Args:
         do: returns the results of some items.
         items: ordered from the largest.
         limit: is halved after an error.
-        fitting: returns how many of the first of some items fit.
+        fitting: returns how many of the first items fit.
 
     Raises:
         EvaluationError: memory is too small for one item.
@@ -206,7 +206,7 @@ def _free_bytes(device: Any, processes: int) -> float:
     if DEVICES[device.type].memory == "host":
         return host_share_bytes(processes)
     module = torch.get_device_module(device.type)
-    if not hasattr(module, "mem_get_info"):  # unknown memory: begin with much, errors say what fits
+    if not hasattr(module, "mem_get_info"):  # unknown memory: begin with a large value; errors show what fits
         return float(_UNKNOWN_BYTES)
     return float(_OF_DEVICE * module.mem_get_info(device)[0])
 

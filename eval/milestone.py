@@ -1,7 +1,7 @@
 """Evaluate one milestone, from start to results; read ``evaluate`` from top to bottom.
 
-Results are stored as soon as they are known: a later try runs no scored task and asks for no generated answer again,
-and results.json is written last. One process at a time evaluates a milestone.
+Results are stored as soon as they are known. So a later try repeats no scored task and no generated answer, and
+results.json is written last. One process at a time evaluates a milestone.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def evaluate(
 ) -> list[Path]:
     """Evaluate an exported checkpoint and return the paths of its results.json files, one for each contract number.
 
-    Runs only what is missing: tasks that an interrupted try did not score, and tasks that could not run then but can
-    now. If another process evaluates the same milestone, waits until it is done or dead.
+    Only missing tasks run: those that an interrupted try did not score, and those that could not run then but can now.
+    If another process evaluates the same milestone, this one waits until the other has ended.
 
     Args:
-        subject: what is evaluated; ``config.yaml`` and ``dataset.json`` of its run are read.
-        config: replaces the run's own.
+        subject: the checkpoint to evaluate; ``config.yaml`` and ``dataset.json`` of its run are read.
+        config: replaces the run's configuration.
         new_contract: allow tasks whose contracts differ from the run's; their results are stored apart.
-        try_number: of this milestone, from 1.
+        try_number: number of this try at the milestone, from 1.
 
     Raises:
         ConfigError: unknown suite or task.
@@ -77,7 +77,6 @@ def evaluate(
 
 
 def _tasks_of(config: Config) -> tuple[Any, ...]:
-    """Return what chooses the tasks and their items."""
     wanted = config.eval
     return wanted.suite, wanted.groups, wanted.tasks, wanted.limit, wanted.items
 
@@ -129,7 +128,7 @@ class _Evaluation:
         """Run what is missing and return the paths of the results.json files.
 
         Args:
-            try_number: of this milestone, from 1.
+            try_number: number of this try at the milestone, from 1.
             began_s: when this try began, on the monotonic clock.
         """
         runner, step = self._runner, self._runner.subject.step
@@ -147,7 +146,7 @@ class _Evaluation:
             assert record is not None
             kept = {key: record[key] for key in ("suite", "scores", "skipped")}
             fields = {**kept, "chosen": self._is_chosen, "contract": str(number)}
-            wall_s = round(time.monotonic() - began_s, 3)  # of everything: loading, tasks and texts
+            wall_s = round(time.monotonic() - began_s, 3)  # includes loading, tasks and texts
             runner.append("eval_finished", once=True, wall_s=wall_s, step=step, **fields)
         return [runner.results.folder(number) / RESULTS for number in self._numbers]
 
@@ -163,7 +162,6 @@ class _Evaluation:
         )
 
     def _run_tasks(self) -> None:
-        """Score the tasks that have no stored results."""
         for name, task in self._tasks.items():
             record = self._runner.stored(name) or self._runner.run(name, task)
             if record is None:
@@ -185,7 +183,6 @@ class _Evaluation:
 
 
 def _summary(name: str, record: dict[str, Any]) -> str:
-    """Return a task's scores as a line of text."""
     values = ", ".join(
         f"{score['metric']} {score['value']:.4g}" + (f" ± {score['stderr']:.2g}" if score["stderr"] is not None else "")
         for score in record["scores"].values()

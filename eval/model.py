@@ -1,13 +1,10 @@
 """Load a model and its tokenizer from a Hugging Face folder: safetensors only, no code from the folder, no network.
 
-The weights are in the folder, or in the checkpoint that it links to (``eval.model``).
+The weights are in the folder, or in the checkpoint that it links to. Only the trainer knows a checkpoint's format, and
+it isn't imported here: ``trainer.convert.serve`` runs as a process and sends each tensor through a pipe when
+transformers needs it. A process of a tensor-parallel copy gets only its part.
 
 Imports torch and transformers late.
-
-Weights of a model whose folder links to a checkpoint: a process of the trainer reads them, tensor by tensor.
-
-Only the trainer knows a checkpoint's format, and it isn't imported here: ``trainer.convert.serve`` sends each tensor
-through a pipe when transformers wants it. A process of a tensor-parallel copy gets only its part.
 """
 
 from __future__ import annotations
@@ -39,13 +36,13 @@ _Index = EllipsisType | tuple[slice, ...]
 
 
 class Tensor:
-    """A tensor that is read when it is indexed, like safetensors' slices, which transformers takes as well.
+    """A tensor that is read when it is indexed, like safetensors' slices, which transformers also accepts.
 
     Args:
         source: reads it.
-        name: Hugging Face's.
-        dtype: torch's name.
-        shape: of the whole.
+        name: the tensor's name in Hugging Face's format.
+        dtype: torch's name of the number format.
+        shape: shape of the whole tensor.
     """
 
     def __init__(self, source: _Source, name: str, *, dtype: str, shape: list[int]) -> None:
@@ -66,7 +63,7 @@ class Tensor:
 
 
 class _Source:
-    """The process that reads; several threads may ask it.
+    """The process that reads; several threads may use it.
 
     Args:
         failure: the first error. transformers logs some errors of tensors and continues.
@@ -81,11 +78,10 @@ class _Source:
         return {name: Tensor(self, name, **about) for name, about in self._answer()["tensors"].items()}
 
     def read(self, name: str, dtype: str, slices: list[list[int | None]]) -> Any:
-        """Return a tensor's values."""
         import torch
 
         with self._turn:
-            with suppress(BrokenPipeError):  # it has ended, which the answer says
+            with suppress(BrokenPipeError):  # it has ended, as its last answer shows
                 processes.pipe_in(self._process).write(json.dumps({"name": name, "slices": slices}).encode() + b"\n")
                 processes.pipe_in(self._process).flush()
             values = torch.empty(self._answer()["shape"], dtype=getattr(torch, dtype))
@@ -117,10 +113,10 @@ class _Source:
 def opened_link(link: Link) -> Iterator[_Source]:
     """Start the process that reads a checkpoint's weights, and end it at the end of the block.
 
-    It begins while the caller imports its packages; :meth:`_Source.tensors` waits for it.
+    The process starts while the caller imports its packages; :meth:`_Source.tensors` waits for it.
 
     Raises:
-        CheckpointError: the checkpoint can't be read; also in place of what transformers makes of it.
+        CheckpointError: the checkpoint can't be read; replaces the error that transformers raises because of it.
         EvaluationError: the process has ended.
     """
     argv = ["--run-dir", link.run_dir, "--step", str(link.step), "--manifest", link.manifest_sha256]
@@ -149,9 +145,9 @@ def load_linked(folder: Path, source: _Source, **settings: Any) -> Any:
     """Return the model of a folder with weights of a source.
 
     Args:
-        folder: has the configuration.
-        source: from :func:`opened`.
-        settings: of transformers' ``from_pretrained``.
+        folder: folder with the configuration.
+        source: from :func:`opened_link`.
+        settings: arguments of transformers' ``from_pretrained``.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConfig
 
@@ -182,8 +178,8 @@ def settle_environment(scratch: Path, *, offline: bool) -> None:
     """Set the variables that Hugging Face's packages read when they are first imported: no progress bars, no threads.
 
     Args:
-        scratch: for their caches, if offline.
-        offline: use neither the network nor the home folder; else datasets may come from the hub.
+        scratch: folder for their caches, if offline.
+        offline: use neither the network nor the home folder; otherwise datasets may come from the hub.
     """
     os.environ.update(TQDM_DISABLE="1", TOKENIZERS_PARALLELISM="false")
     if offline:
@@ -220,9 +216,9 @@ def load(
     Args:
         folder: Hugging Face folder of a causal language model.
         seq_len: tokens per sequence in training; the context is never longer.
-        device: kind of device, which must be here.
+        device: kind of device; must be present.
         dtype: number format of the computation.
-        index: of the device, if there are several; None: PyTorch's current one.
+        index: index of the device, if there are several; None: PyTorch's current one.
         tensor_parallel_size: processes of this process's group that share the model, by transformers' own plan.
 
     Raises:
@@ -255,7 +251,7 @@ def load(
 
 
 def describe(folder: Path, *, seq_len: int) -> Loaded:
-    """Return a model without weights, for a process that asks others to compute; it can tokenize.
+    """Return a model without weights, for a process that only tokenizes and lets others compute.
 
     Raises:
         EvaluationError: the folder can't be loaded.
@@ -291,12 +287,11 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _context(config: Any, seq_len: int) -> int:
-    """Return the tokens of a model's context, which is never longer than in training."""
     return min(seq_len, int(getattr(config, "max_position_embeddings", None) or seq_len))
 
 
 def is_there(device: str) -> bool:
-    """Return whether PyTorch has such a device here."""
+    """Return whether PyTorch has such a device on this machine."""
     import torch
 
     package = DEVICES[device].package
@@ -306,12 +301,12 @@ def is_there(device: str) -> bool:
         importlib.import_module(package)
     try:
         return bool(torch.get_device_module(device).is_available())
-    except RuntimeError:  # a device that this PyTorch has never heard of
+    except RuntimeError:  # a device that this PyTorch doesn't know
         return False
 
 
 def check_devices(config: Config, device: str) -> None:
-    """Check that PyTorch has the devices of an evaluation here, which must not compute on the CPU instead.
+    """Check that PyTorch has enough devices for an evaluation, so that it never falls back to the CPU.
 
     Raises:
         EvaluationError: it has fewer.
@@ -337,7 +332,7 @@ def check_devices(config: Config, device: str) -> None:
 
 
 def check_heads(folder: Path, tensor_parallel_size: int) -> None:
-    """Check that a model's heads can be shared by so many processes.
+    """Check that this many processes can share a model's heads.
 
     Raises:
         EvaluationError: they can't.

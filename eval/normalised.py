@@ -1,8 +1,8 @@
 """Metrics that follow from the log-likelihoods of an item's answers, and the score of guessing.
 
-Each is computed only where the harness has not computed a metric of the same name:
+Each metric is computed only if the harness has not computed one of the same name:
 
-    bits_per_byte   -nats of the right answer / (its bytes x ln 2); of several right answers the least
+    bits_per_byte   -nats of the right answer / (its bytes x ln 2); the lowest value if there are several right answers
     acc             the likeliest choice is right
     acc_norm        the likeliest per character
     acc_bytes       the likeliest per byte (UTF-8)
@@ -11,10 +11,8 @@ Each is computed only where the harness has not computed a metric of the same na
 The accuracies exist for ranked choices of unequal length. Accuracy with unconditional likelihoods (PMI) would need
 another request per choice; the harness's own ``acc_mutual_info`` has it.
 
-The right answer of each item and its log-likelihood, as a definition of the harness states it.
-
-Ranked choices have log-likelihoods already. For a written answer the model is asked once more, with the same prompt and
-the definition's answer; the other scores don't depend on this request.
+The harness's definition states the right answer. Ranked choices have log-likelihoods already. For a generated answer
+the model gets one more request with the same prompt and the definition's answer; the other scores don't depend on it.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ class Answers:
 
     Args:
         texts: ranked choices, or only the right answer; without the delimiter before them.
-        requests: the same as they continue the prompt.
+        requests: the same texts as they continue the prompt.
         nats: log-likelihoods of the requests.
-        right: indices of the right ones.
+        right: indices of the right answers.
     """
 
     texts: list[str]
@@ -49,10 +47,10 @@ class Answers:
 def right_answers_of(
     lm: Any, loaded: Any, samples: list[dict[str, Any]], *, has_chat: bool = False
 ) -> dict[Any, Answers]:
-    """Return the answers by ``doc_id``. Items without a known right answer are left out.
+    """Return the answers by ``doc_id``. Items without a known right answer are omitted.
 
     Args:
-        lm: the harness's model, which is asked for written answers.
+        lm: the harness's model; gets a request for each generated answer.
         loaded: the harness's task.
         samples: its results, one per item and filter.
         has_chat: prompts end with the beginning of the answer's turn.
@@ -113,9 +111,9 @@ def _written(
 
 
 def _target(loaded: Any, doc: dict[str, Any]) -> str:
-    """Return the right answer, the first one of several; empty if the definition has none."""
+    """Return the right answer, or the first if there are several; empty if the definition has none."""
     if isinstance(loaded.config.doc_to_target, int) and loaded.config.doc_to_choice is None:
-        return ""  # a number in the place of an answer: the definition's functions check what is written
+        return ""  # a number instead of an answer: the definition's functions check the generated text
     target = loaded.doc_to_target(doc)
     if isinstance(target, list):
         target = target[0] if target else ""
@@ -126,7 +124,7 @@ def _target(loaded: Any, doc: dict[str, Any]) -> str:
 
 #: Its key among a task's metrics; it is the same under every filter.
 KEY = f"{BITS_PER_BYTE},none"
-#: Metrics of answers that nobody guesses, by the kind of the task.
+#: Metrics of answers that can't be guessed, by the kind of the task.
 _UNGUESSED = {"generate_until": "exact_match", "loglikelihood": "acc"}
 #: A written answer is open, so nobody guesses it, if no text is right for more than one item, or this share of them.
 _SHARE_OF_OPEN = 0.05
@@ -186,13 +184,12 @@ def chance(metric: str, loaded: Any, answers: Mapping[Any, Answers], samples: li
 
 
 def _are_open(answers: Mapping[Any, Answers]) -> bool:
-    """Return whether written answers are open: not picked of a few, such as yes and no."""
+    """Return whether generated answers are open, not one of a few such as yes and no."""
     texts = Counter(each.texts[at] for each in answers.values() for at in each.right)
     return bool(texts) and max(texts.values()) <= max(1, _SHARE_OF_OPEN * len(answers))
 
 
 def _values(lm: Any, loaded: Any, answers: Mapping[Any, Answers]) -> Values:
-    """Return the values of each metric by ``doc_id``."""
     bits = {key: value for key, each in answers.items() if (value := bits_per_byte(each)) is not None}
     found: Values = {BITS_PER_BYTE: bits}
     is_ranked = loaded.config.output_type == "multiple_choice" and not loaded.multiple_input
