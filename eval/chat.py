@@ -1,4 +1,4 @@
-"""Chat templates of a tokenizer: select the configured one and check that it fits the conversation. Needs no weights."""
+"""Chat templates of a tokenizer: select the configured one and check that it can be used. Needs no weights."""
 
 from __future__ import annotations
 

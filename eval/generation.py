@@ -1,4 +1,4 @@
-"""Continue a prompt with a model, using transformers' own generation. Import torch and transformers late."""
+"""Continue a prompt with a model, using transformers' own generation. Imports torch and transformers late."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def figure(wanted: Figure, metrics: dict[str, Metrics]) -> Scores:
 
 
 def _also_aggregated(wanted: Figure, metrics: dict[str, Metrics]) -> list[dict[str, Any]]:
-    """Return what is aggregated like a group's own metrics if every task has it: scores of guessing and bits per byte."""
+    """Return scores of guessing and bits per byte, aggregated like a group's own metrics if every task has them."""
     of_tasks = [metrics[name] for name in wanted.group.tasks if name in metrics]
     own = wanted.group.aggregate
     found = [{**entry, "metric": BITS_PER_BYTE, "filter_list": ["none"]} for entry in own[:1]]

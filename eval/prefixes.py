@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MOST_TOKENS = 2048
 #: Tokens of each sequence of a trial (:func:`_try`).
 _PROBE = 32
-#: Of a trial in FP32.
+#: Largest difference that rounding causes in a trial in FP32.
 _ROUNDING_NATS = 1e-5
 _HINT = "eval.share_prefixes=false reads each sequence alone"
 
