@@ -1,4 +1,4 @@
-"""The priority of an evaluation beside training, with real jobs on this machine."""
+"""The priority of an evaluation during training, with real jobs on this machine."""
 
 from __future__ import annotations
 

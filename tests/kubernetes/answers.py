@@ -68,7 +68,6 @@ class Asked:
         self.answers: dict[str, Object] = {}
 
     def ask(self, name: str, method: str, path: str, body: Object | None = None, *, token: str = "") -> Object:
-        """Ask once; return the answer's body."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         request = urllib.request.Request(
             f"{self._client.url}{path}",

@@ -1,4 +1,4 @@
-"""The stand-in answers as a real API server did: ``answers.json`` holds what Kubernetes 1.36 said."""
+"""The stand-in answers as a real API server did: ``answers.json`` has the answers of Kubernetes 1.36."""
 
 from __future__ import annotations
 

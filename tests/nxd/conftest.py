@@ -1,4 +1,4 @@
-"""What the tests of backend nxd share: the trainer's small runs, and processes that find the library."""
+"""Fixtures of the tests of backend nxd: the trainer's small runs, and processes that find the library."""
 
 from __future__ import annotations
 

@@ -45,7 +45,6 @@ class Stream:
         """Return at once."""
 
     def record_event(self, event: Any = None) -> Any:
-        """Return an event."""
         return event or Stream()
 
     def record(self, _: Any = None) -> None:
@@ -59,34 +58,27 @@ class Stream:
 
 
 class Module(_DummyBackendModule):
-    """``torch.neuron``."""
-
     Stream = Event = Stream
 
     def __init__(self) -> None:
         pass
 
     def current_stream(self, _: Any = None) -> Any:
-        """Return a stream."""
         return Stream()
 
     def stream(self, _: Any) -> Any:
-        """Return a context without effect."""
         return nullcontext()
 
     def device_count(self) -> int:
-        """Return the devices of a node."""
         return 8
 
     def is_available(self) -> bool:
-        """Return that there is one."""
         return True
 
     def set_device(self, _: Any) -> None:
         """Accept any."""
 
     def current_device(self) -> int:
-        """Return the first."""
         return 0
 
     def synchronize(self, _: Any = None) -> None:
