@@ -1,1 +1,1 @@
-"""Benchmarks: each prints a ratio measured in one run against a named peer. None is a test; their arithmetic has tests."""
+"""Benchmarks: each prints a ratio measured in one run against a named peer. Only their arithmetic has tests."""

@@ -1,4 +1,4 @@
-"""`train`, `plan`, `resume` and `stop` from end to end on the mock cluster, without Prefect and MLflow, and progress."""
+"""`train`, `plan`, `resume` and `stop` from end to end on the mock cluster without Prefect and MLflow, and progress."""
 
 from __future__ import annotations
 
