@@ -41,7 +41,7 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None, *, to_sta
     Args:
         overrides: Hydra overrides, such as ``["experiment=quickstart", "train.tokens=100000"]``.
         folder: base of relative paths; None: the working directory.
-        to_start: jobs are to be started with it; otherwise it is only planned.
+        to_start: also check what only a start needs, not only what a plan needs.
 
     Raises:
         ConfigError: unknown key or group (with the nearest match), bad grammar, wrong type, or a broken rule.

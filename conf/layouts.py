@@ -144,7 +144,7 @@ def _sharding(config: Config) -> Iterator[ConfigError]:
 
 
 def _fp8(config: Config) -> Iterator[ConfigError]:
-    """FP8 products need a device that has them, and sizes that are multiples of 16."""
+    """Require a device with FP8 products, and sizes that are multiples of 16."""
     if config.precision.name != "fp8":
         return
     if config.backend.name != "torch_native" or DEVICES[config.backend.device].fp8_capability is None:

@@ -104,7 +104,6 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _choices(expected: Any) -> tuple[str, ...]:
-    """Return the values of a type with few values."""
     origin, inner = typing.get_origin(expected), typing.get_args(expected)
     if origin is Literal:
         return tuple(map(str, inner))
@@ -150,7 +149,6 @@ def _plural(expected: Any) -> str:
 
 @functools.cache
 def _meanings() -> dict[str, dict[str, str]]:
-    """Return the text after each field in the schema's source, by class and field."""
     meanings: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(conf.schema)).body:
         if isinstance(node, ast.ClassDef):

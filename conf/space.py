@@ -338,7 +338,6 @@ def _settings(own: dict[str, Override]) -> SweepConfig:
 
 
 def _check(space: Space) -> None:
-    """Raise an error for the first broken rule of settings and axes."""
     settings = space.settings
     for error in violations(settings, "sweep."):
         raise error

@@ -201,7 +201,6 @@ class Remembering:
         )
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return the model's token ids of both; called by the harness."""
         pair: tuple[list[int], list[int]] = type(self._lm)._encode_pair(self, context, continuation)
         return pair
 

@@ -161,7 +161,7 @@ def point_at(definition: Definition, needed: Needs, files: dict[str, Path]) -> d
 
 
 def _shots_split(definition: Definition) -> tuple[bool, str | None]:
-    """Return whether the definition names the split of the solved examples, and that split by the harness's rule."""
+    """Return whether the definition names the split of the solved examples, and the split by the harness's rule."""
     of_shots = definition["fewshot_config"] or {}
     if named := of_shots.get("split") or definition["fewshot_split"]:
         return True, named

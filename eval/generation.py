@@ -164,7 +164,7 @@ class _Pieces:
             self._begin(self._window[-_BEFORE_TOKENS:])
 
     def end(self) -> None:
-        """Write the rest, which may end with bytes that are no character."""
+        """Write the rest, which may end with bytes that are not a character."""
         self._add(self._decode())
 
     def _begin(self, before: list[int]) -> None:

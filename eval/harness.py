@@ -171,7 +171,6 @@ def render(task: Task, scratch: Path, *, seed: int) -> Asked:
 
 
 def _shots_state(loaded: Any) -> list[Any]:
-    """Return the state of the generators with which the harness draws solved examples."""
     generators = (loaded.fewshot_rnd, getattr(getattr(loaded, "sampler", None), "rnd", None))
     return [generator.getstate() for generator in generators if generator]
 

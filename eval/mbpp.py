@@ -79,7 +79,7 @@ def problem(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _called(tests: ast.Module) -> str:
-    """Return the first function that tests call and that is not Python's own."""
+    """Return the first function that the tests call and that is not built in."""
     calls = (node for node in ast.walk(tests) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
     named = [(call.lineno, call.col_offset, call.func.id) for call in calls if isinstance(call.func, ast.Name)]
     own = [name for _, _, name in sorted(named) if not hasattr(builtins, name)]

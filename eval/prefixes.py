@@ -153,7 +153,7 @@ def _difference(model: Any, *, without: str = "") -> float:
 
 
 def _is_worth(shared: int, tokens: Sequence[int]) -> bool:
-    """Return whether a sequence shares more tokens with the previous one than it has of its own."""
+    """Return whether a sequence shares at least as many tokens with the previous one as it has of its own."""
     return 0 < len(tokens) <= 2 * shared
 
 

@@ -1,7 +1,7 @@
 """Scores as records, the files that hold them, and the Parquet files of a task's items.
 
-``items-<task>.parquet`` contains what each item was asked and the answer, in one schema for ranked choices, generated
-answers and programs. These files are for people and tools; scores are computed without them. Few-shot prompts repeat
+``items-<task>.parquet`` contains each item's question and answer, in one schema for ranked choices, generated answers
+and programs. These files are for people and tools; scores are computed without them. Few-shot prompts repeat
 the same examples, so zstd reduces them to a small part.
 """
 

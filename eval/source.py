@@ -1,4 +1,4 @@
-"""The code that decides a score: hashes of foreign code, and a version of our own for each kind of task.
+"""The code that decides a score: hashes of foreign code, and a version of our code for each kind of task.
 
 The code of others is hashed, because its version number may not tell the truth: a package by its Python files, a task's
 definition with everything that it includes and calls. For definitions of ``eval.include_path`` this module also decides

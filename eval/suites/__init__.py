@@ -24,7 +24,7 @@ class Chat:
     Args:
         template: the tokenizer's chat template: True, or the name of one of several; False for plain text.
         system_prompt: the first message; None for none.
-        multiturn: put each solved example into a turn of its own.
+        multiturn: put each solved example into a separate turn.
     """
 
     template: bool | str = False
