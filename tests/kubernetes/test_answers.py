@@ -62,7 +62,7 @@ def facts(one: Object) -> Object:
 
 
 def _said(text: str | None) -> str:
-    """The first sentence: a scheduler goes on about preemption."""
+    """Return the first sentence; a scheduler adds more about preemption."""
     return (text or "").removesuffix(".").partition(". ")[0]
 
 

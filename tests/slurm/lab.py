@@ -152,7 +152,7 @@ class Lab:
         )
 
     def cut(self, node: str) -> None:
-        """Cut a node's power: all of its processes die at once."""
+        """Cut a node's power: all of its processes die immediately."""
         children, outer = self._inner(node), self._outer.pop(node)
         for child in children:
             with contextlib.suppress(ProcessLookupError):

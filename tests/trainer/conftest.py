@@ -43,7 +43,7 @@ TrainHere = Callable[[RunPaths, int], int]
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Public text and tokenizers beside the checkout, if present."""
+    """Public text and tokenizers next to the checkout, if present."""
     if not SHARED_DATA.is_dir():
         pytest.skip("shared/data is not beside this checkout")
     return SHARED_DATA

@@ -1,7 +1,7 @@
 """``python -m tests.trainer.traced CONFIG``: trace a step of one rank of a large job, without a device.
 
 Tensors are fake: they have shapes, dtypes and devices, but no values, so reading one on the host is an error.
-Collectives of the process group ``fake`` return at once. The device is PyTorch's backend for external devices under the
+Collectives of the process group ``fake`` return immediately. The device is PyTorch's backend for external devices under the
 name ``neuron``, with a GPU's facts: a tensor that is left on the host is an error too. Prints what was traced as JSON.
 """
 
@@ -39,10 +39,10 @@ class Stream:
         pass
 
     def wait_stream(self, _: Any) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def wait_event(self, _: Any) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def record_event(self, event: Any = None) -> Any:
         return event or Stream()
@@ -51,10 +51,10 @@ class Stream:
         """Do nothing."""
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def wait(self, _: Any = None) -> None:
-        """Return at once."""
+        """Return immediately."""
 
 
 class Module(_DummyBackendModule):
@@ -82,7 +82,7 @@ class Module(_DummyBackendModule):
         return 0
 
     def synchronize(self, _: Any = None) -> None:
-        """Return at once."""
+        """Return immediately."""
 
 
 class Collectives(TorchDispatchMode):
