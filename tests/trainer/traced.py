@@ -1,8 +1,8 @@
 """``python -m tests.trainer.traced CONFIG``: trace a step of one rank of a large job, without a device.
 
 Tensors are fake: they have shapes, dtypes and devices, but no values, so reading one on the host is an error.
-Collectives of the process group ``fake`` return immediately. The device is PyTorch's backend for external devices under the
-name ``neuron``, with a GPU's facts: a tensor that is left on the host is an error too. Prints what was traced as JSON.
+Collectives of the process group ``fake`` return immediately. The device is PyTorch's backend for external devices under
+the name ``neuron``, with a GPU's facts: a tensor that is left on the host is an error too. Prints the trace as JSON.
 """
 
 from __future__ import annotations

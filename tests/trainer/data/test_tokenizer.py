@@ -1,4 +1,4 @@
-"""The tokenizer: the fast way gives the ids of a whole document or is not taken, and ids are decoded to the same text."""
+"""The tokenizer: the fast way gives the ids of a whole document or is not taken; ids are decoded to the same text."""
 
 from __future__ import annotations
 
