@@ -4,5 +4,5 @@
 and ``variations`` import Hydra, so the trainer and the evaluator read a resolved ``config.yaml`` (``load``) without it.
 """
 
-#: Read by `hlatctl.__main__`: another distribution may own a package of this name.
+#: Read by `hlatctl.__main__`, because another distribution may have a package of this name.
 OWNER = "hlatctl"

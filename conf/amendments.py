@@ -1,11 +1,8 @@
-"""Amendments: what changes between two configurations, and which amendments an attempt begins with. Pure.
+"""Amendments of a run's configuration: which keys may change, when a change begins, and what it redoes. Pure.
 
-An amendment is a ``config_amended`` event. Its keys are the fields of the schema: a mapping such as ``backend.env``
+``ROWS`` has a row for every key; a row for a whole group ends with a dot, and the longest matching name counts. An
+amendment is a ``config_amended`` event. Its keys are the fields of the schema, so a mapping such as ``backend.env``
 changes as a whole.
-
-Which keys of a run's configuration may change after the run was created, when a change begins, and what it redoes.
-
-``ROWS`` has a row for every key. A row for a whole group ends with a dot; the longest name that fits a key counts.
 """
 
 from __future__ import annotations
@@ -39,8 +36,8 @@ class Row:
 
     Args:
         keys: a key, or a group's name and a dot.
-        when: a change begins.
-        redoes: the work that a change causes; of a key that never changes, the reason.
+        when: when a change begins.
+        redoes: the work that a change causes; for a key that never changes, the reason.
     """
 
     keys: str
@@ -112,7 +109,7 @@ ROWS: tuple[Row, ...] = (
     Row("rehearsal.", "next_driver", "only a simulated run has these keys"),
 )
 
-#: Keys that the trainer reads again while it trains. All of them change at once.
+#: Keys that the trainer reads again while it trains. They change without a restart.
 LIVE = (
     "checkpoint.every_steps",
     "checkpoint.keep",
@@ -142,7 +139,7 @@ def row_of(key: str) -> Row:
 
 
 def begins(keys: Iterable[str]) -> When:
-    """Return when an amendment of these keys begins: as late as its latest key."""
+    """Return when an amendment of these keys begins; its latest key decides."""
     order: tuple[When, ...] = ("at_once", "next_driver", "next_attempt", "never")
     return max((row_of(key).when for key in keys), key=order.index, default="at_once")
 
@@ -151,10 +148,6 @@ def with_resume(hint: str, run_id: str) -> str:
     """Return the hint of a run's error with the command that continues the run with another value of a key it names.
 
     A hint without such a key stays as it is; an empty one becomes the command that continues the run.
-
-    Args:
-        hint: of the error that ended the run.
-        run_id: of the run.
     """
     if "hlatctl resume " in hint:
         return hint
@@ -188,7 +181,7 @@ def _fields(value: Any, plain: dict[str, Any], prefix: str) -> Iterator[tuple[st
 
 
 def changes_between(before: Config, after: Config) -> Changes:
-    """Return old and new value of each field that differs."""
+    """Return the old and new value of each field that differs."""
     old, new = fields_of(before), fields_of(after)
     return {key: [old[key], new[key]] for key in old if old[key] != new[key]}
 
@@ -207,20 +200,20 @@ def with_changes(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def new_values(amendments: Sequence[AmendmentState]) -> dict[str, Any]:
-    """Return the values after some amendments, by key."""
+    """Return the values that amendments set, by key."""
     return {key: new for amendment in amendments for key, (_, new) in amendment.changes.items()}
 
 
 def is_at_once(amendment: AmendmentState) -> bool:
-    """Return whether every key of an amendment changes without a restart. One without changes only sets a time."""
+    """Return whether every key of an amendment changes without a restart. One without keys only sets a time."""
     return bool(amendment.changes) and begins(amendment.changes) == "at_once"
 
 
 def beginning_at(amendments: Sequence[AmendmentState], step: int) -> int:
-    """Return the number of the newest amendment of an attempt that continues after a step; 0: none.
+    """Return the number of the newest amendment that applies to an attempt continuing after a step; 0: none.
 
-    Amendments begin in order. One that is to begin after a later step holds back those after it, except those that
-    change at once; one whose step has come takes along those before it.
+    Amendments begin in order. One that begins at a later step delays later amendments, except those that change
+    without a restart; one whose step has come also applies earlier ones.
     """
     ordered = [amendment for amendment in amendments if not is_at_once(amendment)]
     due = [a.number for a in ordered if a.applied_step is not None or (a.at_step is not None and a.at_step <= step)]
@@ -235,16 +228,15 @@ def beginning_at(amendments: Sequence[AmendmentState], step: int) -> int:
 
 
 def waiting(amendments: Sequence[AmendmentState], step: int) -> list[AmendmentState]:
-    """Return the amendments that an attempt which continues after a step would not begin with."""
+    """Return the amendments that an attempt continuing after a step does not begin with."""
     number = beginning_at(amendments, step)
     return [a for a in amendments if a.number > number and not is_at_once(a)]
 
 
 def ends_after(amendments: Sequence[AmendmentState], number: int) -> int | None:
-    """Return the step after which an attempt ends for an amendment; None: for none.
+    """Return the step after which an attempt ends for an amendment; None if it doesn't.
 
     Args:
-        amendments: of the run.
         number: the newest amendment that the attempt began with.
     """
     later = (a for a in amendments if a.number > number and not is_at_once(a))
@@ -252,7 +244,7 @@ def ends_after(amendments: Sequence[AmendmentState], number: int) -> int | None:
 
 
 def live(amendments: Sequence[AmendmentState], number: int) -> list[AmendmentState]:
-    """Return the amendments after a number that change at once."""
+    """Return the amendments after a number that change without a restart."""
     return [a for a in amendments if a.number > number and is_at_once(a)]
 
 

@@ -1,7 +1,4 @@
-"""The rules of a Slurm cluster's configuration that need no scheduler. ``flows.launch.slurm.limits`` asks it.
-
-The rules of a Kubernetes cluster's configuration that need no cluster.
-"""
+"""Rules of the configuration of a Slurm or Kubernetes cluster; they need no scheduler and no cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ _OWN_OPTIONS = {
     "--wait": "hlatctl, which waits itself",
     "--wrap": "hlatctl, which submits a script",
 }
-#: Slurm sends the signal before the time limit up to this much earlier (sbatch(1), --signal).
+#: Slurm may send the signal before the time limit up to this much earlier (sbatch(1), --signal).
 SIGNAL_EARLY_S = 60
 #: A mount: absolute paths and options, without the separators of lists.
 _MOUNT = re.compile(r"/[^:,]*:/[^:,]*(:[A-Za-z+]+)?")
@@ -65,7 +62,7 @@ def _interface(config: Config) -> Iterator[ConfigError]:
 
 
 def _extra(config: Config) -> Iterator[ConfigError]:
-    # An evaluation has a partition and a time limit of its own.
+    # An evaluation has its own partition and time limit.
     evaluations = {**_OWN_OPTIONS, "--partition": "eval.cluster.partition"}
     del evaluations["--time"], evaluations["--exclusive"], evaluations["--signal"]
     yield from _options("cluster.slurm.extra", config.cluster.slurm.extra, _OWN_OPTIONS)
@@ -96,7 +93,7 @@ def _options(where: str, options: list[str], own: dict[str, str]) -> Iterator[Co
 
 
 def _owner(name: str, own: dict[str, str]) -> str:
-    """Return what sets an option; sbatch also takes the beginning of a name."""
+    """Return what sets an option; sbatch also accepts the beginning of a name."""
     if name in own:
         return own[name]
     longer = sorted(option for option in own if option.startswith(name))
@@ -179,7 +176,7 @@ SLURM_RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
 )
 
 
-#: A label of DNS; names of most objects are such labels with dots between them (RFC 1123).
+#: A DNS label; names of most objects are such labels joined by dots (RFC 1123).
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 #: A quantity, such as 8, 500m or 64Gi (Kubernetes, "Resource units").
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
@@ -278,5 +275,5 @@ def _of_kubernetes(config: Config) -> Iterator[ConfigError]:
 
 
 KUBERNETES_RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (_of_kubernetes,)
-#: What only a start needs; a plan says what is missing.
+#: Settings that only a start needs; a plan reports the missing ones.
 TO_START: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (_image, _runs_dir)

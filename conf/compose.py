@@ -31,7 +31,7 @@ _MAX_LOCAL_PROCESSES = 16
 _MAX_INSERTED_CHARACTERS = 1_000_000
 #: Hydra's parser takes quadratic time, 2 s for this many marks, and recurses.
 _MAX_MARKS, _MAX_DEPTH = 5_000, 100
-#: Mappings whose entries have names of their own; an override may add entries and keys, which ``decode`` checks.
+#: Mappings whose entries have free names; an override may add entries and keys, which ``decode`` checks.
 _MAPPINGS = ("eval.groups", "eval.items")
 
 
@@ -40,8 +40,8 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None, *, to_sta
 
     Args:
         overrides: Hydra overrides, such as ``["experiment=quickstart", "train.tokens=100000"]``.
-        folder: base of relative paths; none: the working directory.
-        to_start: jobs are to be started with it; otherwise it is only planned.
+        folder: base of relative paths; None: the working directory.
+        to_start: also check what only a start needs, not only what a plan needs.
 
     Raises:
         ConfigError: unknown key or group (with the nearest match), bad grammar, wrong type, or a broken rule.
@@ -69,9 +69,8 @@ def override_eval(config: Config, overrides: Sequence[str]) -> Config:
     """Return a run's configuration with other settings of its evaluation.
 
     Args:
-        config: the run's.
-        overrides: of ``eval`` and its keys. ``eval=SUITE`` replaces the run's suite; the run's other settings of
-            evaluations (data folder, batch size, limits) stay.
+        overrides: overrides of ``eval`` and its keys. ``eval=SUITE`` replaces the run's suite; the run's other
+            settings of evaluations (data folder, batch size, limits) stay.
 
     Raises:
         ConfigError: as :func:`compose`, or an override of another key.
@@ -97,7 +96,6 @@ def amend(config: Config, overrides: Sequence[str]) -> Config:
     """Return a run's configuration with some values changed.
 
     Args:
-        config: the run's.
         overrides: as for :func:`compose`. An option of a group, such as ``backend=cpu``, replaces the whole group;
             ``eval=SUITE`` keeps the settings that :func:`override_eval` keeps.
 
@@ -120,7 +118,7 @@ def amend(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the configuration groups and their options, ours and the user's."""
+    """Return the configuration groups with their built-in and user options."""
     found: dict[str, set[str]] = {}
     for folder in (CONF_DIR, *folders.user_folders()):
         for group, names in folders.options(folder).items():
@@ -144,7 +142,7 @@ def default_runs_dir() -> Path:
 
 
 def compose_plain(overrides: list[str], of_run: Config | None = None) -> dict[str, Any]:
-    """Compose plain values, not checked, from the YAML files or, if given, from a run's configuration.
+    """Compose plain values, unchecked, from a run's configuration if given, otherwise from the YAML files.
 
     Raises:
         ConfigError: unknown key or group, bad grammar, or a secret.
@@ -178,10 +176,10 @@ def compose_plain(overrides: list[str], of_run: Config | None = None) -> dict[st
 
 
 def with_defaults(typed: list[str]) -> list[str]:
-    """Return the overrides with those of the user's ``hlatctl.yaml`` in front; what is typed wins.
+    """Return the overrides with those of the user's ``hlatctl.yaml`` in front; overrides on the command line win.
 
     Raises:
-        ConfigError: a folder of the user's can't be used, or holds a secret.
+        ConfigError: a user's folder can't be used, or contains a secret.
     """
     folders.checked_folders()
     project = list(folders.project_overrides(typed))
@@ -197,7 +195,7 @@ def composed_files(overrides: list[str], root: str = "config") -> list[tuple[Pat
     """Return the YAML files that Hydra composes for these overrides, in its order, each with its dotted package.
 
     Args:
-        overrides: with those of the user's ``hlatctl.yaml``.
+        overrides: include those of the user's ``hlatctl.yaml``.
         root: the configuration that composition begins with.
 
     Raises:
@@ -221,7 +219,7 @@ def composed_files(overrides: list[str], root: str = "config") -> list[tuple[Pat
 
 @contextmanager
 def _only_our_resolvers() -> Iterator[None]:
-    """Let ``${NAME:…}`` call the functions that are listed here and no others, and bound what ``${KEY}`` inserts.
+    """Let ``${NAME:…}`` call only the functions listed here, and limit what ``${KEY}`` inserts.
 
     The table of functions is replaced, so it doesn't matter how a name is written or computed. OmegaConf's own
     functions read any environment variable, which would be stored resolved. References that contain references can
@@ -255,7 +253,7 @@ def _only_our_resolvers() -> Iterator[None]:
 
 
 def _environment(variable: str, default: str = "") -> str:
-    """Return the one variable that a configuration may read; conf/config.yaml does."""
+    """Return the only variable that a configuration may read; conf/config.yaml does so."""
     from omegaconf.errors import UnsupportedInterpolationType
 
     if variable != RUNS_DIR_ENV:
@@ -300,7 +298,7 @@ def check_size(override: str) -> None:
 
 
 def _check_options(overrides: Sequence[str]) -> None:
-    """Refuse words that are no overrides, overrides of Hydra itself, overrides that are too long, and paths."""
+    """Refuse words that aren't overrides, overrides of Hydra itself, overrides that are too long, and paths."""
     known = groups()
     for text in overrides:
         check_size(text)
@@ -323,7 +321,7 @@ def local_cores() -> int:
 
 
 def local_processes(runs: int = 1) -> int:
-    """Return the number of training processes per run if this machine trains so many runs at once.
+    """Return the number of training processes per run if this machine trains this many runs simultaneously.
 
     It is the largest power of two within the run's share of the usable cores, from 1 to 16.
     """
@@ -358,9 +356,9 @@ def _resolve_paths(config: Config, folder: Path | None = None) -> Config:
     )
 
 
-#: What OmegaConf says of ``${NAME:…}`` with a name that is not in its table.
+#: OmegaConf's message about ``${NAME:…}`` with a name that is not in its table.
 _UNKNOWN_RESOLVER = re.compile(r"Unsupported interpolation type ([^\s:]*)(?::(\S*))?")
-#: What Hydra's parser says of a value that it can't read (ANTLR's messages).
+#: Messages of Hydra's parser (ANTLR) about a value that it can't read.
 _GRAMMAR = re.compile(r"LexerNoViableAlt|no viable alternative|(mismatched|extraneous) input|token recognition error")
 
 
@@ -368,8 +366,8 @@ def explain(error: Exception, overrides: Sequence[str], of_run: Config | None = 
     """Return our error for Hydra's, with the key or option and the nearest existing one.
 
     Args:
-        error: of Hydra or OmegaConf.
-        overrides: that were composed.
+        error: the error of Hydra or OmegaConf.
+        overrides: the composed overrides.
         of_run: the run's configuration that they change, if any.
     """
     text = str(error).strip()
@@ -423,14 +421,14 @@ def _unknown_key(name: str, overrides: Sequence[str]) -> ConfigError:
         return ConfigError(f"{asked}: is not set by the backend", hint=f"+{asked}=VALUE adds it")
     known = [*flatten(Config()), *groups()]
     leaves = {key.rsplit(".", maxsplit=1)[-1]: key for key in reversed(known)}
-    # The last part of the key may be right and the group wrong.
+    # The last part of the key may be right although the group is wrong.
     leaf = nearest(asked.rsplit(".", maxsplit=1)[-1], list(leaves), similarity=0.7)
     otherwise = f"did you mean {leaves[leaf]}?" if leaf else "`hlatctl config keys` lists them"
     return ConfigError(f"{asked}: unknown key", hint=suggest(asked, known, otherwise=otherwise))
 
 
 def _not_there(key: str, overrides: Sequence[str], of_run: Config | None) -> ConfigError:
-    """Return the error for ``~KEY`` if nothing sets the key; a mapping's entry may be misspelt."""
+    """Return the error for ``~KEY`` if nothing sets the key; a mapping's entry may be misspelled."""
     parent, _, name = key.rpartition(".")
     others = [text for text in overrides if text.lstrip("+~").split("=")[0] != key]
     entries: Any = compose_plain(others, of_run)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from hlatctl.run.errors import ConfigError
 
-#: The largest signed 64-bit number; torch, NumPy, Arrow and SQLite hold no larger one.
+#: The largest signed 64-bit number; torch, NumPy, Arrow and SQLite support no larger one.
 _MAX_INT = 2**63 - 1
 
 
@@ -57,11 +57,11 @@ field_types: Callable[[Any], dict[str, Any]] = functools.cache(
 
 
 def violations(settings: Any, prefix: str = "") -> Iterator[ConfigError]:
-    """Yield an error for every value that is outside of its field's bounds or choices, at any depth.
+    """Yield an error for every value that is outside its field's bounds or choices, at any depth.
 
     Args:
         settings: an instance of a dataclass of ``conf.schema``.
-        prefix: what its keys begin with in errors, such as ``"sweep."``.
+        prefix: beginning of its keys in errors, such as ``"sweep."``.
     """
     for name, expected in field_types(type(settings)).items():
         for error in _check(f"{prefix}{name}", value := getattr(settings, name), expected):
@@ -107,7 +107,7 @@ def plain_type(expected: Any) -> Any:
 
 @functools.cache
 def _rules(expected: Any, kind: Any) -> tuple[Range | None, tuple[str, ...]]:
-    """The bounds and the choices of a type; of a union, those of the member with values of this kind, or its first."""
+    """Return a type's bounds and choices; for a union, those of the member of this kind, or of the first member."""
     if typing.get_origin(expected) is Literal:
         return None, typing.get_args(expected)
     if typing.get_origin(expected) is Annotated:

@@ -45,8 +45,7 @@ def skipped_batches(config: Config, events: Iterable[Event]) -> frozenset[int]:
     """Return the batches that a run skips: 1-based numbers in the order without skips.
 
     Args:
-        config: of the run.
-        events: of its journal; for an earlier state, those up to it.
+        events: events of the run's journal; for an earlier state, those up to it.
     """
     return batch_numbers([*config.data.skip_steps, *amended_skips(events)])
 
@@ -70,7 +69,7 @@ def _amends(event: Event, key: str) -> bool:
 
 
 def batch_after(batch: int, steps: int, skipped: frozenset[int]) -> int:
-    """Return the number of the batch that is trained on ``steps`` steps after another; skipped ones don't count."""
+    """Return the number of the batch trained on ``steps`` steps after another; skipped batches don't count."""
     if steps == 0:
         return batch
     number = batch + steps
@@ -85,7 +84,6 @@ def check_same_corpus(stored: str | None, dataset: Mapping[str, Any], events: It
     Args:
         stored: the run's fingerprint; None if it has none yet.
         dataset: ``dataset.json`` to continue with.
-        events: of the run's journal.
 
     Raises:
         DataError: the corpus has changed, and the newest amendment does not name it.

@@ -29,13 +29,13 @@ class Device:
         process_group: PyTorch's name of the communication backend.
         compile_backend: backend of torch.compile.
         cache_variable: environment variable with the folder of the compiler's cache.
-        package: to import first, so that PyTorch knows the device; none: PyTorch includes it.
-        own_for_each_process: each process of a node has its own device; otherwise all share one.
+        package: package to import first, so that PyTorch knows the device; none: PyTorch includes it.
+        own_for_each_process: each process of a node has a separate device; otherwise all share one.
         compiles_with_cpp: its compiler needs a C++ compiler.
         counts_graphs: the compiler reports how many graphs came from the cache (Inductor only).
         pins_host_memory: copies to the host are faster through pinned memory.
-        fused_adamw: it supports PyTorch's fused AdamW.
-        draws_noise: it has its own random generator; otherwise noise is drawn on the CPU.
+        fused_adamw: the device supports PyTorch's fused AdamW.
+        draws_noise: the device has its own random generator; otherwise noise is drawn on the CPU.
         runs_behind_host: calls return before their work is done, and its module of PyTorch has events. Training then
             issues a step before it reads the metrics of the step before.
         flex_attention: its compiler has FlexAttention, forward and backward; otherwise masks are dense.
@@ -77,7 +77,7 @@ class Device:
         return next((peak for (known, dtype), peak in peaks if name.startswith(known) and dtype == number_format), None)
 
 
-#: Between hosts, for communication that must not wait for the device, such as writing checkpoints while training.
+#: The backend between hosts for communication that must not wait for the device, such as writing checkpoints.
 HOST_PROCESS_GROUP = "gloo"
 
 #: By ``backend.device``.

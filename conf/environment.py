@@ -1,4 +1,4 @@
-"""Environment variables of training processes, from the configuration; the same for every launcher.
+"""Environment variables that the configuration sets for training processes; the same for every launcher.
 
 The configuration takes precedence over the shell that starts a run. Differences are reported (:func:`collisions`).
 """
@@ -41,7 +41,7 @@ class Collision:
     """A variable whose value in the configuration differs from the environment's.
 
     Args:
-        configured: none: the configuration unsets it.
+        configured: value in the configuration; None if the configuration unsets the variable.
         present: value in the environment, without secrets.
     """
 
@@ -55,7 +55,7 @@ class Collision:
 
 
 def variables(config: Config) -> dict[str, str]:
-    """Return the variables to set for training processes, besides those of every job."""
+    """Return the variables to set for training processes, in addition to those of every job."""
     backend = config.backend
     values = {name: str(value) for name, value in backend.env.items() if value is not None}
     if backend.compiler_flags:
@@ -93,7 +93,7 @@ def software_problem(config: Config, versions: Mapping[str, str]) -> str:
     later it is TorchNeuron, a device of PyTorch itself. One environment can't contain both.
 
     Args:
-        versions: of the installed packages among :data:`NEURON_PACKAGES`.
+        versions: versions of the installed packages among :data:`NEURON_PACKAGES`.
     """
     installed = versions.get("torch-neuronx")
     if config.backend.device != "neuron" or installed is None:

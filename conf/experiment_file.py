@@ -1,4 +1,4 @@
-"""A configuration as a file for ``conf/experiment``: its differences from the defaults."""
+"""Write a configuration as a file for ``conf/experiment``, which contains its differences from the defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ def as_experiment(overrides: Sequence[str], folder: Path, remark: str) -> str:
     """Return YAML that composes, as ``experiment=``, to the same configuration as the overrides, except ``runs_dir``.
 
     Args:
-        overrides: of the configuration.
         folder: base of relative paths.
         remark: comment at the top of the file.
 
@@ -25,7 +24,7 @@ def as_experiment(overrides: Sequence[str], folder: Path, remark: str) -> str:
         ConfigError: as ``conf.compose.compose``.
     """
     config = dataclasses.asdict(compose(overrides, folder))
-    with folders.using([], others=False):  # the file has all that differs from our defaults
+    with folders.using([], others=False):  # the file contains everything that differs from our defaults
         without = dataclasses.asdict(compose(["~experiment"], folder))
     differs = _difference(config, without)
     differs.pop("runs_dir", None)
@@ -34,7 +33,7 @@ def as_experiment(overrides: Sequence[str], folder: Path, remark: str) -> str:
 
 
 def _difference(value: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return the items that differ from the other mapping or are missing there."""
+    """Return the items that differ from the other mapping or are missing in it."""
     differs: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, dict) and isinstance(other.get(key), dict):

@@ -40,7 +40,7 @@ _WHOLE_STEP_KEYS = (
     "optimizer.decay",
     "optimizer.max_grad_norm",
 )
-#: Variables of the runtime, the network and the C library, which no compiler reads.
+#: Prefixes of variables of the runtime, the network and the C library, which no compiler reads.
 _NO_GRAPH_VARIABLES = ("NEURON_RT_", "FI_", "CCOM_", "MALLOC_", "TORCH_DIST_")
 
 
@@ -53,7 +53,7 @@ def digest(value: Any) -> str:
 def data_fingerprint(config: Config) -> str:
     """Return the fingerprint of corpus and tokenizer: their keys, and name, size and time of every source file.
 
-    Of a corpus in object storage, the files are those of the kept listing; nothing is read from the network.
+    The files of a corpus in object storage come from the stored listing; nothing is read from the network.
     """
     values = flatten(config)
     parts: dict[str, Any] = {key: values[key] for key in _DATA_KEYS}

@@ -1,7 +1,7 @@
-"""Folders with the user's own configuration: groups' options, experiments and sweeps beside ours.
+"""Folders with the user's configuration: options of groups, experiments and sweeps in addition to the built-in ones.
 
-They are named by ``--config-dir``, by ``$HLATCTL_CONFIG_DIR``, or ``./conf`` is one if it contains ``hlatctl.yaml``.
-Nothing is read from a folder that another user can write to, because a configuration names programs that are run.
+``--config-dir`` and ``$HLATCTL_CONFIG_DIR`` name them; ``./conf`` is one if it contains ``hlatctl.yaml``. Nothing is
+read from a folder that another user can write to, because a configuration names programs to run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from hlatctl.run.files import read_bytes, why
 
 OURS = Path(__file__).parent
 ENV = "HLATCTL_CONFIG_DIR"
-#: Marks ``./conf`` as a folder of configuration, and holds what applies to every run of a project.
+#: Marks ``./conf`` as a folder of configuration, and contains the settings for every run of a project.
 PROJECT_FILE = "hlatctl.yaml"
 SWEEP = "sweep"
 _MAX_BYTES = 2**20
 _OPTION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _RULE = "a configuration names programs to run, so no other user may be able to write to it"
-#: Folders that a ``with using(...)`` names, and whether the environment and the working directory name more.
+#: Folders of the current ``with using(...)``, and whether the environment and the working directory name more.
 _chosen: ContextVar[tuple[tuple[Path, ...], bool]] = ContextVar("_chosen", default=((), True))
 
 
@@ -40,7 +40,7 @@ class ProjectFile:
 
     Args:
         runs_dir: folder of the runs, unless ``$HLATCTL_RUNS_DIR`` is set; relative to the working directory.
-        overrides: of every run, as if they were typed first.
+        overrides: apply to every run, as if they were typed first.
     """
 
     runs_dir: str | None = None
@@ -63,7 +63,7 @@ def using(folders: Sequence[Path], *, others: bool = True) -> Iterator[None]:
 
 
 def user_folders() -> list[Path]:
-    """Return the user's folders, not checked: --config-dir, $HLATCTL_CONFIG_DIR, ./conf; the first wins."""
+    """Return the user's folders, unchecked: --config-dir, $HLATCTL_CONFIG_DIR, ./conf; the first wins."""
     chosen, others = _chosen.get()
     folders = list(chosen)
     if others:
@@ -77,7 +77,7 @@ def checked_folders() -> list[Path]:
     """Return the user's folders after checking every file in them that could be used.
 
     Raises:
-        ConfigError: a folder or file is missing, unsafe, damaged, or has the name of one of ours.
+        ConfigError: a folder or file is missing, unsafe or damaged, or has the name of a built-in one.
     """
     folders = user_folders()
     for folder in folders:
@@ -86,7 +86,7 @@ def checked_folders() -> list[Path]:
 
 
 def require_options(files: Sequence[Path]) -> None:
-    """Refuse files of the user's folders that are no options of a group, because they are not checked.
+    """Refuse files of the user's folders that aren't options of a group, because they are not checked.
 
     Raises:
         ConfigError: names the first one.
@@ -116,7 +116,7 @@ def group_names() -> list[str]:
 
 
 def file_of(group: str, option: str) -> Path | None:
-    """Return the file of an option. None if there is no such option."""
+    """Return the file of an option; None if there is no such option."""
     for folder in (OURS, *user_folders()):
         if option in options(folder).get(group, []):
             return folder / group / f"{option}.yaml"
@@ -224,7 +224,7 @@ def _check_option(path: Path, folder: Path, ours: list[str]) -> None:
         )
     _check_file(path, folder)
     group = path.parent.name
-    # A clone of hlatctl's repository can be a project's folder too: its files are ours.
+    # A clone of hlatctl's repository can be a project's folder too; its files are the built-in ones.
     if path.stem in ours and not filecmp.cmp(path, OURS / group / path.name, shallow=False):
         raise ConfigError(
             f"{path}: {group}={path.stem} is one of hlatctl's options, whose meaning must not depend on the folder",

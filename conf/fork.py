@@ -1,4 +1,4 @@
-"""Rules for a run that begins from a checkpoint of another; pure."""
+"""Rules for a run that begins from another run's checkpoint; pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hlatctl.run.errors import ConfigError
 
 #: Keys that don't change which documents come next.
 _FREE_DATA = ("data.prefetch_batches", "data.skip_steps", "data.mask_across_documents", "data.on_corrupt")
-#: Keys of the model that its tensors don't depend on.
+#: Keys of the model that don't affect its tensors.
 _FREE_MODEL = (
     "model.name",
     "model.rope_theta",
@@ -30,12 +30,12 @@ SAME_TENSORS = (frozenset({"fp32", "mixed", "fp8"}), frozenset({"bf16_sr", "bf16
 
 
 def is_of_data(before: Config, after: Config) -> bool:
-    """Return whether a position in the data of one configuration has the same meaning in the other's."""
+    """Return whether a position in one configuration's data has the same meaning in the other's."""
     return _data(before) == _data(after)
 
 
 def is_of_weights(key: str) -> bool:
-    """Return whether a checkpoint's weights belong to one value of a key."""
+    """Return whether a checkpoint's weights depend on the value of a key."""
     return key.startswith(("model.", "tokenizer.")) and key not in _FREE_MODEL
 
 
@@ -48,8 +48,8 @@ def check_continues(before: Config, after: Config, *, anew: Callable[[bool], str
     """Check that a run can continue from a checkpoint that was written with another configuration.
 
     Args:
-        before: of the run that wrote it.
-        after: of the new run, with its ``fork``.
+        before: configuration of the run that wrote it.
+        after: configuration of the new run, with its ``fork``.
         anew: returns a hint to begin a new run instead, from initial weights or from the checkpoint's.
 
     Raises:

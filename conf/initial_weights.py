@@ -21,8 +21,7 @@ _FREE_KEYS = ("name", "initializer_range", "scaled_initialization")
 def check_initial_weights(config: Config) -> None:
     """Check that the folder exists, is complete, and contains the configuration's model. Checksums aren't verified.
 
-    Args:
-        config: a configuration; one without ``train.init_from`` passes.
+    A configuration without ``train.init_from`` passes.
 
     Raises:
         ConfigError: there is no such folder, or the weights belong to a different model; names every differing key.
@@ -39,7 +38,7 @@ def check_initial_weights(config: Config) -> None:
     reason = why_invalid(folder, checksums=False, of_run=False)
     if reason:
         raise damaged(folder, reason)
-    # A checkpoint of an older version lacks newer keys; their defaults mean what was before.
+    # A checkpoint of an older version lacks newer keys; their defaults describe the earlier behaviour.
     theirs = asdict(ModelConfig()) | _model_of(folder)
     ours = {key: value for key, value in asdict(config.model).items() if key not in _FREE_KEYS}
     differing = [key for key, value in ours.items() if theirs.get(key) != value]
@@ -52,7 +51,7 @@ def check_initial_weights(config: Config) -> None:
 
 
 def damaged(folder: Path, reason: str) -> CheckpointError:
-    """Return the error of initial weights that are incomplete or have changed."""
+    """Return the error for initial weights that are incomplete or have changed."""
     return CheckpointError(f"train.init_from={folder}: {reason}", hint="import the model, or copy the folder, again")
 
 

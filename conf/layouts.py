@@ -1,9 +1,4 @@
-"""Rules about the model's shape and its layout: backend, device, split of the model, batches.
-
-Those of pipelines are in ``conf.layouts``.
-
-Rules about pipelines: their stages, their schedule, and what can't be combined with them.
-"""
+"""Rules about the model's shape and its layout: backend, device, split of the model, batches and pipelines."""
 
 from __future__ import annotations
 
@@ -90,7 +85,7 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
 
 
 def _context_parallel(config: Config) -> Iterator[ConfigError]:
-    """Each process has two equal chunks of a sequence, which sequence parallelism divides further."""
+    """Require two equal chunks of a sequence per process, which sequence parallelism divides further."""
     parallel = config.parallel
     size = parallel.context_parallel_size
     if size == 1:
@@ -149,7 +144,7 @@ def _sharding(config: Config) -> Iterator[ConfigError]:
 
 
 def _fp8(config: Config) -> Iterator[ConfigError]:
-    """FP8 products need a device that has them, and sizes that are multiples of 16."""
+    """Require a device with FP8 products, and sizes that are multiples of 16."""
     if config.precision.name != "fp8":
         return
     if config.backend.name != "torch_native" or DEVICES[config.backend.device].fp8_capability is None:
@@ -162,7 +157,7 @@ def _fp8(config: Config) -> Iterator[ConfigError]:
 
 
 def _fp8_sizes(config: Config) -> Iterator[ConfigError]:
-    """Yield an error for each size of a product that is no multiple of 16, which ``torch._scaled_mm`` needs."""
+    """Yield an error for each size of a product that is not a multiple of 16, as ``torch._scaled_mm`` requires."""
     model, parallel = config.model, config.parallel
     tensor, tokens = parallel.tensor_parallel_size, config.micro_batch_size * config.train.seq_len
     sizes = {
@@ -197,7 +192,6 @@ def _recomputation(config: Config) -> Iterator[ConfigError]:
 
 
 def _nxd(config: Config) -> Iterator[ConfigError]:
-    """Settings that NeuronX Distributed does not support."""
     if config.backend.name != "nxd":
         return
     here = "backend.name=nxd"
@@ -312,7 +306,7 @@ def _pipeline(config: Config) -> Iterator[ConfigError]:
 
 
 def _sharded_stages(config: Config) -> Iterator[ConfigError]:
-    """FSDP of pipeline stages, which others train with: the plan knows it, this project's loop does not."""
+    """FSDP of pipeline stages can be planned, because others train with it, but this project's loop can't run it."""
     stages, layout = config.parallel.pipeline_parallel_size, config.parallel.data_parallel
     if stages > 1 and layout != "replicate" and config.backend.name == "torch_native":
         yield not_together(
@@ -324,7 +318,6 @@ def _sharded_stages(config: Config) -> Iterator[ConfigError]:
 
 
 def _schedule(config: Config) -> Iterator[ConfigError]:
-    """The interleaved schedule of a pipeline."""
     parallel, layers = config.parallel, config.model.num_layers
     if parallel.pipeline_schedule == "1f1b":
         return
@@ -352,7 +345,7 @@ def _schedule(config: Config) -> Iterator[ConfigError]:
 
 
 def _more_micro_batches(config: Config, processes: int, least: int = 1) -> str:
-    """Return the change after which a step has a multiple of so many micro-batches, and at least a number of them."""
+    """Return the change that gives a step a multiple of this many micro-batches, and at least ``least`` of them."""
     replicas, batch = config.data_parallel_size, config.train.global_batch_size
     own = batch // replicas
     fitting = (size for size in range(own, 0, -1) if not own % size and not own // size % processes)
@@ -366,5 +359,5 @@ def _more_micro_batches(config: Config, processes: int, least: int = 1) -> str:
 
 #: Each yields an error for every rule that the configuration breaks.
 PIPELINE_RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (_pipeline, _schedule)
-#: What can be planned, but not trained.
+#: Rules for layouts that can be planned but not trained.
 UNSUPPORTED: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (_sharded_stages,)

@@ -1,6 +1,6 @@
-"""The files of a corpus in object storage, as they were listed last; standard library only.
+"""Listings of a corpus in object storage: its files when they were last listed. Uses only the standard library.
 
-A listing is kept in ``<runs_dir>/.cache/listings``, because fingerprints are computed without the network.
+A listing is stored in ``<runs_dir>/.cache/listings``, because fingerprints are computed without the network.
 ``trainer.data.remote`` makes it whenever a configuration is checked.
 """
 
@@ -27,7 +27,7 @@ class Entry:
     """A listed file.
 
     Args:
-        path: below the listing's folder.
+        path: relative to the listing's folder.
         size: in bytes.
         version: changes with the content: the ETag, or else another value of the storage, such as the time of change.
     """
@@ -42,9 +42,9 @@ class Listing:
     """The files of a corpus.
 
     Args:
-        folder: URL that the paths are below.
+        folder: URL that the paths are relative to.
         at: the corpus below it: a file, or the prefix of token ids; empty: the folder itself.
-        entries: in order of path.
+        entries: sorted by path.
     """
 
     folder: str
@@ -68,12 +68,12 @@ class Listing:
 
 
 def kept_at(runs_dir: str, url: str) -> Path:
-    """Return the file in which the listing of a URL is kept."""
+    """Return the file that stores the listing of a URL."""
     return cache_dir(Path(runs_dir)) / "listings" / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
 
 
 def kept(runs_dir: str, url: str) -> Listing | None:
-    """Return the kept listing of a URL; None if there is none."""
+    """Return the stored listing of a URL; None if there is none."""
     try:
         return Listing.read(kept_at(runs_dir, url))
     except (OSError, ValueError, KeyError, TypeError):

@@ -23,19 +23,19 @@ from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.files import read_text, why
 
-#: Equally safe; libyaml's is ten times as fast.
+#: Both loaders are equally safe; libyaml's is ten times as fast.
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _T = TypeVar("_T")
 #: A configuration has a few hundred values. Hydra takes 3 s for as many as this.
 _MAX_VALUES = 10_000
 _MAX_DEPTH = 100
-#: Python reads a longer number in quadratic time: ``1:1:1:…`` is a number of base 60.
+#: Python reads longer numbers in quadratic time; ``1:1:1:…`` is a number of base 60.
 _MAX_DIGITS = 100
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 #: Types of values, in words.
 KINDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-#: How a person writes values that Python writes otherwise.
+#: YAML's spelling of values that Python writes differently.
 _YAML = {"None": "null", "True": "true", "False": "false"}
 #: The largest seed that torch accepts.
 _MAX_INT = 2**64 - 1
@@ -48,8 +48,7 @@ def load(path: Path, *, read: Callable[[Path], str] = read_text) -> Config:
     """Read a resolved ``config.yaml``.
 
     Args:
-        path: of the file.
-        read: returns its text.
+        read: returns the text of the file.
 
     Raises:
         ConfigError: the file is missing, damaged, incomplete, not YAML, or does not fit the schema.
@@ -160,10 +159,10 @@ def dump(config: Config) -> str:
 
 
 def decode(value: dict[str, Any]) -> Config:
-    """Build the typed configuration from plain values; every key must be known and every value of its type.
+    """Build the typed configuration from plain values; every key must be known and every value must have its type.
 
     Raises:
-        ConfigError: names the dotted key, the value and the type expected.
+        ConfigError: names the dotted key, the value and the expected type.
     """
     return decode_dataclass(Config, value, "")
 

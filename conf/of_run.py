@@ -1,6 +1,6 @@
-"""The configuration of a run that exists, with its amendments: the one place that reads it.
+"""The configuration of an existing run with its amendments; all other code reads it through this module.
 
-``config.yaml`` stays as it was written. The ``config_amended`` events of the operator's journal say what has changed.
+``config.yaml`` never changes. The ``config_amended`` events of the operator's journal record the changes.
 ``config-<n>.yaml`` has the whole configuration after amendment n, for the jobs of an attempt and for people. It is
 derived: a missing or damaged one is made again from ``config.yaml`` and the events. If an event is damaged instead, the
 file is used.
@@ -30,7 +30,7 @@ def of_run(run: RunPaths, *, number: int | None = None, read: Callable[[Path], s
 
     Args:
         run: the run directory.
-        number: with the amendments up to this one; None: with all, also those that have not begun.
+        number: apply the amendments up to this one; None: apply all, including those that have not begun.
         read: returns a file's text.
 
     Raises:
@@ -56,12 +56,12 @@ def check_step(config: Config, step: int, name: str) -> None:
 
 
 def newest_amendment(run: RunPaths) -> int:
-    """Return the number of a run's newest amendment; 0: it has none."""
+    """Return the number of a run's newest amendment; 0 if it has none."""
     return max([*_changes(run), *run.amended_configs()], default=0)
 
 
 def write_amended(run: RunPaths, number: int) -> Path:
-    """Return the file with a run's configuration after an amendment; it is written if it is missing or damaged.
+    """Return the file with a run's configuration after an amendment; write it if it is missing or damaged.
 
     Raises:
         ConfigError: as :func:`of_run`.
@@ -91,6 +91,5 @@ def _replayed(run: RunPaths, number: int) -> Config:
 
 
 def _changes(run: RunPaths) -> dict[int, dict[str, Any]]:
-    """Return the new values of each amendment."""
     events = (event for event in writer_events(run, OPERATOR_WRITER) if event["kind"] == CONFIG_AMENDED)
     return {event["number"]: {key: new for key, (_, new) in event["changes"].items()} for event in events}

@@ -1,4 +1,4 @@
-"""Where each value of a configuration came from, by following the list of files that Hydra composed it from."""
+"""Where each value of a configuration came from, according to the list of files that Hydra composed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Origins:
     """The origins of a configuration's values.
 
     Args:
-        keys: a file or ``command line``, by dotted key; keys that have the schema's default are missing. Our files are
-            written as ``conf/GROUP/OPTION.yaml``, the user's as absolute paths.
-        files: the SHA-256 of each of the user's files that was used.
+        keys: a file or ``command line``, by dotted key; keys that have the schema's default are missing. Built-in
+            files are written as ``conf/GROUP/OPTION.yaml``, the user's as absolute paths.
+        files: the SHA-256 of each user file that was used.
     """
 
     keys: dict[str, str]
@@ -39,7 +39,6 @@ def origins(typed: Sequence[str], config: Config) -> Origins:
 
     Args:
         typed: the overrides that it was composed from.
-        config: the configuration.
 
     Raises:
         ConfigError: as ``conf.compose.compose``.
@@ -72,7 +71,7 @@ def _file_of_runs_dir() -> Path | None:
 
 
 def _setter(key: str, setters: dict[str, str]) -> str:
-    """Return the origin of a key. Keys that a mapping or list was replaced by count for what is below them."""
+    """Return the origin of a key. A replaced mapping or list is the origin of everything below it."""
     parts = key.split(".")
     own = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((setters[name] for name in own if name in setters), SCHEMA)
@@ -84,7 +83,7 @@ def _keys(values: dict[str, Any], package: str) -> list[str]:
 
 
 def overridden_keys(text: str) -> list[str]:
-    """Return the keys that an override sets; none if it chooses an option."""
+    """Return the keys that an override sets; empty if it chooses an option."""
     override = parse_override(text)
     key = str(override.key_or_group)
     if key in folders.group_names() and not isinstance(override.value(), dict):

@@ -1,4 +1,4 @@
-"""Every configuration key with its type, rule, default and meaning, as the schema's source has them."""
+"""Every configuration key with its type, rule, default and meaning, from the schema's source."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Key:
     """One key.
 
     Args:
-        name: dotted; ``[]`` follows a list's name and ``NAME`` stands for an entry's own name.
+        name: dotted; ``[]`` follows a list's name and ``NAME`` stands for an entry's name.
         accepts: type and rule, in words.
-        default: of the schema, before any option or experiment; None: none, or it belongs to a list's entry.
+        default: the schema's default, before any option or experiment; None for a key without one or of a list's entry.
         meaning: one or two sentences.
         choices: its values, as far as they can be listed.
     """
@@ -45,10 +45,10 @@ def keys(pattern: str | None = None) -> list[Key]:
     """Return the keys of a run's configuration and of ``sweep``, in the schema's order.
 
     Args:
-        pattern: a part of a key's name, or a shell pattern for the whole name; None: all.
+        pattern: a part of a key's name, or a shell pattern for the whole name; None returns all.
 
     Raises:
-        ConfigError: no key fits.
+        ConfigError: no key matches.
     """
     known = _all()
     if pattern is None:
@@ -104,7 +104,6 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _choices(expected: Any) -> tuple[str, ...]:
-    """Return the values of a type that has few."""
     origin, inner = typing.get_origin(expected), typing.get_args(expected)
     if origin is Literal:
         return tuple(map(str, inner))
@@ -150,7 +149,6 @@ def _plural(expected: Any) -> str:
 
 @functools.cache
 def _meanings() -> dict[str, dict[str, str]]:
-    """Return the text after each field in the schema's source, by class and field."""
     meanings: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(conf.schema)).body:
         if isinstance(node, ast.ClassDef):

@@ -1,4 +1,4 @@
-"""How the tokens of a text are drawn: the settings of `hlatctl generate`, their defaults and rules."""
+"""Settings for sampling a text with `hlatctl generate`, with their defaults and rules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hlatctl.run.errors import ConfigError
 
 #: Seeds of PyTorch's generators are below this.
 SEEDS = 2**32
-#: Logits that are divided by less overflow. Above the highest temperature, all tokens are equally likely.
+#: Limits of the temperature: below, logits overflow; above, all tokens are equally likely.
 _COLDEST, _HOTTEST = 0.01, 100
 
 
@@ -17,14 +17,14 @@ class Sampling:
     """The settings of one text.
 
     Args:
-        max_new_tokens: most tokens after the prompt.
+        max_new_tokens: maximum tokens after the prompt.
         temperature: divides the logits; 0 always takes the likeliest token (greedy).
-        top_p: draw from the likeliest tokens that together have this probability; 1: from all.
-        top_k: draw from this many of the likeliest tokens; 0: from all.
-        seed: of the random draws.
+        top_p: sample from the likeliest tokens that together have this probability; 1: from all.
+        top_k: sample from this many of the likeliest tokens; 0: from all.
+        seed: random seed for sampling.
 
     Raises:
-        ConfigError: a value is out of range; its option is named.
+        ConfigError: a value is out of range; names its option.
     """
 
     max_new_tokens: int = 128
@@ -49,7 +49,7 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether always the likeliest token is taken, so that the seed and the other limits have no effect."""
+        """Whether the likeliest token is always taken, so that the seed and the other limits have no effect."""
         return self.temperature == 0
 
 

@@ -67,7 +67,6 @@ def _named(key: str) -> ConfigError:
 
 
 def _strings(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Yield every text in plain values with its dotted key."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _strings(item, f"{key}.{name}".lstrip("."))

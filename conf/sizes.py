@@ -12,11 +12,11 @@ from conf.schema import Config, ModelConfig
 FP32_BYTES, BF16_BYTES = 4, 2
 #: Bytes of one activation, by ``precision.name``.
 COMPUTE_BYTES = {"fp32": FP32_BYTES, "mixed": BF16_BYTES, "fp8": BF16_BYTES, "bf16_sr": BF16_BYTES, "bf16": BF16_BYTES}
-#: Besides the tensors, each process writes its random state and its position in the corpus (10.4 kB measured on one
+#: In addition to tensors, each process writes its random state and its position in the corpus (10.4 kB measured on one
 #: CPU process; equal random states are stored once), and the header of its shard and the list of its blocks: about 240
 #: bytes per tensor, of which a process of 70B in 8 stages has 180.
 CHECKPOINT_BYTES_PER_PROCESS = 64 << 10
-#: ``checkpoint.fast_dir`` holds the newest verified checkpoint and the one that is being written.
+#: ``checkpoint.fast_dir`` contains the newest verified checkpoint and the one that is being written.
 FAST_CHECKPOINTS = 2
 
 
@@ -26,9 +26,9 @@ class StateBytes:
 
     Args:
         gradients: the buffer in which micro-batches are accumulated.
-        moments: both of AdamW's. Muon has one of them for the matrices of layers.
-        master: FP32 weights beside BF16 ones.
-        own_gradients: gradients of BF16 weights beside an FP32 buffer.
+        moments: both moments of AdamW. Muon has one of them for the matrices of layers.
+        master: FP32 weights in addition to BF16 ones.
+        own_gradients: gradients of BF16 weights in addition to an FP32 buffer.
     """
 
     weights: int
@@ -78,7 +78,7 @@ class Parameters:
 
 
 def parameters(model: ModelConfig) -> Parameters:
-    """Exact parameter counts of a decoder without biases.
+    """Return the exact parameter counts of a decoder without biases.
 
     Per layer: query and output projections of hidden x (heads x head_dim), key and value projections of hidden x
     (kv_heads x head_dim), gate, up and down projections of hidden x intermediate, two RMSNorms, and those of queries
@@ -117,9 +117,8 @@ def mfu(config: Config, tokens_per_s: float, peak_flops_per_s: float | None) -> 
     """Return the model FLOPs utilisation (PaLM, arXiv 2204.02311, appendix B): a fraction; None without the peak.
 
     Args:
-        config: of the run.
-        tokens_per_s: of all devices together.
-        peak_flops_per_s: of one device.
+        tokens_per_s: tokens per second of all devices together.
+        peak_flops_per_s: peak of one device.
     """
     if not peak_flops_per_s:
         return None
@@ -133,7 +132,7 @@ def state_bytes(config: Config) -> StateBytes:
 
 
 def stage_layers(config: Config, stage: int) -> range:
-    """Return the layers of a pipeline stage: as even as possible, earlier stages have the larger shares."""
+    """Return the layers of a pipeline stage: split as evenly as possible, with the larger shares first."""
     share, extra = divmod(config.model.num_layers, config.parallel.pipeline_parallel_size * config.stages_per_process)
     start = stage * share + min(stage, extra)
     return range(start, start + share + (stage < extra))
@@ -200,7 +199,7 @@ def export_bytes(config: Config) -> int:
 
 
 def checkpoints_kept(config: Config) -> int:
-    """Return how many checkpoints the run directory holds at most, without the one that is being written.
+    """Return the maximum number of checkpoints in the run directory, without the one that is being written.
 
     These are the permanent ones, those of milestones (if none is evaluated yet), and the newest ``checkpoint.keep`` of
     the others. A step that is permanent and a milestone counts once.
@@ -217,14 +216,13 @@ def runs_dir_bytes(config: Config, existing: int = 0) -> int:
     """Return the free space that a run's checkpoints still need in ``runs_dir``: those kept, and one being written.
 
     Args:
-        config: of the run.
-        existing: checkpoints that are in the run directory already.
+        existing: number of checkpoints that are already in the run directory.
     """
     return checkpoint_bytes(config) * max(1, checkpoints_kept(config) + 1 - existing)
 
 
 def fast_dir_bytes(config: Config, existing: int = 0) -> int:
-    """Return the same for ``checkpoint.fast_dir``: 0 if it is not set."""
+    """Return the free space that checkpoints still need in ``checkpoint.fast_dir``; 0 if it is not set."""
     if config.checkpoint.fast_dir is None:
         return 0
     return checkpoint_bytes(config) * max(1, FAST_CHECKPOINTS - existing)

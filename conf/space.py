@@ -1,11 +1,9 @@
-"""The search space of a sweep: its axes, settings and common overrides; reading, writing and extending it.
+"""The search space of a sweep: reading, writing and extending it, its axes, and fast composition of its trials.
 
-The order of the arms is decided by the sampler (``flows.sweep``).
+Axes are written in Hydra's grammar: ``a,b``, ``choice()``, ``range()``, ``glob()``, ``interval()``. The sampler
+(``flows.sweep``) decides the order of the arms.
 
-Axes of a sweep, in Hydra's grammar: ``a,b``, ``choice()``, ``range()``, ``glob()``, ``interval()``.
-
-Fast composition of configurations that differ in a few overrides, with the same results as ``conf.compose``.
-
+:class:`Variations` composes configurations that differ in a few overrides, with the same results as ``conf.compose``.
 Composing takes a tenth of a second, mostly for the YAML groups. If only values of keys differ, the groups are composed
 once and the values are inserted afterwards, which is also Hydra's last step.
 """
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 
 #: Keys that can't differ between the trials of a sweep.
 _COMMON = ("runs_dir", "experiment_name")
-#: Its value may contain a "=", which Hydra requires in quotes.
+#: The key whose value may contain a "=", which Hydra requires in quotes.
 _OBJECTIVE = re.compile(r"(sweep\.objective)=([^'\"].*)")
 
 
@@ -51,7 +49,7 @@ class Axis:
     Args:
         key: as written in an override.
         values: as written in overrides; empty for an interval.
-        low, high: bounds of the interval, both included.
+        low, high: bounds of the interval, inclusive.
         log: draw uniformly in the logarithm.
         integer: draw whole numbers.
     """
@@ -106,7 +104,7 @@ def make_axis(override: Override, least: int = 2) -> Axis:
         least: minimum number of values.
 
     Raises:
-        ConfigError: it is empty, has too few values or one twice, or its key must be the same for all trials.
+        ConfigError: it is empty, has too few values or a value twice, or its key must be the same for all trials.
     """
     from hydra.core.override_parser.types import Glob, IntervalSweep
 
@@ -156,9 +154,8 @@ class Space:
     """The search space of a sweep.
 
     Args:
-        overrides: common to all trials.
-        axes: in the order given.
-        settings: of the sweep.
+        overrides: overrides of all trials.
+        axes: in the given order.
         folder: base of relative paths.
         config_dirs: the user's folders of configuration; its trials are composed with them.
     """
@@ -197,7 +194,7 @@ class Space:
             yield {axis.key: value for axis, value in zip(self.axes, values, strict=True)}
 
     def example(self) -> dict[str, str]:
-        """Return one arm, for checks before the sweep: the first value of each axis, the middle of an interval."""
+        """Return one arm for checks before the sweep: the first value of each axis or the middle of an interval."""
         return {axis.key: axis.example for axis in self.axes}
 
 
@@ -229,7 +226,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with ``sweep=NAME`` replaced by the arguments in that file.
 
     Raises:
-        ConfigError: there is no such file, or a folder of the user's can't be used.
+        ConfigError: there is no such file, or a user's folder can't be used.
     """
     folders.checked_folders()
     expanded: list[str] = []
@@ -247,7 +244,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
 
 
 def sweep_files() -> list[str]:
-    """Return the names of the predefined sweeps, ours and the user's."""
+    """Return the names of the built-in sweeps and the user's."""
     places = (folders.OURS, *folders.user_folders())
     return sorted({name for place in places for name in folders.options(place).get(folders.SWEEP, [])})
 
@@ -256,7 +253,6 @@ def extend(space: Space, arguments: Sequence[str]) -> Space:
     """Return a sweep's space with more values.
 
     Args:
-        space: of the sweep.
         arguments: axes with all of their values, old and new, and settings that may change.
 
     Raises:
@@ -307,7 +303,7 @@ def load(path: Path) -> Space:
 
 
 def _more(old: Axis, new: Axis) -> Axis:
-    """Return the old axis with the new one's added values; refuse missing ones."""
+    """Return the old axis with the values that the new one adds; refuse a new one that lacks old values."""
     missing = [value for value in old.values if value not in new.values]
     if missing:
         raise _changed(
@@ -325,7 +321,6 @@ def _changed(what: str, rule: str) -> ConfigError:
 
 
 def _values(own: dict[str, Override]) -> dict[str, Any]:
-    """Return the values of ``sweep.*`` by name."""
     known = [field.name for field in fields(SweepConfig)]
     values: dict[str, Any] = {}
     for key, override in own.items():
@@ -343,7 +338,6 @@ def _settings(own: dict[str, Override]) -> SweepConfig:
 
 
 def _check(space: Space) -> None:
-    """Raise an error for the first broken rule of settings and axes."""
     settings = space.settings
     for error in violations(settings, "sweep."):
         raise error
@@ -372,10 +366,10 @@ class Variations:
     """Composes one configuration after another.
 
     Args:
-        overrides: common to all configurations.
+        overrides: overrides of all configurations.
         folder: base of relative paths.
-        runs_dir: of all configurations; none: as composed.
-        config_dirs: the user's folders of configuration; none: those that are in use now.
+        runs_dir: folder of the runs in all configurations; None: as composed.
+        config_dirs: the user's folders of configuration; None: those that are in use now.
     """
 
     def __init__(
@@ -387,7 +381,7 @@ class Variations:
     ) -> None:
         self._config_dirs = [str(path) for path in folders.user_folders()] if config_dirs is None else config_dirs
         self._overrides, self._folder, self._runs_dir = list(overrides), folder, runs_dir
-        #: Composed groups by their overrides and by the other keys that differ, which are known to exist.
+        #: Composed groups, by their overrides and by the other keys that differ; these keys exist.
         self._bases: dict[tuple[str, ...], dict[str, Any]] = {}
         with self._using():
             self._groups = set(groups())

@@ -1,10 +1,7 @@
-"""What ``tracking.mirrors`` needs on this machine, checked without importing any of it.
+"""Checks of ``tracking.mirrors`` and ``notify.urls`` on this machine, and how many of a run's steps MLflow gets.
 
-How many of a run's steps MLflow gets; the journal has all of them.
-
-Where notifications go: ``env:NAME`` or ``file:PATH``, which contain an Apprise URL.
-
-Such a URL contains a token, so it is in no configuration, and errors never repeat it.
+The packages of mirrors are checked without importing them. Notifications go to ``env:NAME`` or ``file:PATH``, which
+contain an Apprise URL. Such a URL contains a token, so it is in no configuration, and errors never repeat it.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from hlatctl.run.errors import ConfigError, DependencyError
 from hlatctl.run.files import open_regular, read_text, why
 
 _WANDB_URL = "https://api.wandb.ai"
-#: Variables of wandb that hold or name a credential.
+#: Variables of wandb that contain or name a credential.
 _WANDB_CREDENTIALS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
 
@@ -45,7 +42,7 @@ def check_mirrors(config: Config) -> None:
     """
     for name in config.tracking.mirrors:
         spec = find_spec(name)
-        if spec is None or not spec.has_location:  # a folder of that name in the working directory has none
+        if spec is None or not spec.has_location:  # a folder of that name in the working directory has no origin
             raise DependencyError(
                 f"tracking.mirrors contains {name}: the package {name} is not installed",
                 hint=f"pip install 'hlatctl[{name}]', or tracking.mirrors=[]",
@@ -77,20 +74,20 @@ def _machine_in(path: Path, host: str) -> bool:
 
 #: MLflow takes 0.1 ms of processor time for each of a step's ten values, and a chart shows at most 2,500 points.
 MOST_STEPS = 100_000
-#: All steps up to this one: people look at each step when a run begins.
+#: MLflow gets all steps up to this one, because people look at each step when a run begins.
 FIRST_STEPS = 1_000
 
 
 def every_steps(total_steps: int) -> int:
-    """Return the steps from one that MLflow gets to the next.
+    """Return the interval in steps between the steps that MLflow gets.
 
-    A power of two: if a run is extended, a later copy has some of the same steps.
+    It is a power of two, so that a later copy of an extended run has some of the same steps.
     """
     return 1 << max(0, math.ceil(math.log2(max(1, total_steps) / MOST_STEPS)))
 
 
 def copied_steps(total_steps: int) -> int:
-    """Return how many of a run's steps MLflow gets in the end."""
+    """Return the total number of a run's steps that MLflow gets."""
     every, first = every_steps(total_steps), min(FIRST_STEPS, total_steps)
     later = total_steps // every - first // every
     return first + later + (total_steps > first and total_steps % every != 0)
@@ -106,7 +103,7 @@ def check_notify_override(key: str, value: str) -> None:
     """Refuse an override of ``notify.urls`` that contains anything except entries.
 
     Raises:
-        ConfigError: it names the key only.
+        ConfigError: names only the key.
     """
     if key == "notify.urls" or key.startswith(("notify.urls.", "notify.urls[")):
         for entry in value.strip("[] ").split(","):
@@ -115,10 +112,10 @@ def check_notify_override(key: str, value: str) -> None:
 
 
 def check_entry(key: str, entry: str) -> None:
-    """Refuse what is not ``env:NAME`` or ``file:PATH``.
+    """Refuse an entry other than ``env:NAME`` or ``file:PATH``.
 
     Raises:
-        ConfigError: it names the key only, because the value may be a secret.
+        ConfigError: names only the key, because the value may be a secret.
     """
     if not _ENTRY.fullmatch(entry):
         raise ConfigError(
@@ -141,7 +138,7 @@ def notify_entries(config: Config) -> Iterator[ConfigError]:
 
 
 def check_notify_urls(config: Config) -> None:
-    """Check that every entry can be read here.
+    """Check that every entry can be read on this machine.
 
     Raises:
         ConfigError: a variable is not set, or a file can't be used.
@@ -157,7 +154,7 @@ def resolve_notify_url(entry: str) -> str:
     """Return the Apprise URL that an entry names.
 
     Raises:
-        ConfigError: the variable is not set or empty; the file is missing, is not yours, or others can read it.
+        ConfigError: the variable is not set or empty; the file is missing, has another owner, or is readable by others.
     """
     if entry.startswith(_ENV):
         url = os.environ.get(entry.removeprefix(_ENV), "").strip()

@@ -1,8 +1,6 @@
-"""Rules that the trainer and the simulation share: when a checkpoint is saved, which ones stay, how training ends.
+"""Rules that the trainer and the simulation share: saving and deleting checkpoints, exit codes, and the learning rate.
 
 Everything here is pure. Milestones and permanent steps are properties of ``conf.schema.Config``.
-
-The learning rate by step; pure.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ class CheckpointPolicy:
         """Return why a checkpoint is saved after a step, or None if none is saved.
 
         Args:
-            step: that has just been completed.
-            stopping: training was asked to stop after it.
+            step: the completed step.
+            stopping: training must stop after this step.
         """
         if step == self._config.total_steps:
             return "final"
@@ -62,21 +60,21 @@ class CheckpointPolicy:
     def to_delete(
         self, steps: Sequence[int], *, verified: Sequence[int], is_evaluated: Callable[[int], bool]
     ) -> set[int]:
-        """Return the checkpoints that are not needed any more.
+        """Return the checkpoints that are no longer needed.
 
-        The newest ``checkpoint.keep`` stay, and besides them permanent checkpoints, milestones until they are
-        evaluated, and the newest verified checkpoint.
+        The newest ``checkpoint.keep`` stay, and also permanent checkpoints, milestones until they are evaluated, and
+        the newest verified checkpoint.
 
         Args:
-            steps: of the run's checkpoints, ascending, without rejected ones.
-            verified: those of them that were read again after they were written, ascending.
-            is_evaluated: whether the milestone of this many tokens is evaluated.
+            steps: steps of the run's checkpoints, ascending, without rejected ones.
+            verified: the steps whose checkpoints were read again after they were written, ascending.
+            is_evaluated: returns whether the milestone of this many tokens is evaluated.
         """
         rolling = [step for step in steps if not self._is_protected(step, is_evaluated)]
         return {*rolling[: -self._config.checkpoint.keep]} - {*verified[-1:]}
 
     def is_lasting(self, step: int) -> bool:
-        """Return whether the mirror keeps a checkpoint to the end: that of a milestone, or a permanent one."""
+        """Return whether the mirror keeps a checkpoint forever: a milestone or a permanent one."""
         return step in self._milestones or self._config.is_permanent(step)
 
     def _is_protected(self, step: int, is_evaluated: Callable[[int], bool]) -> bool:
@@ -85,7 +83,7 @@ class CheckpointPolicy:
 
 
 def learning_rate(step: int, config: Config) -> float:
-    """Return the rate of optimizer step ``step`` (1-based): linear warm-up to ``lr``, then decay to the final rate.
+    """Return the learning rate of a step (1-based): linear warm-up to ``lr``, then decay to the final rate.
 
     The last step has exactly the final rate (cosine: HLAT, arXiv 2404.10630, section 4.1; WSD: MiniCPM, arXiv
     2404.06395, section 4).

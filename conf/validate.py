@@ -1,11 +1,8 @@
-"""The check of a whole configuration, before any machine is touched.
+"""The check of a whole configuration before any machine is used, and warnings for keys that have no effect.
 
-Read only the configuration, and never change a value. The validate stage checks what needs the disk, such as the
-corpus.
-
-Keys that have no effect with the value of another key; pure. A person who sets one is warned, not refused.
-
-Rules of ``eval.*``: limits, chosen items, chat templates, and how answers are generated.
+The rules read only the configuration and never change a value; the validate stage checks what needs the disk, such as
+the corpus. Rules of ``eval.*`` are here too. A key that has no effect with another key's value causes a warning, not an
+error.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from conf.schema import Config, EvalConfig
 from hlatctl.cache.trust import require_own
 from hlatctl.run.errors import ConfigError, nearest, unset
 
-#: Settings of generated answers that each runner understands, with type and bounds; names as in lm-evaluation-harness.
+#: Settings of generated answers that each runner supports, with type and bounds; names as in lm-evaluation-harness.
 _GENERATION: dict[str, tuple[type, Range | None]] = {
     "do_sample": (bool, None),
     "temperature": (float, Range(gt=0)),
@@ -39,7 +36,7 @@ _GENERATION: dict[str, tuple[type, Range | None]] = {
 }
 #: Without ``do_sample`` they have no effect.
 _OF_SAMPLING = ("temperature", "top_p", "min_p", "top_k")
-#: The harness's tasks whose answers are programs, with what tests them, and such tasks of a built-in suite.
+#: The harness's tasks whose answers are programs, with the judge that tests them, and such tasks of a built-in suite.
 CODE_TASKS: dict[str, Literal["human_eval", "mbpp"]] = {"humaneval": "human_eval", "mbpp": "mbpp"}
 BUILT_IN_CODE_TASKS = {"smoke": ("smoke_humaneval",)}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", list: "a list of texts"}
@@ -150,11 +147,11 @@ def _setting(key: str, name: str, value: Any) -> Iterator[ConfigError]:
 EVAL_RULES = (_limit, _items, _chat, _groups, _include_path, _generation)
 
 
-#: Suites whose items the package contains; every other suite lists its groups of tasks.
+#: Suites whose items are in the package; every other suite lists its groups of tasks.
 _BUILT_IN_SUITES = ("smoke",)
-#: The suites generate up to 96 tokens; the rest must hold a prompt.
+#: The suites generate up to 96 tokens; the remaining context must have room for a prompt.
 _MIN_EVAL_SEQ_LEN = 128
-#: Each keeps a checkpoint and needs an evaluation; more are a typing error.
+#: Each milestone keeps a checkpoint and needs an evaluation; a larger number is a typing error.
 _MAX_MILESTONES = 1000
 #: A run id adds 21 characters to it, and has at most 100.
 _MAX_NAME_CHARS = 79
@@ -164,8 +161,7 @@ def validate(config: Config, *, to_start: bool = True) -> None:
     """Check every rule.
 
     Args:
-        config: to check.
-        to_start: also what only a start needs (:func:`missing_to_start`).
+        to_start: also check what only a start needs (:func:`missing_to_start`).
 
     Raises:
         ConfigError: the first broken rule: dotted key, value, rule, the other value, hint.
@@ -178,7 +174,7 @@ def validate(config: Config, *, to_start: bool = True) -> None:
 
 
 def missing_to_start(config: Config) -> list[ConfigError]:
-    """Return why no jobs can be started with a configuration, although it can be planned."""
+    """Return why jobs can't be started with a configuration although it can be planned."""
     return unsupported(config) + [error for rule in cluster_rules.TO_START for error in rule(config)]
 
 
@@ -475,8 +471,7 @@ def without_effect(config: Config, keys: Iterable[str]) -> list[str]:
     """Return a warning for each key that has no effect in a configuration.
 
     Args:
-        config: the whole configuration.
-        keys: that a person set, such as ``optimizer.momentum``.
+        keys: keys that a person set, such as ``optimizer.momentum``.
     """
     return [
         f"{key}: has no effect without {dependence.needs}"
@@ -491,5 +486,5 @@ def _effects_names(keys: Sequence[str], key: str) -> bool:
 
 
 def _may_run_on(config: Config, launcher: str) -> bool:
-    """Return whether jobs run there, or a simulation may stand for it."""
+    """Return whether jobs run on a launcher, or a simulation may represent it."""
     return config.cluster.launcher in (launcher, "mock")

@@ -170,7 +170,7 @@ class Remembering:
     def loglikelihood(self, requests: list[Any]) -> list[Answer]:
         """Return the log-likelihood in nats of each continuation, and whether it is the likeliest.
 
-        The harness's own function converts the requests to token ids and calls the methods below instead of the model's.
+        The harness's own function converts requests to token ids and calls the methods below instead of the model's.
         """
         from lm_eval.api.model import TemplateLM
 
@@ -201,7 +201,6 @@ class Remembering:
         )
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return the model's token ids of both; called by the harness."""
         pair: tuple[list[int], list[int]] = type(self._lm)._encode_pair(self, context, continuation)
         return pair
 

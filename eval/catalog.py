@@ -1,4 +1,4 @@
-"""Task definitions of lm-evaluation-harness: find them by name, expand groups, and report errors of the user's own.
+"""Task definitions of lm-evaluation-harness: find them by name, expand groups, and report errors in the user's.
 
 The harness has some 14,000 definitions and takes long to interpret them all. So :class:`Definitions` searches the files
 as text for the folders in which the names occur, those of ``eval.include_path`` included, and :class:`Catalog` lets the

@@ -1,4 +1,4 @@
-"""Chat templates of a tokenizer: select the configured one and check that it accepts the conversation. Needs no weights."""
+"""Chat templates of a tokenizer: select the configured one and check that it can be used. Needs no weights."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def select(tokenizer: Any, template: bool | str) -> None:
 
 
 def _try(tokenizer: Any, wanted: EvalConfig) -> None:
-    """Apply the template to a short conversation; the harness silently drops a system prompt that a template refuses."""
+    """Apply the template to a short conversation; the harness silently drops a system prompt that is refused."""
     system = [] if wanted.system_prompt is None else [{"role": "system", "content": wanted.system_prompt}]
     turns = ("user", "assistant", "user") if wanted.fewshot_as_multiturn else ("user",)
     talk = [*system, *({"role": role, "content": "text"} for role in turns)]

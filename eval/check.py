@@ -53,7 +53,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _numbers(run: RunPaths | None, present: Contracts, *, new: bool) -> dict[str, int]:
-    """Return the numbers that a run gives to contracts; without a run, every number is the first."""
     if not run:
         return dict.fromkeys(present.hashes, OWN)
     accepted = contract_record.check_record(run, present, new=new)

@@ -1,4 +1,4 @@
-"""The dataset files that a task needs, their places in ``eval.data_dir``, and how to fetch them from the Hugging Face hub.
+"""The dataset files that a task needs, their places in ``eval.data_dir``, and their download from the Hugging Face hub.
 
 The layout is ``<dataset>/<config>/<split>.jsonl``, JSON Lines with the hub's field names; the dataset is the last part
 of its name on the hub. Shorter paths are read too if they are unambiguous. Only :func:`mirror_datasets` reads a
@@ -161,7 +161,7 @@ def point_at(definition: Definition, needed: Needs, files: dict[str, Path]) -> d
 
 
 def _shots_split(definition: Definition) -> tuple[bool, str | None]:
-    """Return whether the definition names the split of the solved examples, and that split by the harness's rule."""
+    """Return whether the definition names the split of the solved examples, and the split by the harness's rule."""
     of_shots = definition["fewshot_config"] or {}
     if named := of_shots.get("split") or definition["fewshot_split"]:
         return True, named

@@ -1,4 +1,4 @@
-"""Continue a prompt with a model, using transformers' own generation. Import torch and transformers late."""
+"""Continue a prompt with a model, using transformers' own generation. Imports torch and transformers late."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def encode(loaded: Loaded, prompt: str, *, after_document: bool) -> list[int]:
 
     Args:
         prompt: may be empty.
-        after_document: put the end-of-sequence token before the prompt, because it precedes every document in our training.
+        after_document: put the end-of-sequence token before the prompt, because it precedes every document in training.
             Otherwise only the tokenizer's own special tokens are added.
 
     Raises:
@@ -164,7 +164,7 @@ class _Pieces:
             self._begin(self._window[-_BEFORE_TOKENS:])
 
     def end(self) -> None:
-        """Write the rest, which may end with bytes that are no character."""
+        """Write the rest, which may end with bytes that are not a character."""
         self._add(self._decode())
 
     def _begin(self, before: list[int]) -> None:

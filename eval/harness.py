@@ -171,7 +171,6 @@ def render(task: Task, scratch: Path, *, seed: int) -> Asked:
 
 
 def _shots_state(loaded: Any) -> list[Any]:
-    """Return the state of the generators with which the harness draws solved examples."""
     generators = (loaded.fewshot_rnd, getattr(getattr(loaded, "sampler", None), "rnd", None))
     return [generator.getstate() for generator in generators if generator]
 
@@ -243,10 +242,7 @@ def figure(wanted: Figure, metrics: dict[str, Metrics]) -> Scores:
 
 
 def _also_aggregated(wanted: Figure, metrics: dict[str, Metrics]) -> list[dict[str, Any]]:
-    """Return the scores that are aggregated in addition to a group's own metrics, in the same way, if every task has them.
-
-    These are the scores of guessing and the bits per byte.
-    """
+    """Return scores of guessing and bits per byte, aggregated like a group's own metrics if every task has them."""
     of_tasks = [metrics[name] for name in wanted.group.tasks if name in metrics]
     own = wanted.group.aggregate
     found = [{**entry, "metric": BITS_PER_BYTE, "filter_list": ["none"]} for entry in own[:1]]

@@ -31,7 +31,7 @@ _KEPT = (
 )
 #: Tests of a problem that the harness's definition shows and applies.
 _TESTS = 3
-#: Number of solved examples, as in the harness.
+#: A problem's answer is the given solution; in solved examples it ends with ``[DONE]``, as in the harness.
 _TARGET = "{{code}}{% if is_fewshot is defined %}\n[DONE]{% endif %}"
 
 
@@ -79,7 +79,7 @@ def problem(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _called(tests: ast.Module) -> str:
-    """Return the first function that tests call and that is not Python's own."""
+    """Return the first function that the tests call and that is not built in."""
     calls = (node for node in ast.walk(tests) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
     named = [(call.lineno, call.col_offset, call.func.id) for call in calls if isinstance(call.func, ast.Name)]
     own = [name for _, _, name in sorted(named) if not hasattr(builtins, name)]

@@ -217,7 +217,6 @@ def host_share_bytes(processes: int) -> float:
 
 
 def _release() -> None:
-    """Return the memory of a failed batch to the device."""
     import torch
 
     gc.collect()

@@ -1,4 +1,4 @@
-"""Metrics that follow from the log-likelihoods of an item's right and wrong answers, and the score of guessing.
+"""Metrics computed from the log-likelihoods of an item's answers, and the score of guessing.
 
 Each metric is computed only if the harness has not computed one of the same name:
 

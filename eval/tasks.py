@@ -1,10 +1,8 @@
 """Run one task of an evaluation: report its progress, and store its answers, items and scores.
 
-``eval.milestone`` decides which tasks run and in which order, and combines their scores.
-
-Keep how a milestone continues the prompts of ``eval.prompts``, to show how its texts change over training.
-
-They are no scores: they belong to no contract, and an evaluation never fails because of them.
+``eval.milestone`` decides which tasks run and in which order, and combines their scores. :func:`keep_continuations`
+also stores how the milestone continues ``eval.prompts``, to show how texts change over training. These texts belong to
+no contract, and an evaluation never fails because of them.
 """
 
 from __future__ import annotations
@@ -30,14 +28,14 @@ from hlatctl.run.errors import EvaluationError
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 
-#: Scores, the harness's metrics, and the samples with documents and prompts.
+#: Scores, the harness's metrics, and the samples with their documents and prompts.
 _Outcome = tuple[scores.Scores, harness.Metrics, list[dict[str, Any]]]
 _PROGRESS_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is evaluated.
+    """The checkpoint or external model to evaluate.
 
     Args:
         run: the run directory that the results go to.
@@ -63,8 +61,8 @@ class TaskRunner:
     Args:
         contracts: hash and number of the contract of each task.
         held_out: the run's held-out text; None if it is not scored.
-        scratch: for the harness's temporary files.
-        held: closes what was opened, after the last task.
+        scratch: folder for the harness's temporary files.
+        held: closes all resources after the last task.
         skipped: the tasks that can't run here, with the reason; filled by :meth:`run`.
     """
 
@@ -80,7 +78,7 @@ class TaskRunner:
 
     @cached_property
     def pool(self) -> Pool | None:
-        """The processes that compute; None: this one does. Started at the first access."""
+        """The processes that compute, started at the first access; None if this process computes."""
         wanted, folder = self.config.eval, self.subject.model_folder
         if wanted.runner != "hf" or wanted.replicas * wanted.tensor_parallel_size == 1:
             return None
@@ -163,10 +161,9 @@ class TaskRunner:
         """Append an event of this evaluation to the journal.
 
         Args:
-            kind: of the event.
-            once: only if the journal has no event with these fields, and durably.
-            wall_s: a further field, which no event is recognized by.
-            fields: of the event.
+            once: append only if the journal has no event with these fields, and do so durably.
+            wall_s: a further field, ignored when an event is compared.
+            fields: fields of the event.
         """
         fields = {**fields, "milestone_tokens": self.subject.milestone_tokens}
         events = (event for event in self.journal.events() if event["kind"] == kind) if once else ()
@@ -186,7 +183,6 @@ class TaskRunner:
         """Score a task, store samples and scores, and return its record; None if it can't run here (see ``skipped``).
 
         Args:
-            name: of the task.
             task: None for the held-out text.
         """
         started = time.monotonic()
@@ -210,7 +206,7 @@ class TaskRunner:
         return record
 
     def _outcome(self, task: suites.Task | None) -> _Outcome | None:
-        """Score a task. What is decided here must be in its contract: this module's code is not."""
+        """Score a task. Everything decided here must be in its contract, because this module's code is not."""
         wanted, seed = self.config.eval, self.config.seed
         if task is None:
             assert self.held_out is not None
@@ -232,7 +228,6 @@ class TaskRunner:
         return self.pool.map("losses", ({"windows": batch} for batch in batches))
 
     def _begin(self, name: str) -> answers.Remembering:
-        """Prepare the model for a task: set the file of its answers, and journal its progress."""
         last_s = 0.0
 
         def progress(done: int, total: int) -> None:
@@ -275,7 +270,7 @@ def keep_continuations(runner: TaskRunner) -> None:
         texts = _continue(runner, wanted.prompts, Sampling(temperature=0, max_new_tokens=wanted.prompt_tokens))
         continuations.write(subject.run, tokens, identity, texts)
         print(f"eval.prompts: {len(texts)} texts ({time.monotonic() - started:.1f} s)", file=sys.stderr, flush=True)
-    except Exception as error:  # whatever it is, the milestone's scores are complete
+    except Exception as error:  # whatever the error, the milestone's scores are complete
         print(f"eval.prompts: no texts ({type(error).__name__}: {error})", file=sys.stderr, flush=True)
 
 

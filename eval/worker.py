@@ -1,9 +1,9 @@
 """``python -m eval.worker --store FILE``: one process of a copy of the evaluated model, for ``eval.pool``.
 
-Lines of JSON on stdin and stdout. First come the settings (``eval.pool.Settings``), answered by ``{"done": null}``.
+stdin and stdout carry lines of JSON. First come the settings (``eval.pool.Settings``), answered by ``{"done": null}``.
 Then each ``{"do": KIND, ...}`` is answered by ``{"done": RESULT}``, ``{"error": ...}`` or ``{"exhausted": BYTES}``. The
-last asks for a new start of the copy in which a batch may take so much. The variables ``RANK`` and ``WORLD_SIZE`` say
-which process of the copy this is. Ends with its stdin, or with its parent.
+last asks for a restart of the copy in which a batch may use that much memory. The variables ``RANK`` and ``WORLD_SIZE``
+identify this process within the copy. The process ends with its stdin or its parent.
 
 The processes of a copy exchange only tensors. They find each other through FILE, in a private folder.
 """
@@ -48,12 +48,10 @@ class _Worker:
         self._lm = harness.wrap(self._loaded, **options)
 
     def score(self, rows: list[tuple[list[int], list[list[int]]]]) -> list[list[Answer]]:
-        """Return the answers' log-likelihoods of each row of a batch."""
         scores: list[list[Answer]] = self._lm.score([Row(tokens, answers) for tokens, answers in rows])
         return scores
 
     def generate(self, requests: list[tuple[str, dict[str, Any]]], seed: int) -> list[str]:
-        """Return the generated answers of a batch."""
         import torch
 
         random.seed(seed)
@@ -62,11 +60,9 @@ class _Worker:
         return texts
 
     def losses(self, windows: list[list[int]]) -> list[float]:
-        """Return the summed nats of each window of the held-out text."""
         return validation.window_losses(self._loaded.model, windows)
 
     def continue_prompt(self, ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
-        """Return the continuation of a prompt (``eval.generation.Text``)."""
         return dataclasses.asdict(generation.generate(self._loaded, ids, Sampling(**sampling)))
 
 

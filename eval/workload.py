@@ -1,7 +1,7 @@
-"""``python -m eval.workload --config FILE``: how much a suite asks of a model, for ``hlatctl plan``; prints JSON.
+"""``python -m eval.workload --config FILE``: how many requests and tokens a suite needs, as JSON for ``hlatctl plan``.
 
-The harness renders the requests of some items of every task, so the figures are those of the data, the shots and the
-prompts that an evaluation uses. No model is loaded.
+The harness renders the requests of some items of every task, so the figures match the data, the shots and the prompts
+that an evaluation uses. No model is loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from eval.suites import Task
 from hlatctl.run.errors import run_main
 from hlatctl.run.files import private_folder
 
-#: Items of a task whose requests are rendered, evenly over its data; a task of fewer is rendered whole.
+#: Items of a task whose requests are rendered, spread evenly over its data; smaller tasks are rendered as a whole.
 _SAMPLED_ITEMS = 32
 
 
@@ -42,7 +42,6 @@ def workload(config: Config, scratch: Path) -> list[dict[str, Any]]:
 
 
 def _groups(wanted: EvalConfig) -> dict[str, str]:
-    """Return the suite's group of each of the harness's tasks."""
     asked, _ = plan.ask(wanted)
     return {
         one.definition.name: name for one in asked for name, group in wanted.groups.items() if group == one.settings
@@ -69,7 +68,7 @@ def _of_task(config: Config, task: Task, scratch: Path) -> dict[str, Any]:
 
 
 def _sequence(request: Any) -> str:
-    """Return the text that the model reads for a request. All single letters after a prompt share one reading."""
+    """Return the text that the model reads for a request. Single letters after the same prompt share one."""
     if request.request_type != "loglikelihood":
         return str(request.args[0])
     prompt, continuation = request.args

@@ -1,4 +1,4 @@
-"""Ports for servers that start later. Linux gives these to no connection, and to no server that takes any port."""
+"""Ports for servers that start later. Linux assigns them to no connection and no server that accepts any port."""
 
 from __future__ import annotations
 
@@ -24,5 +24,4 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """Return one such port."""
     return free_ports(1)[0]

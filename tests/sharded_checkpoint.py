@@ -25,10 +25,9 @@ def write_run(
     """Write a run's directory with the checkpoint of step 5; ranks have rows of some tensors and columns of others.
 
     Args:
-        root: of the run; new.
+        root: the new run directory.
         tokenizer: folder of a tokenizer of at most 512 tokens, whose ids 0 and 1 begin and end a document.
-        model: the shape.
-        bfloat16: the weights' format; else float32.
+        bfloat16: whether the weights are bfloat16 instead of float32.
         keys: the section ``eval``.
     """
     import torch

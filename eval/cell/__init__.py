@@ -5,5 +5,5 @@ visible inside. The examiner has a problem's tests and calls the program; the ce
 share no memory, process or file, so a program can't change its verdict (docs/decisions/0011-a-cell-a-program.md).
 """
 
-#: The only folder that a program can write to: in memory, empty at its start. No machine has Python below this path.
+#: The only folder that a program can write to; in memory, empty at the start. No machine has Python below this path.
 FOLDER = "/cell"

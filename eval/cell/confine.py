@@ -33,9 +33,9 @@ class Limits:
         memory_bytes: address space of each process; also the memory of all processes and sockets together, polled.
         tmp_bytes: files in the cell's folder, which is in memory and counted separately.
         file_bytes: size of one file.
-        open_files: of each process.
-        processes: processes and threads at once.
-        signals: pending signals and timers at once.
+        open_files: open files of each process.
+        processes: maximum number of simultaneous processes and threads.
+        signals: maximum number of pending signals and timers.
         hidden: files of the system that it must not see.
     """
 
@@ -58,7 +58,7 @@ def begin_own_processes() -> bool:
 
     The calling process ends. The one that returns is the first process of a new namespace.
     """
-    # Tried in another process first: a process that fails half-way has no user id any more.
+    # Tried in another process first, because a process that fails half-way has lost its user id.
     trial = os.fork()
     if not trial:
         with suppress(OSError):
@@ -89,7 +89,7 @@ def fork_with_own_processes(own: int) -> int:
     _call("unshare", _CLONE_NEWPID)
     child = os.fork()
     if child:
-        _call("setns", own, _CLONE_NEWPID)  # else this process could not fork into another namespace
+        _call("setns", own, _CLONE_NEWPID)  # otherwise this process could not fork into another namespace
     return child
 
 

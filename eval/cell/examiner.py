@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from eval.cell import confine, values, zygote
 
-#: The first program. It imports a module that the zygote has not, so it fails if a cell can't read the library.
+#: The first program. It imports a module that the zygote lacks, so it fails if a cell can't read the library.
 _PROBE = {
     "problem": {
         "task_id": "probe",
@@ -43,7 +43,7 @@ class BrokenCellError(Exception):
 
 
 class CellEndedError(BaseException):
-    """The program has ended, or its answer can't be read."""
+    """The program has ended, or its answer is unreadable."""
 
 
 def main(options: str) -> None:
@@ -208,7 +208,6 @@ def _change(argument: Any, after: Any) -> None:
 
 
 def _exception(name: object, message: object) -> BaseException:
-    """Return the built-in exception of this name, for tests that expect one."""
     kind = getattr(builtins, str(name), None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         with suppress(TypeError):  # some need more arguments

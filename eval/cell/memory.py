@@ -19,7 +19,7 @@ _SOCKETS = re.compile(r"^sockets: used (\d+)$", re.MULTILINE)
 
 
 class Meter:
-    """Measures one cell. Create it before the cell: sockets that exist by then aren't the cell's."""
+    """Measures one cell. Create it before the cell, because sockets that exist by then are not counted."""
 
     def __init__(self) -> None:
         self._sockets_before = _sockets()
@@ -49,7 +49,7 @@ def _proportional_bytes(process: str, resident_bytes: int) -> int:
     try:
         return sum(int(size) << 10 for size in _SHARES.findall(_read(Path("/proc", process, "smaps_rollup"))))
     except PermissionError:
-        return resident_bytes  # a security module may refuse this; then all of it counts
+        return resident_bytes  # a security module may refuse this; then all memory counts
 
 
 def _sockets() -> int:

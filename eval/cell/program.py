@@ -1,7 +1,7 @@
 """The program's side of a cell: run the program, then answer calls of its function until the cell ends.
 
-This code shares an interpreter with the program, so it is not trusted. A program that changes it can only send other
-answers.
+This code shares an interpreter with the program, so it is not trusted. A program that changes it can only send
+different answers.
 """
 
 from __future__ import annotations

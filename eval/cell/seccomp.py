@@ -1,6 +1,6 @@
 """The cell's filter of system calls: those that programs in Python need, and no others.
 
-What is left out would get around limits and namespaces, or disturb the machine. A new namespace would give rights, and
+Other calls would bypass limits and namespaces, or disturb the machine. A new namespace would give rights, and
 file systems in memory without a limit. Memory behind a file descriptor or a System V key counts for no process. Neither
 do pages of shared memory without a file after ``madvise``, or pages in a pipe after ``splice``. Some address families
 (vsock) ignore network namespaces. ``sync`` writes all disks of the machine, ``fsync`` works on files that a program can

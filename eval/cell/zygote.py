@@ -95,7 +95,7 @@ def _watch(child: int, orders: socket.socket, limits: confine.Limits, meter: Met
             over = True
             os.kill(child, signal.SIGKILL)
     orders.recv(1)
-    with suppress(ProcessLookupError):  # it has ended, or has no process group yet
+    with suppress(ProcessLookupError):  # it has ended or has no process group yet
         os.killpg(child, signal.SIGKILL)
     os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -23,8 +23,8 @@ class Chat:
 
     Args:
         template: the tokenizer's chat template: True, or the name of one of several; False for plain text.
-        system_prompt: comes first; None for none.
-        multiturn: each solved example is a turn of its own.
+        system_prompt: the first message; None for none.
+        multiturn: put each solved example into a separate turn.
     """
 
     template: bool | str = False

@@ -1,4 +1,1 @@
-"""Benchmarks: each prints a ratio measured in one run against a named peer; none is a test.
-
-The arithmetic of a table has tests.
-"""
+"""Benchmarks: each prints a ratio measured in one run against a named peer. Only their arithmetic has tests."""

@@ -1,4 +1,4 @@
-"""Runs benchmarks by name, or all of them: ``python -m tests.benchmarks [NAME ...]``."""
+"""Run benchmarks by name, or all of them: ``python -m tests.benchmarks [NAME ...]``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def _members(name: str) -> list[str]:
 
 
 def main() -> int:
-    """Run the named benchmarks."""
     names = sys.argv[1:] or list(BENCHMARKS)
     unknown = [name for name in names if name not in BENCHMARKS and name not in GROUPS]
     if unknown:

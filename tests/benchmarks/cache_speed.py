@@ -28,7 +28,7 @@ _GOAL, _GOAL_AGAIN_S = 2.0, 0.5
 
 
 def run() -> None:
-    """Print seconds of wall and processor time of each, and the ratios."""
+    """Print the wall time and processor time of each in seconds, and the ratios."""
     with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as folder:
         source = Path(folder) / "shared"
         _fill(source)
@@ -76,7 +76,6 @@ def _ours(source: Path, target: Path) -> list[str]:
 
 
 def _make_cold(source: Path) -> None:
-    """Flush pending writes, and drop the source from the page cache."""
     os.sync()
     for file in Folder(source).files():
         descriptor = os.open(source / file.path, os.O_RDONLY)
@@ -85,7 +84,6 @@ def _make_cold(source: Path) -> None:
 
 
 def _timed(commands: list[list[str]]) -> tuple[float, float]:
-    """Return the wall and processor seconds of commands that run one after another."""
     before, start = os.times(), time.perf_counter()
     for command in commands:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

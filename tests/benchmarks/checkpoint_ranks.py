@@ -36,7 +36,6 @@ _OVERRIDES = [
 
 
 def main() -> int:
-    """Save, change every tensor, restore, and compare."""
     run, world_size = RunPaths(Path(sys.argv[1])), os.environ["WORLD_SIZE"]
     sizes = [f"cluster.processes_per_node={world_size}", f"train.global_batch_size={world_size}"]
     config = compose([*_OVERRIDES, *sizes, f"runs_dir={run.root.parent}"])

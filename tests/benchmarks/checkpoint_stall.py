@@ -1,4 +1,4 @@
-"""Time that training waits for a checkpoint: written beside training, against written while training waits.
+"""Time that training waits for a checkpoint that is written during training, or while training waits.
 
 Saves of the two kinds alternate in one process, between real steps of a real model, under the same conditions.
 """

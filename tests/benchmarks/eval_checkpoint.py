@@ -63,7 +63,6 @@ def _measure(made: RunPaths, folder: Path, flags: list[str]) -> dict[str, Any]:
 
 
 def _case(folder: Path) -> dict[str, Any]:
-    """Load the model and compute a batch."""
     import hashlib
 
     import torch

@@ -1,4 +1,4 @@
-"""What the benchmarks of evaluation share: the data, the model, a run directory, and processes that are measured."""
+"""Shared parts of the evaluation benchmarks: the data, the model, a run directory, and measured processes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,13 @@ SEED, SEQ_LEN, BATCH_SIZE, TOKENS = 1234, 512, 16, 1000
 
 @dataclass(frozen=True)
 class Cost:
-    """What a process cost."""
-
     wall_s: float
     cpu_s: float
     peak_mib: float
 
 
 class Process:
-    """A process with one thread for computing, because waiting threads count as work; off the network.
-
-    Args:
-        command: program and arguments.
-    """
+    """A process without network that computes with one thread, because waiting threads count as work."""
 
     def __init__(self, command: list[str]) -> None:
         variables = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -48,7 +42,7 @@ class Process:
         )
 
     def finish(self) -> Cost:
-        """Wait for its end and return what it cost; RuntimeError if it failed."""
+        """Wait for its end and return its cost; RuntimeError if it failed."""
         _, status, used = os.wait4(self._process.pid, 0)
         self._process.returncode = os.waitstatus_to_exitcode(status)
         self._said.seek(0)
@@ -78,6 +72,5 @@ def run_directory(root: Path, tasks: list[str], limit: int) -> RunPaths:
 
 
 def evaluate(made: RunPaths, model: Path) -> Process:
-    """Start our evaluation of a run directory's first milestone."""
     place = ["--run-dir", str(made.root), "--milestone-tokens", str(TOKENS), "--step", "1"]
     return Process([sys.executable, "-m", "eval", *place, "--model", str(model)])

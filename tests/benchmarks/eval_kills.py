@@ -1,4 +1,4 @@
-"""Kills an evaluation at random moments (kill -9) and repeats it until it is done; its items must be the same bytes.
+"""Kill an evaluation at random moments (kill -9) and repeat it until it is done; its items must be the same bytes.
 
 The task ranks choices (``HLATCTL_BENCH_TASK``, default hellaswag). An undisturbed evaluation comes first. Each try is a
 copy of this process, because most of an evaluation of so few items is the import of its packages. Prints how many
@@ -59,7 +59,6 @@ def _import_all(scratch: Path) -> None:
 
 
 def _start(made: RunPaths) -> int:
-    """Start an evaluation and return its process id."""
     from eval import milestone
     from eval.tasks import Subject
 

@@ -1,6 +1,6 @@
 """Log-likelihoods by our class for transformers against lm-evaluation-harness's own.
 
-Ours computes logits of the answers only, and reads what sequences begin with in common once if asked (``shared``). All
+Ours computes logits of the answers only, and with ``shared`` reads the common beginning of sequences once. All
 score the same requests with the same random model, which has the vocabulary of Llama 3 and little else. Each runs in a
 process of its own, in turn. Requests are like HellaSwag's (four answers of some 20 tokens for each context), or like
 MMLU's (one letter after five solved examples, which all questions have in common).
@@ -102,7 +102,6 @@ def _tokenizer(kind: Any) -> Any:
 
 
 def _requests(items: int, solved: _Bounds, question: _Bounds, answer: _Bounds) -> list[Any]:
-    """Return four requests for each item."""
     draw = random.Random(0)
 
     def tokens(bounds: _Bounds) -> list[int]:

@@ -51,8 +51,8 @@ class Item:
 
     Args:
         asked: hashes of the record, its prompt and its target.
-        metrics: those that both report.
-        answers: as the model gave them, to the last bit.
+        metrics: the metrics that both report.
+        answers: the model's answers, to the last bit.
     """
 
     asked: tuple[str, ...]
@@ -65,7 +65,7 @@ Items = dict[tuple[str, str], Item]
 
 
 def run() -> None:
-    """Print times, memory and what differs (nothing should), for each model."""
+    """Print times, memory and differences (there should be none) for each model."""
     if not DATA.is_dir():
         print("skipped: the datasets are not here")
         return
@@ -203,7 +203,6 @@ def _plain(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def _exported(root: Path) -> Path:
-    """A small model, trained for a few steps and exported."""
     overrides = [
         f"runs_dir={root}",
         "train.max_steps=20",

@@ -1,6 +1,6 @@
-"""Tokens/s, MFU and memory of the trainer on one accelerator, beside named peers, and each switch on its own.
+"""Tokens/s, MFU and memory of the trainer on one accelerator, compared with named peers, and the effect of each switch.
 
-Each case is a process of its own, so that its peak of memory is its own. All train on the same packed text from this
+Each case is a separate process, so that its peak of memory is its own. All train on the same packed text from this
 interpreter's library: the trainer with the real loop, the peers from tokens in memory. The cases that are compared take
 turns. A peer whose package is missing has the reason in its row (``HLATCTL_BENCH_PEERS``: folders with packages for the
 peers alone). Without a GPU the same cases run on the CPU with a small model, which shows that they work and nothing
@@ -40,12 +40,12 @@ _LEAST_S = 20
 
 @dataclass(frozen=True)
 class _Device:
-    """The device that is measured.
+    """The measured device.
 
     Args:
         kind: "cuda" or "cpu".
-        name: as it calls itself; None: a CPU.
-        memory_bytes: of the device; None: a CPU.
+        name: the device's name; None: a CPU.
+        memory_bytes: memory of the device; None: a CPU.
     """
 
     kind: str
@@ -99,13 +99,6 @@ def _introduce(device: _Device) -> None:
 
 
 class _Bench:
-    """Runs cases.
-
-    Args:
-        folder: for runs, data and compiled graphs.
-        device: that is measured.
-    """
-
     def __init__(self, folder: Path, device: _Device) -> None:
         from trainer.data.loader import Loader
         from trainer.data.prepare import prepare
@@ -121,16 +114,14 @@ class _Bench:
         np.save(folder / "tokens.npy", np.stack(tokens))
 
     def config(self, case: Case) -> Config:
-        """Return a case's configuration."""
         return config_of(case, self._folder, self._device.kind)
 
     def measure(self, case: Case, number: int, left_s: float) -> Measured | str:
         """Run a case's process; return what it measured, or why it measured nothing.
 
         Args:
-            case: to run.
             number: different for each process.
-            left_s: after which it is ended.
+            left_s: time limit.
         """
         config, run = self.config(case), RunPaths(self._folder / f"run-{number}")
         files.write_text(run.config, files.seal_lines(load.dump(config)))

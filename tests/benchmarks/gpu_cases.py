@@ -27,10 +27,10 @@ class Case:
     """A row of the table.
 
     Args:
-        changes: of the configuration, by group.
+        changes: changes to the configuration, by group.
         model: its shape.
         program: module of ``tests.benchmarks`` that measures.
-        flags: of the program.
+        flags: arguments of the program.
     """
 
     name: str
@@ -77,7 +77,7 @@ def schedule(wanted: Sequence[str], memory_bytes: int | None) -> list[Case]:
 
     Args:
         wanted: parts of names; empty: all cases.
-        memory_bytes: of the device; None: it has no case for the largest model that fits.
+        memory_bytes: memory of the device; None: no case for the largest model that fits.
     """
     largest = [] if memory_bytes is None else _largest(memory_bytes)
     cases = [*_BF16, *_FP8, _LOSS, *_BF16, _PROFILE, *_FP8, *largest, *_SWITCHES]

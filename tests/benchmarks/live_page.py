@@ -1,4 +1,4 @@
-"""What the page of `hlatctl ui` costs: a folder of many runs, a very long run, and how soon a page knows of a step.
+"""The cost of `hlatctl ui`: a folder of many runs, a very long run, and the delay until the page shows a step.
 
 The real command serves the page; requests and the stream are real. ``HLATCTL_BENCH_RUNS`` and ``HLATCTL_BENCH_STEPS``
 set the sizes; by default 5,000 runs and 2,000,000 steps.
@@ -34,30 +34,24 @@ _WRITES = 30
 
 @dataclass
 class Page:
-    """A served page."""
-
     process: subprocess.Popen[str]
     address: str
     token: str
     link_s: float
 
     def open(self, path: str) -> Any:
-        """Open a path; returns the response."""
         request = urllib.request.Request(self.address + path, headers={"Authorization": f"Bearer {self.token}"})
         return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=600)
 
     def get(self, path: str) -> Any:
-        """Return the JSON of a path."""
         with self.open(path) as response:
             return json.loads(response.read())
 
     def used_s(self) -> float:
-        """Return the processor time that it has used."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory_mib(self) -> float:
-        """Return its resident memory."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
@@ -128,7 +122,6 @@ def _events(stream: Any) -> Iterator[str]:
 
 @contextmanager
 def served(runs_dir: Path) -> Iterator[Page]:
-    """Serve a runs folder with the real command."""
     argv = [sys.executable, "-m", "hlatctl", "ui", "--page-only", "--port=0", f"--runs-dir={runs_dir}"]
     began_s = time.monotonic()
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

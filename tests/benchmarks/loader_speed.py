@@ -128,7 +128,6 @@ def _save_as_hugging_face(dataset: dict[str, Any], folder: Path) -> None:
 
 
 def _hlat(rows: Path, model: Path) -> Work:
-    """One rank's share of the work; see the module's text."""
     import numpy as np
     import torch
     from datasets import load_from_disk

@@ -39,7 +39,7 @@ class _Way:
     Args:
         make: returns the function; it may fail without a package.
         error: why it was not measured.
-        difference: of the inputs' gradient from the exact one, relative.
+        difference: relative difference of the inputs' gradient from the exact one.
         peak_bytes: above the inputs; None on a CPU.
     """
 
@@ -100,7 +100,7 @@ def _ways() -> dict[str, _Way]:
 
 
 def _all_at_once(softmax: torch.dtype) -> Loss:
-    """Return a loss that has all logits in memory, computed in the inputs' precision."""
+    """Return a loss with all logits in memory, computed in the inputs' precision."""
     return lambda hidden, weight, targets: F.cross_entropy(
         F.linear(hidden, weight.to(hidden.dtype)).to(softmax), targets
     )
@@ -115,7 +115,7 @@ def _liger() -> Loss:
 
 
 def _cut(filter_eps: str | None) -> Loss:
-    """Return Apple's loss; by default it leaves out gradients that BF16 sums would round away."""
+    """Return Apple's loss; by default it omits gradients that BF16 sums would round away."""
     from cut_cross_entropy import linear_cross_entropy
 
     return lambda hidden, weight, targets: linear_cross_entropy(

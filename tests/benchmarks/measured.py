@@ -1,4 +1,4 @@
-"""What the benchmark ``gpu`` measured of a case, and the arithmetic of its table.
+"""Measurements of the benchmark ``gpu``, and the arithmetic of its table.
 
 MFU has one count for all rows, the project's own (``conf.sizes.flops_per_token``), and one table of peaks
 (``conf.devices``). A peer's own count is not used.
@@ -33,9 +33,9 @@ class Measured:
 
     Args:
         steps_s: seconds of each counted step.
-        parameters: of the model that was trained; None: not counted.
-        peak_bytes: memory at most, by the device's count or, on a CPU, of the whole process.
-        loss: of the last step.
+        parameters: parameters of the trained model; None: not counted.
+        peak_bytes: peak memory, by the device's count or, on a CPU, of the whole process.
+        loss: loss of the last step.
         data_wait: the share of the time in which a step waited for data; None: not measured.
         notes: lines to print below the row.
     """
@@ -63,7 +63,7 @@ class Measured:
         return config.tokens_per_step / statistics.median(self.steps_s)
 
     def problem(self, config: Config) -> str | None:
-        """Say why the figures can't be compared with those of the configuration's model; None: they can."""
+        """Return why the figures can't be compared with those of the configuration's model; None if they can."""
         expected = sizes.parameters(config.model).total
         if self.parameters not in (None, expected):
             return f"its model has {self.parameters:,} parameters, not {expected:,}"
@@ -71,7 +71,6 @@ class Measured:
 
 
 def head() -> str:
-    """Return the names of the columns."""
     return f"{'':36s} {_HEAD}"
 
 
@@ -79,10 +78,8 @@ def row(name: str, measured: Measured, config: Config, peak_flops_per_s: float |
     """Return a row of the table.
 
     Args:
-        name: of the case.
-        measured: in all rounds so far.
-        config: of the case.
-        peak_flops_per_s: of the device, for the case's number format; None: unknown, then MFU is too.
+        measured: all rounds so far.
+        peak_flops_per_s: peak of the device, for the case's number format; if None, MFU is unknown.
     """
     tokens_per_s = measured.tokens_per_s(config)
     mfu = sizes.mfu(config, tokens_per_s, peak_flops_per_s)
@@ -101,7 +98,7 @@ def compared(rates: Mapping[str, float], base: str) -> list[str]:
     """Return a title, and for each case its tokens/s and how many times those of the case ``base`` they are.
 
     Args:
-        rates: tokens/s of each case that was measured, all with the same model and batch.
+        rates: tokens/s of each measured case, all with the same model and batch.
         base: the case that has 1.00.
     """
     if base not in rates:

@@ -1,4 +1,4 @@
-"""What the peers' programs share: their arguments, packages and tokens, the times of steps, and what they print."""
+"""Shared parts of the peers' programs: arguments, packages, tokens, times of steps, and output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def add_packages() -> None:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """Return a parser of what each peer's program is given."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)

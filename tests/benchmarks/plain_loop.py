@@ -22,8 +22,6 @@ from tests.benchmarks import peers
 
 
 class Block(nn.Module):
-    """Attention and SwiGLU."""
-
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
         width = c.num_kv_heads * c.head_width
@@ -36,7 +34,6 @@ class Block(nn.Module):
         self.down = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """(batch, seq, hidden) to the same shape."""
         b, s, _ = x.shape
         h = self.norm1(x)
         q, k, v = (
@@ -51,8 +48,6 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Tokens and targets to the loss."""
-
     def __init__(self, c: ModelConfig, seq_len: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(c.vocab_size, c.hidden_size)
@@ -67,7 +62,6 @@ class Model(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
@@ -75,7 +69,6 @@ class Model(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 

@@ -1,4 +1,4 @@
-"""The planner beside everything that others have published about their runs: step times and memory, with errors.
+"""The planner compared with published step times and memory of other people's runs, with errors.
 
 Each fitted number was fitted to one figure of one run; the runs name the numbers. All others are predictions.
 """
@@ -37,7 +37,7 @@ _PAIRS = (
 
 @cache
 def cluster_of(name: str) -> ClusterConfig:
-    """Return the cluster configuration of a name, as it is in ``conf/cluster``."""
+    """Return a cluster configuration of ``conf/cluster``."""
     return compose([f"cluster={name}", "train.global_batch_size=32"]).cluster
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint of 70B costs one process as the number of ranks grows, and how long a verified one takes.
+"""The cost of a 70B checkpoint for one process as the number of ranks grows, and the time until it is verified.
 
 The metadata of all ranks is played: 70B in 8 stages, 8 tensor-parallel slices, and rows sharded over the rest. Hashing,
 writing and reading are measured with one rank's bytes. "Before" is what older releases did, still computed by torch:

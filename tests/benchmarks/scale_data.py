@@ -1,9 +1,7 @@
-"""What a corpus costs before and during training as it grows: index, first batch, random documents; and conversion.
-
-What one reader gets from object storage is measured at the end.
+"""The cost of a corpus as it grows: conversion, index, first batch, random documents, and reading from object storage.
 
 The corpus has ``HLATCTL_BENCH_FILES`` Arrow files of 5 MB (default ``1000,10000``: 50 GB). They are links to 20 real
-ones, so they take 100 MB of disk and are in the page cache. Each figure comes from a process of its own. An exponent of
+ones, so they take 100 MB of disk and are in the page cache. Each figure comes from a separate process. An exponent of
 1 means that a cost grows with the corpus.
 
 ``HLATCTL_BENCH_BEFORE=DIR`` measures the code in another folder as well. It may copy the corpus, so it gets

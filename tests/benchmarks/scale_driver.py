@@ -1,4 +1,4 @@
-"""What the driver and its commands cost as a run grows: each figure at several lengths, and its exponent.
+"""The cost of the driver and its commands as a run grows: each figure at several lengths, and its exponent.
 
 The journal of a long run is written with the real writer: ten restarts, a checkpoint every 1,000 steps, times of ranks
 every 20. Each figure is measured in a process of its own, as processor time, because machines are shared. An exponent

@@ -73,7 +73,6 @@ def fill(standin: Standin, pods: int, cluster: ClusterConfig) -> None:
 
 
 def measure(name: str, ask: Callable[[], object], printed: list[int]) -> None:
-    """Print what one question costs."""
     printed.clear()
     began, own_s, wall_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.thread_time(), time.monotonic()
     ask()
@@ -84,7 +83,6 @@ def measure(name: str, ask: Callable[[], object], printed: list[int]) -> None:
 
 
 def run() -> None:
-    """Measure."""
     pods = int(os.environ.get("HLATCTL_BENCH_PODS", "2048"))
     cluster = ClusterConfig(launcher="kubernetes", nodes=pods, kubernetes=KubernetesConfig(image="hlatctl"))
     printed: list[int] = []

@@ -1,4 +1,4 @@
-"""What the regular exchanges of a training job cost as its ranks grow, and what reading costs a replica of 8 processes.
+"""The cost of a job's regular exchanges as its ranks grow, and of reading for a replica of 8 processes.
 
 Before: every rank's time and host went to all ranks as JSON, and a value of rank 0 was gathered from all. Now: rank 0
 receives four bytes a rank, and its values are broadcast. Each is measured as processor time of rank 0 and of another

@@ -2,7 +2,7 @@
 
 The text is books, repeated. A bare tokenizer is a loop of ``encode_batch_fast`` over its share of the texts, which are
 in memory before its time begins; it writes nothing. The command's time begins after the preparation of the text and
-includes the start of its processes. As many bare loops run at once as the command has processes, in turn with it, so
+includes the start of its processes. As many bare loops run together as the command has processes, in turn with it, so
 other work on the machine slows both. Processor time is not disturbed by other work.
 """
 

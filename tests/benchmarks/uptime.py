@@ -16,7 +16,6 @@ _PAPER = {True: 98.81, False: 77.83}
 
 
 def run() -> None:
-    """Print both, with the 95 % interval of the mean."""
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         for restarts, paper in _PAPER.items():
             config = compose(["experiment=hlat_7b", f"recovery.enabled={str(restarts).lower()}"])

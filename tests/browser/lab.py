@@ -30,7 +30,6 @@ HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>
 
 
 def make_run(runs_dir: Path, run_id: str, steps: int = 0, **created: Any) -> RunPaths:
-    """Return a run that has trained some steps; ``created`` are fields of its first event."""
     run = RunPaths(runs_dir / run_id)
     run.root.mkdir(parents=True)
     config = example_config(runs_dir)
@@ -70,7 +69,6 @@ def evaluated_run(runs_dir: Path, run_id: str, accuracy: float) -> RunPaths:
 
 
 def label(run: RunPaths, **fields: Any) -> None:
-    """Give a run a name, tags or a note."""
     with JournalWriter(run, "operator") as journal:
         journal.append("labelled", by="tester", **{"tags": {}, "untag": [], "note": "", **fields})
 
@@ -153,7 +151,6 @@ class Server:
 
 @contextmanager
 def serving(runs_dir: Path, *options: str) -> Iterator[Server]:
-    """Yield a running server."""
     server = Server(runs_dir, *options)
     server.start()
     try:

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.processes
 
 
 def go(page: Page, fragment: str) -> None:
-    """Open a view by its address."""
     page.goto(f"{page.url.partition('#')[0]}#{fragment}")
 
 
@@ -25,7 +24,6 @@ def runs(page: Page) -> list[str]:
 
 
 def drawn(page: Page, title: str = "Loss") -> None:
-    """Wait until a chart has lines."""
     page.locator("section.chart", has_text=title).locator(".scatterlayer .trace").first.wait_for(state="attached")
 
 

@@ -1,7 +1,4 @@
-"""The table of the keys that may change in a run that exists.
-
-Which amendments an attempt begins with, and what they change.
-"""
+"""Which keys of a run may change, which amendments an attempt begins with, and what they change."""
 
 from __future__ import annotations
 

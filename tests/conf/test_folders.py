@@ -1,4 +1,4 @@
-"""The user's own folders of configuration: what is found in them, which one wins, and what is refused."""
+"""The user's folders of configuration: what is found in them, which one wins, and what is refused."""
 
 from __future__ import annotations
 

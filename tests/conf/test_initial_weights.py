@@ -1,4 +1,4 @@
-"""Which initial weights may begin a run; no tensor is read, so plain files stand for them."""
+"""Which initial weights may begin a run; no tensor is read, so plain files replace them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A configuration never holds a secret: it is refused before anything is written, and not repeated."""
+"""Secrets in a configuration are refused before anything is written, and are not repeated."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Learning rates.
-
-When checkpoints are saved and deleted.
-"""
+"""Learning rates, and when checkpoints are saved and deleted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Keys that have no effect with the value of another key.
+"""Rules across fields: each error names the field, its value, the rule and the other value, with a hint that works.
 
-What an evaluation can't be is refused before anything starts, with a hint that works.
-
-Rules across fields: each names the field, its value, the rule and the other value.
+Also rules of evaluations, and warnings for keys that have no effect with the value of another key.
 """
 
 from __future__ import annotations

@@ -42,7 +42,6 @@ def is_in_context(path: str) -> bool:
 
 
 def problems(text: str) -> Iterator[str]:
-    """What breaks a rule."""
     found = instructions(text)
     stages = {rest.rpartition(" AS ")[2] for word, rest in found if word == "FROM" and " AS " in rest}
     defaults = dict(rest.split("=", 1) for word, rest in found if word == "ARG" and "=" in rest)

@@ -16,7 +16,7 @@ _FILE = re.compile(r"`(conf/\S+)`:\n\n```yaml\n(.*?)```", re.DOTALL)
 
 
 def pages() -> list[Path]:
-    """Return all documents, without the decisions: those describe the past."""
+    """Return all documents except the decisions, which describe the past."""
     own = [path for path in DOCS.rglob("*.md") if path.parent.name != "decisions"]
     return sorted([*own, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"])
 

@@ -57,7 +57,6 @@ def words_of(line: str) -> list[str]:
 
 
 def accept(line: str) -> None:
-    """Parse a command line and compose its configuration."""
     with suppress(typer.Exit):  # an option that prints and ends
         command, context = parsed(words_of(line))
         overrides = context.params.get("overrides") or []
@@ -75,7 +74,6 @@ def composed(*overrides: str) -> None:
 
 @functools.cache
 def names() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of all groups and of all keys."""
     return frozenset(groups()), frozenset(key.name for key in keys())
 
 

@@ -26,7 +26,7 @@ class Cli:
     """The command `hlatctl`, with its own runs folder and corpus.
 
     Args:
-        prefect_api_url: of the Prefect API that its runs report to; empty: runs with ``tracking=none`` use none.
+        prefect_api_url: the Prefect API that its runs report to; empty: runs with ``tracking=none`` use none.
     """
 
     def __init__(self, folder: Path, prefect_api_url: str = "") -> None:

@@ -41,7 +41,6 @@ class Driver:
         self.until(lambda: any(event["attempt"] == attempt for event in self.events("checkpoint_committed")))
 
     def ended(self, attempt: int) -> Event:
-        """Wait until an attempt has ended."""
         self.until(lambda: len(self.events("attempt_ended")) >= attempt)
         return self.events("attempt_ended")[attempt - 1]
 

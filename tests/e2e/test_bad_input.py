@@ -46,8 +46,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Result:
-    """The end of a command."""
-
     returncode: int
     stdout: str
     stderr: str
@@ -91,7 +89,6 @@ def test_bad_input_gives_one_error_with_a_hint_and_creates_nothing(
 
 @pytest.fixture(scope="module")
 def existing(cli: Cli) -> str:
-    """An existing run."""
     assert cli.train("existing", "--dry-run").returncode == 0
     return "existing"
 

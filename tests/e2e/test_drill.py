@@ -37,7 +37,7 @@ CONTINUED = {
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Cli:
-    """Without a Prefect API besides the drill's own, which is killed."""
+    """Without a Prefect API other than the drill's own, which is killed."""
     return Cli(tmp_path_factory.mktemp("drill"))
 
 

@@ -94,7 +94,7 @@ def test_a_checkpoint_is_proven_to_continue_as_the_run_did(cli: Cli, parent: str
 
 
 def test_a_run_that_does_not_continue_as_it_did_is_told(cli: Cli, child: str) -> None:
-    """Another learning rate stands for whatever may have changed since."""
+    """A different learning rate represents any change since the original run."""
     run = cli.paths(child)
     text, _ = files.unseal_lines(run.config.read_text(encoding="utf-8"))
     run.config.write_text(files.seal_lines(text.replace("max_grad_norm: 1.0", "max_grad_norm: 0.01")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Two real trials at once, while the sweep's driver is killed."""
+"""Two simultaneous real trials, while the sweep's driver is killed."""
 
 from __future__ import annotations
 

@@ -96,7 +96,6 @@ def chat_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def loaded(model_folder: Path) -> model.Loaded:
-    """The tiny model in memory."""
     return model.load(model_folder, seq_len=256, device="cpu")
 
 

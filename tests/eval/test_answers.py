@@ -1,9 +1,4 @@
-"""Stored answers: which requests are asked again, in which batches, and how answers are sampled.
-
-The order and the size of batches.
-
-The file of answers: which lines are found again, and how often it waits for the disk.
-"""
+"""Stored answers: the file, which requests are computed again, in which batches, and how answers are sampled."""
 
 from __future__ import annotations
 
@@ -150,7 +145,7 @@ _CONTEXTS = ("The quick brown fox", "A model of ", "", "Question: How many apple
 
 
 class _Watched:
-    """Records what the real model is given, batch by batch; raises KeyboardInterrupt after some batches."""
+    """Records the batches of the real model; raises KeyboardInterrupt after some batches."""
 
     def __init__(self, lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batches: list[Any] = []

@@ -1,4 +1,4 @@
-"""A tokenizer without the wanted chat template is refused before the weights are read."""
+"""A tokenizer without the configured chat template is refused before the weights are read."""
 
 from __future__ import annotations
 

@@ -35,7 +35,6 @@ _RIGHT = "def trim(s, x):\n    return s.replace(x, '') if isinstance(s, str) els
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """A data folder with three problems."""
     file = tmp_path / "data" / "mbpp" / "full" / "test.jsonl"
     file.parent.mkdir(parents=True)
     file.write_text("".join(json.dumps({**_RECORD, "task_id": n}) + "\n" for n in (11, 12, 13)), encoding="utf-8")

@@ -58,7 +58,6 @@ def _bytes(folder: Path) -> dict[str, bytes]:
 
 
 def _kept(run: RunPaths) -> dict[str, Any]:
-    """Return the results under the run's own contracts."""
     record: dict[str, Any] = json.loads((run.eval(1000) / "results.json").read_text(encoding="utf-8"))
     return record
 

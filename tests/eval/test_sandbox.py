@@ -295,7 +295,6 @@ def _signals_reach_no_examiner(sandboxed: bool) -> None:
 
 
 def _below(pid: int) -> set[int]:
-    """Return the descendants of a process."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
     return {int(child) for child in children}.union(*(_below(int(child)) for child in children))
 

@@ -1,7 +1,4 @@
-"""Task definitions of one's own run like the harness's, and can't be mistaken for them.
-
-Foreign code that decides a score changes its hash; our own has a version.
-"""
+"""A user's task definitions run like the harness's and can't be mistaken for them; code behind a score is hashed."""
 
 from __future__ import annotations
 
@@ -244,7 +241,7 @@ _SOURCE_YAML = "task: sums\ninclude: _template\nprocess_docs: !function utils.pr
 
 @pytest.fixture
 def definition(tmp_path: Path) -> Path:
-    """Write a definition that includes a template and calls a function of a module beside it."""
+    """Write a definition that includes a template and calls a function of a module in its folder."""
     folder = tmp_path / "sums"
     folder.mkdir()
     (folder / "sums.yaml").write_text(_SOURCE_YAML, encoding="utf-8")

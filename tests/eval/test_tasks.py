@@ -1,4 +1,4 @@
-"""Texts of a milestone: kept beside its scores, made once, and never a reason for an evaluation to fail."""
+"""Texts of a milestone: stored with its scores, made once, and never a reason for an evaluation to fail."""
 
 from __future__ import annotations
 

@@ -107,7 +107,6 @@ _FILES: dict[str, list[dict[str, Any]]] = {
 
 
 def write(folder: Path) -> Path:
-    """Write every file below a folder and return the folder."""
     for name, items in _FILES.items():
         path = folder / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,6 @@ def run(tmp_path: Path) -> RunPaths:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """What the two processes are asked."""
     calls: list[tuple[str, ...]] = []
 
     def ask_about(module: str, config: Config, *argv: str, show_talk: bool, yields: bool) -> str:

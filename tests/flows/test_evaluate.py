@@ -1,4 +1,4 @@
-"""Evaluations on the mock cluster: which milestones are evaluated, and what runs beside a run's driver."""
+"""Evaluations on the mock cluster: which milestones are evaluated, and what runs alongside a run's driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The priority of an evaluation beside training, with real jobs on this machine."""
+"""The priority of an evaluation during training, with real jobs on this machine."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def evaluate(ctx: FlowContext, tmp_path: Path) -> Callable[[int], threading.Thre
 
 
 def _notes(folder: Path, count: int) -> list[Any]:
-    """Wait for so many jobs, and return what they noted."""
+    """Wait for this many jobs, and return their notes."""
     wait_for(lambda: (folder / "notes").exists() and (folder / "notes").read_text().count("\n") >= count)
     return [json.loads(line) for line in (folder / "notes").read_text().splitlines()]
 

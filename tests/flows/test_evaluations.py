@@ -1,4 +1,4 @@
-"""The queue of evaluations on the simulated cluster: order, several at once, the alarm, and pauses of training."""
+"""The queue of evaluations on the simulated cluster: order, simultaneous ones, the alarm, and pauses of training."""
 
 from __future__ import annotations
 

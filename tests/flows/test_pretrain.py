@@ -174,7 +174,6 @@ def test_restarts_without_progress_are_bounded(mock_config: Config, monkeypatch:
 
 
 def ends_with(code: int) -> Script:
-    """A job that does nothing."""
     yield 1.0
     return code
 

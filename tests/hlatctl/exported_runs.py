@@ -19,7 +19,6 @@ GSM8K = {
 
 
 def exported_run(runs_dir: Path) -> RunPaths:
-    """A run with the files of three tasks, of groups, and of the held-out text."""
     scores = hlat_scores()
     scores["gsm8k_flexible_extract"] = score("exact_match", 0.11, 0.009, 1_319)
     run = scored_run(runs_dir, "base", scores)

@@ -24,7 +24,6 @@ def row(item: str, value: float, **more: Any) -> dict[str, Any]:
 
 
 def write_items(run: RunPaths, tokens: int, task: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Write the items of a task at a milestone."""
     schema = pa.schema([pa.field(name, _TYPES.get(name, pa.string())) for name in rows[0]])
     path = run.eval(tokens) / f"items-{task}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,6 @@ class Asked:
         self.answers: dict[str, Object] = {}
 
     def ask(self, name: str, method: str, path: str, body: Object | None = None, *, token: str = "") -> Object:
-        """Ask once; return the answer's body."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         request = urllib.request.Request(
             f"{self._client.url}{path}",
@@ -86,7 +85,7 @@ class Asked:
         return dict(found)
 
     def until(self, name: str, path: str, done: Callable[[Object], bool]) -> Object:
-        """Ask until an answer is as wanted; keep that one."""
+        """Ask until an answer fulfils a condition; keep that one."""
         wait_for(lambda: done(self.ask("", "GET", path)))
         return self.ask(name, "GET", path)
 
@@ -189,7 +188,7 @@ def _pods(name: str) -> str:
 
 
 def _first_pod(asked: Asked, job_name: str, name: str, done: Callable[[Object], bool]) -> str:
-    """Keep a job's first pod once both are as wanted; return the pod's name."""
+    """Keep a job's first pod once job and pod fulfil a condition; return the pod's name."""
     path = _pods(job_name)
     wait_for(lambda: sum(map(done, asked.ask("", "GET", path)["items"])) == 2)
     pods = asked.ask("", "GET", path)["items"]

@@ -22,7 +22,6 @@ _GRACE_S = 8
 
 
 def missing() -> list[str]:
-    """Return the programs that are not here."""
     return [name for name in PROGRAMS if shutil.which(name) is None]
 
 
@@ -31,7 +30,7 @@ class ControlPlane:
 
     Args:
         folder: for its files.
-        users: who may ask besides the administrator, with the rights that roles give them.
+        users: users other than the administrator, with the rights that roles give them.
     """
 
     def __init__(self, folder: Path, users: tuple[str, ...]) -> None:
@@ -40,7 +39,6 @@ class ControlPlane:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def client(self, user: str = ADMIN) -> Client:
-        """A client with a user's rights."""
         return Client(url=f"https://127.0.0.1:{self._ports[2]}", token=self._tokens[user])
 
     def start(self) -> None:
@@ -75,7 +73,6 @@ class ControlPlane:
         self._run("kube-scheduler", *common, f"--secure-port={scheduler}", "--bind-address=127.0.0.1")
 
     def start_server(self) -> None:
-        """Start the API server, and wait until it is ready."""
         folder = self._folder
         self._run(
             "kube-apiserver",
@@ -94,11 +91,9 @@ class ControlPlane:
         wait_for(self._is_ready)
 
     def stop_server(self) -> None:
-        """Stop the API server."""
         self._end("kube-apiserver")
 
     def stop(self) -> None:
-        """Stop all programs."""
         for name in list(self._running):
             self._end(name)
 
@@ -117,7 +112,6 @@ class ControlPlane:
 
 
 def write_kubeconfig(folder: Path, client: Client) -> Path:
-    """Write a kubeconfig for a server; return its path."""
     path = folder / "kubeconfig"
     path.write_text(
         f"""apiVersion: v1

@@ -35,16 +35,13 @@ class Controllers:
         self._thread = threading.Thread(target=self._run, name="controllers", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     @property
     def is_alive(self) -> bool:
-        """Whether they were started, and not stopped."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """End the thread."""
         self._stopping.set()
         self._thread.join()
 

@@ -26,7 +26,6 @@ class Jobs:
         self._counted: dict[str, dict[str, tuple[str, str]]] = {}
 
     def turn(self, job: Object) -> None:
-        """Take a job one step further."""
         before = copy.deepcopy(job)
         over, deleting = any(has(job, kind) for kind in ("Complete", "Failed")), "deletionTimestamp" in job["metadata"]
         if not over:
@@ -92,7 +91,6 @@ def _complete(job: Object) -> None:
 
 
 def pod_of(job: Object, index: int) -> Object:
-    """Return a new pod of a job."""
     meta, template = job["metadata"], copy.deepcopy(job["spec"]["template"])
     names = {"job-name": meta["name"], "controller-uid": meta["uid"]}
     labels = {**names, **{f"batch.kubernetes.io/{key}": value for key, value in names.items()}, _INDEX: str(index)}
@@ -115,7 +113,6 @@ def pod_of(job: Object, index: int) -> Object:
 
 
 def owners(one: Object) -> set[str]:
-    """Return the uids of an object's owners."""
     return {owner["uid"] for owner in one["metadata"].get("ownerReferences", [])}
 
 

@@ -31,12 +31,7 @@ _FIELD = re.compile(r"metadata\.(annotations|labels)\['(.*)'\]")
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """A client of an API server.
-
-    Args:
-        url: of the server.
-        token: of its administrator.
-    """
+    """A client of an API server, with its administrator's token."""
 
     url: str
     token: str
@@ -79,8 +74,6 @@ class Kubelets:
     """All nodes of a cluster, in one thread.
 
     Args:
-        client: of the API server.
-        names: of the nodes.
         folder: for the logs of pods.
     """
 
@@ -92,20 +85,17 @@ class Kubelets:
         self._thread = threading.Thread(target=self._run, name="kubelets", daemon=True)
 
     def start(self) -> None:
-        """Register the nodes and begin."""
         for name in self.nodes:
             self._register(name)
         self._thread.start()
 
     def stop(self) -> None:
-        """End all pods and the thread."""
         self._stopping.set()
         self._thread.join()
         for node in self.nodes.values():
             self._kill(node)
 
     def cut(self, name: str) -> None:
-        """Cut a node's power."""
         with self._lock:
             self.nodes[name].reaches_server = False
             self._kill(self.nodes[name])
@@ -124,12 +114,10 @@ class Kubelets:
                     os.killpg(running.process.pid, signal.SIGKILL)
 
     def is_busy(self, name: str) -> bool:
-        """Whether a program of a pod runs on a node."""
         return any(running.process.poll() is None for running in self.nodes[name].pods.values())
 
     @property
     def printed(self) -> str:
-        """What all pods have printed."""
         return "".join(one.log.read_text() for node in self.nodes.values() for one in list(node.pods.values()))
 
     def boot(self, name: str) -> None:

@@ -43,11 +43,7 @@ def _is_real() -> bool:
 
 
 class Lab:
-    """A cluster of four nodes.
-
-    Args:
-        folder: for its files.
-    """
+    """A cluster of four nodes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -60,7 +56,6 @@ class Lab:
         return {"KUBECONFIG": str(write_kubeconfig(self._folder, self.server.client()))}
 
     def start(self) -> None:
-        """Start the control plane and the nodes; returns when pods can be placed."""
         self.server.start()
         # A server creates its own namespaces after it is ready; the nodes' leases need one of them.
         wait_for(
@@ -71,7 +66,6 @@ class Lab:
         wait_for(lambda: all(self.is_idle(name) for name in NODES))
 
     def stop(self) -> None:
-        """Stop everything."""
         self.nodes.stop()
         self.server.stop()
 
@@ -93,7 +87,6 @@ class Lab:
         wait_for(lambda: all(self.is_idle(name) for name in NODES))
 
     def kubectl(self, *words: str, text: str = "") -> str:
-        """Run kubectl with a text as its input; return what it prints."""
         env = {**os.environ, **self.env}
         done = subprocess.run(("kubectl", *words), input=text, check=False, capture_output=True, text=True, env=env)
         return done.stdout.strip()

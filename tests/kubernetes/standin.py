@@ -37,7 +37,7 @@ class Standin:
 
     Args:
         folder: for its certificate.
-        users: who may ask besides the administrator, with the rights that roles give them.
+        users: users other than the administrator, with the rights that roles give them.
     """
 
     def __init__(self, folder: Path, users: tuple[str, ...]) -> None:
@@ -49,7 +49,6 @@ class Standin:
         self._server: ThreadingHTTPServer | None = None
 
     def client(self, user: str = ADMIN) -> Client:
-        """A client with a user's rights."""
         return Client(url=f"https://127.0.0.1:{self._port}", token=self._tokens[user])
 
     def start(self, *, controllers: bool = True) -> None:
@@ -76,14 +75,13 @@ class Standin:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), name="standin", daemon=True).start()
 
     def stop_server(self) -> None:
-        """Answer no more; the cluster itself goes on."""
+        """Stop answering; the cluster itself continues."""
         if self._server:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
 
     def stop(self) -> None:
-        """Stop everything."""
         if self._controllers.is_alive:
             self._controllers.stop()
         self.stop_server()

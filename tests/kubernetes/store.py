@@ -94,15 +94,9 @@ class Store:
                 yield one
 
     def find(self, resource: str, namespace: str, name: str) -> Object | None:
-        """Return one object."""
         return self._objects.get((resource, namespace, name))
 
     def get(self, resource: str, namespace: str, name: str) -> Object:
-        """Return one object.
-
-        Raises:
-            ApiError: there is none.
-        """
         one = self.find(resource, namespace, name)
         if one is None:
             raise ApiError(404, "NotFound", f'{named(resource)} "{name}" not found')
@@ -110,14 +104,13 @@ class Store:
 
     @property
     def version(self) -> str:
-        """The version of the whole store."""
         return str(self._version)
 
     def create(self, resource: str, namespace: str, value: Object) -> Object:
         """Add an object.
 
         Raises:
-            ApiError: there is one of this name, or no such namespace.
+            ApiError: the name exists, or the namespace doesn't.
         """
         kind, one = KINDS[resource], copy.deepcopy(value)
         meta = one.setdefault("metadata", {})
@@ -166,7 +159,7 @@ class Store:
         return one
 
     def delete(self, resource: str, one: Object, *, policy: str = "Background", grace_s: int | None = None) -> None:
-        """Ask an object to go: a running pod after its grace, others when nothing holds them any more."""
+        """Delete an object: a running pod after its grace period, others when no finalizer holds them."""
         meta = one["metadata"]
         if policy == "Foreground" and FOREGROUND not in meta.get("finalizers", []):
             meta.setdefault("finalizers", []).append(FOREGROUND)
@@ -191,7 +184,6 @@ def _grace_s(pod: Object, asked_s: int | None) -> int:
 
 
 def named(resource: str) -> str:
-    """Return a resource with its group, as messages name it."""
     group = KINDS[resource].group.rpartition("/")[0]
     return f"{resource}.{group}" if group else resource
 
@@ -215,7 +207,6 @@ def merge(target: Any, change: Any) -> Any:
 
 
 def selected(one: Object, labels: str, fields: str) -> bool:
-    """Whether an object has these labels and fields: ``a=b,c!=d,e``."""
     own = one["metadata"].get("labels") or {}
     return all(_is(own.get(key), sign, value) for key, sign, value in _terms(labels)) and all(
         _is(_field(one, key), sign, value) for key, sign, value in _terms(fields)
@@ -243,7 +234,6 @@ def _field(one: Object, path: str) -> Any:
 
 
 def condition(one: Object, kind: str, status: str, reason: str, message: str) -> bool:
-    """Set a condition of an object's status; return whether that changed it."""
     conditions = one.setdefault("status", {}).setdefault("conditions", [])
     old: Object = next((each for each in conditions if each["type"] == kind), {})
     new = {"type": kind, "status": status, "reason": reason, "message": message}
@@ -257,6 +247,5 @@ def condition(one: Object, kind: str, status: str, reason: str, message: str) ->
 
 
 def has(one: Object, kind: str, status: str = "True") -> bool:
-    """Whether a condition of an object has a status."""
     conditions = one.get("status", {}).get("conditions") or []
     return any(each["type"] == kind and each["status"] == status for each in conditions)

@@ -1,4 +1,4 @@
-"""The stand-in answers as a real API server did: ``answers.json`` holds what Kubernetes 1.36 said."""
+"""The stand-in answers as a real API server did: ``answers.json`` has the answers of Kubernetes 1.36."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def facts(one: Object) -> Object:
 
 
 def _said(text: str | None) -> str:
-    """The first sentence: a scheduler goes on about preemption."""
+    """Return the first sentence; a scheduler adds more about preemption."""
     return (text or "").removesuffix(".").partition(". ")[0]
 
 

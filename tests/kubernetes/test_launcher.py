@@ -268,7 +268,6 @@ def test_a_driver_without_rights_is_told_so_and_few_rights_are_enough_to_end_wha
 
 
 def _may(launcher: KubernetesLauncher) -> bool:
-    """Whether the server has read the roles."""
     try:
         return len(launcher.hosts(2)) >= 0
     except RefusedError:

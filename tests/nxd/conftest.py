@@ -1,4 +1,4 @@
-"""What the tests of backend nxd share: the trainer's small runs, and processes that find the library."""
+"""Fixtures of the tests of backend nxd: the trainer's small runs, and processes that find the library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.Popen[str]]:
-    """Start a module by torchrun, with what this process's PYTHONPATH has besides the project.
+    """Start a module by torchrun, with this process's PYTHONPATH in addition to the project.
 
     The job has a private folder, as by ``hlatctl.node``: one process of each replica reads for the others.
     """

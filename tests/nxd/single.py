@@ -51,7 +51,6 @@ def attention_by_kernel(backend: Nxd) -> float:
 
 
 def main() -> None:
-    """Print what was seen."""
     run = RunPaths(Path(sys.argv[1]))
     backend = Nxd(load(run.config))
     seen = {"compiled": compiled_at_each_boundary(backend, run), "attention": attention_by_kernel(backend)}

@@ -22,7 +22,6 @@ def test_the_recorded_signatures_are_the_librarys() -> None:
 
 
 def _find(name: str) -> Any:
-    """What a dotted name means."""
     module, rest = name, list[str]()
     while True:
         try:

@@ -109,7 +109,7 @@ def reference(
     launch: Callable[..., Any],
     finish: Callable[..., str],
 ) -> Callable[..., RunPaths]:
-    """One process of torch_native, by what its configuration has besides."""
+    """Runs of one process of torch_native, by their additional configuration."""
     runs: dict[str, RunPaths] = {}
 
     def train(**changes: Any) -> RunPaths:

@@ -77,12 +77,7 @@ def why_not() -> str:
 
 
 class Lab:
-    """The cluster, its daemons and what a test does to them.
-
-    Args:
-        root: folder of its own.
-        nodes: how many; they are called n1, n2, …
-    """
+    """The cluster, its daemons and what a test does to them; the nodes are called n1, n2 and so on."""
 
     def __init__(self, root: Path, nodes: int) -> None:
         self.root, self.nodes = root, [f"n{number + 1}" for number in range(nodes)]
@@ -128,7 +123,6 @@ class Lab:
         wait_for(lambda: all(self.state_of(node) == "idle" for node in self.nodes))
 
     def stop(self) -> None:
-        """End everything."""
         for node in list(self._outer):
             self.cut(node)
         for daemon in (self._controller, self._munged):
@@ -138,7 +132,6 @@ class Lab:
         ctypes.CDLL(None).umount2(os.fsencode(self.disk), _MNT_DETACH)  # a program can't start at a session's end
 
     def start_controller(self) -> None:
-        """Start slurmctld, or start it again."""
         self._controller = self._start("slurmctld", "-D", "-f", str(self.root / "slurm.conf"))
         wait_for(lambda: self.command("scontrol", "ping").returncode == 0)
 
@@ -149,7 +142,6 @@ class Lab:
         self._controller.wait()
 
     def boot(self, node: str) -> None:
-        """Start a node."""
         root = self.root
         script = (
             f"hostname {node} && mount --bind {root}/hosts /etc/hosts && mount -t tmpfs tmpfs /dev/shm && "
@@ -160,7 +152,7 @@ class Lab:
         )
 
     def cut(self, node: str) -> None:
-        """Cut a node's power: all of its processes die at once."""
+        """Cut a node's power: all of its processes die immediately."""
         children, outer = self._inner(node), self._outer.pop(node)
         for child in children:
             with contextlib.suppress(ProcessLookupError):
@@ -205,7 +197,6 @@ class Lab:
         return self.command("sinfo", "-h", "-N", "-p", "main", "-n", node, "-o", "%T").stdout.strip()
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run one of Slurm's commands."""
         return subprocess.run(words, env={**os.environ, **self.env}, capture_output=True, text=True, check=False)
 
     def _inner(self, node: str) -> list[str]:

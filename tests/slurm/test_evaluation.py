@@ -1,4 +1,4 @@
-"""A whole run on two nodes: evaluations beside training that it never waits for, and the numbers of one machine."""
+"""A whole run on two nodes: training never waits for its evaluations, and the numbers equal those of one machine."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ def cluster(nodes: int = 2, **settings: object) -> ClusterConfig:
 
 @pytest.fixture
 def small(lab: Lab) -> Iterator[None]:
-    """A partition with limits of its own."""
     limits = "MaxNodes=3 MinNodes=2 AllowAccounts=physics,maths DefaultTime=30:00"
     lab.command("scontrol", "create", "PartitionName=small", "Nodes=n[1-4]", "MaxTime=1-02:00:00", *limits.split())
     yield

@@ -43,7 +43,7 @@ TrainHere = Callable[[RunPaths, int], int]
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Public text and tokenizers beside the checkout, if present."""
+    """Public text and tokenizers next to the checkout, if present."""
     if not SHARED_DATA.is_dir():
         pytest.skip("shared/data is not beside this checkout")
     return SHARED_DATA
@@ -137,8 +137,6 @@ def mixed(make_config: MakeConfig, corpus: Path, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def make_run(make_config: MakeConfig, dataset: Path) -> MakeRun:
-    """A run directory, ready to train."""
-
     def make(root: Path, **changes: Any) -> RunPaths:
         run = RunPaths(root)
         text = dump(make_config(runs_dir=os.fspath(root.parent), **changes))
@@ -197,7 +195,6 @@ def finish() -> Finish:
 
 @pytest.fixture
 def train_here() -> Iterator[TrainHere]:
-    """Run one training process inside this one, without starting an interpreter."""
     import torch
 
     from trainer.__main__ import main
@@ -210,8 +207,6 @@ def train_here() -> Iterator[TrainHere]:
 
 @pytest.fixture(scope="session")
 def events_of() -> EventsOf:
-    """Return the events of one kind, of one attempt or all."""
-
     def select(run: RunPaths, kind: str, attempt: int | None = None) -> list[dict[str, Any]]:
         return [e for e in read_events(run) if e["kind"] == kind and attempt in (None, e["attempt"])]
 
@@ -220,7 +215,6 @@ def events_of() -> EventsOf:
 
 @pytest.fixture
 def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file to which a process writes its error."""
     path = tmp_path / "error.json"
     monkeypatch.setenv(ERROR_FILE_ENV, os.fspath(path))
     return path

@@ -14,7 +14,6 @@ from trainer.backends.torch_native import TorchNative
 
 
 def main() -> None:
-    """Check every run's layout."""
     for folder in sys.argv[1:]:
         backend = TorchNative(load(RunPaths(Path(folder)).config))
         model = backend.build_model(document_end_id=None)

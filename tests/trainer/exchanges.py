@@ -30,7 +30,6 @@ class Exchanges(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def main() -> None:
-    """Count the exchanges of every run's layout."""
     backend = None
     for folder in sys.argv[1:]:
         config = load(RunPaths(Path(folder)).config)

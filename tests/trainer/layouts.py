@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Train every run of the list."""
     from trainer.backends.torch_native import TorchNative
     from trainer.parallel import layout
 

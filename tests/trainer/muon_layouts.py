@@ -34,7 +34,6 @@ def piece(name: str, whole: Tensor, layout: Layout) -> Tensor:
 
 
 def main() -> None:
-    """Compare every run's layout with one process."""
     for folder in sys.argv[1:]:
         config = load(RunPaths(Path(folder)).config)
         backend = TorchNative(config)

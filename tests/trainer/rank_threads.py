@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, for code that only exchanges JSON beside training; not a test by itself."""
+"""Ranks as threads of one process, for code that only exchanges JSON during training; not a test by itself."""
 
 from __future__ import annotations
 

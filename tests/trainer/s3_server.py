@@ -50,7 +50,6 @@ class Server:
 
 
 def make_bucket() -> None:
-    """Make an empty bucket on the server that the environment names."""
     system, _ = connect(BUCKET)
     if system.exists("bucket"):
         system.rm("bucket", recursive=True)

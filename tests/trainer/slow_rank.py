@@ -12,7 +12,6 @@ from trainer.data.prefetch import Batches
 
 
 def slow_down(batches: type[Batches], seconds: float) -> None:
-    """Delay every batch of this process."""
     honest = batches.next
 
     def late(self: Batches) -> Any:

@@ -14,7 +14,6 @@ from trainer.step import evidence
 
 
 def stand_still(batches: type[Batches], before: int) -> None:
-    """Stop this process for ever in front of a batch."""
     honest, drawn = batches.next, iter(range(1, before))
 
     def late(self: Batches) -> Any:

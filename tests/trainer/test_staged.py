@@ -79,11 +79,9 @@ class Job:
             )
 
     def said(self) -> str:
-        """Return the logs of both nodes."""
         return "".join(path.read_text() for path in sorted(self.log.parent.glob(f"{self.log.stem}*.log")))
 
     def ranks(self) -> dict[int, processes.Identity]:
-        """Return the training processes of both nodes."""
         return {rank: process for one in self.nodes for rank, process in processes.ranks(one.pid).items()}
 
     def kill(self) -> None:
@@ -97,7 +95,6 @@ class Job:
 
 @pytest.fixture
 def jobs() -> Iterator[list[Job]]:
-    """Jobs that are ended with the test."""
     started: list[Job] = []
     yield started
     for one in (one for job in started for one in job.nodes):

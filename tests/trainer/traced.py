@@ -1,8 +1,8 @@
 """``python -m tests.trainer.traced CONFIG``: trace a step of one rank of a large job, without a device.
 
 Tensors are fake: they have shapes, dtypes and devices, but no values, so reading one on the host is an error.
-Collectives of the process group ``fake`` return at once. The device is PyTorch's backend for external devices under the
-name ``neuron``, with a GPU's facts: a tensor that is left on the host is an error too. Prints what was traced as JSON.
+Collectives of the process group ``fake`` return immediately. The device is PyTorch's backend for external devices under
+the name ``neuron``, with a GPU's facts: a tensor that is left on the host is an error too. Prints the trace as JSON.
 """
 
 from __future__ import annotations
@@ -39,58 +39,50 @@ class Stream:
         pass
 
     def wait_stream(self, _: Any) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def wait_event(self, _: Any) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def record_event(self, event: Any = None) -> Any:
-        """Return an event."""
         return event or Stream()
 
     def record(self, _: Any = None) -> None:
         """Do nothing."""
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Return immediately."""
 
     def wait(self, _: Any = None) -> None:
-        """Return at once."""
+        """Return immediately."""
 
 
 class Module(_DummyBackendModule):
-    """``torch.neuron``."""
-
     Stream = Event = Stream
 
     def __init__(self) -> None:
         pass
 
     def current_stream(self, _: Any = None) -> Any:
-        """Return a stream."""
         return Stream()
 
     def stream(self, _: Any) -> Any:
-        """Return a context without effect."""
         return nullcontext()
 
     def device_count(self) -> int:
-        """Return the devices of a node."""
         return 8
 
     def is_available(self) -> bool:
-        """Return that there is one."""
         return True
 
     def set_device(self, _: Any) -> None:
         """Accept any."""
 
     def current_device(self) -> int:
-        """Return the first."""
         return 0
 
     def synchronize(self, _: Any = None) -> None:
-        """Return at once."""
+        """Return immediately."""
 
 
 class Collectives(TorchDispatchMode):

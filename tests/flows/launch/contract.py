@@ -64,7 +64,6 @@ class Contract:
         raise NotImplementedError
 
     def job(self, folder: Path, code: str) -> Job:
-        """A job that runs Python code."""
         raise NotImplementedError
 
     def runs(self, handle: Handle, job: Job) -> None:

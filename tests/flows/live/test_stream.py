@@ -36,7 +36,6 @@ def _append(run: RunPaths, *steps: int) -> None:
 
 
 async def _next(source: AsyncIterator[bytes], name: str) -> Any:
-    """Return the data of the next event of a name."""
     async with asyncio.timeout(WAIT_S):
         async for text in source:
             if text.startswith(f"event: {name}\n".encode()):

@@ -1,7 +1,4 @@
-"""Which hosts the end of an attempt is held against.
-
-The node ledger: old entries count less, suspects are measured again, repeat offenders are left out.
-"""
+"""The node ledger: which hosts are blamed for the end of an attempt, how entries fade, and which hosts are excluded."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ class End:
     """How an attempt ends.
 
     Args:
-        node: to blame; empty: unknown.
-        steps: done after the checkpoint that it loaded; None: it did not start.
+        node: the node to blame; empty: unknown.
+        steps: steps after the checkpoint that it loaded; None: it did not start.
         rejected: preflight rejects the node before the next attempt.
     """
 

@@ -1,9 +1,4 @@
-"""What is journalled and shown of a job in a scheduler's queue.
-
-What the flow reads of a failed job's logs.
-
-What several runs need is made by one of them; the others wait, and can be stopped meanwhile.
-"""
+"""Jobs of a run: events and messages while they wait in a queue, logs of failed ones, and results that runs share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Asking another package: at low priority Ctrl-C is passed on, so that it can finish what it has.
-
-Starting processes: their priority beside training.
-"""
+"""Starting processes: their priority during training, and how Ctrl-C reaches them."""
 
 from __future__ import annotations
 

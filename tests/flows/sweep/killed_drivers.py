@@ -1,4 +1,4 @@
-"""``python -m tests.flows.sweep.killed_drivers SWEEP_DIR SEED KILLS``: kills the drivers of a sweep at random events.
+"""``python -m tests.flows.sweep.killed_drivers SWEEP_DIR SEED KILLS``: kill the drivers of a sweep at random events.
 
 Each driver is a forked process that kills itself at the n-th event that it journals, before or after writing it. After
 KILLS deaths a driver may finish. Prints how many died.

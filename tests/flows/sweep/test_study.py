@@ -1,9 +1,4 @@
-"""The number by which trials are compared.
-
-Signs that a run diverges.
-
-What Optuna draws for a sweep.
-"""
+"""A sweep's study: what Optuna draws, the number by which trials are compared, and signs that a run diverges."""
 
 from __future__ import annotations
 

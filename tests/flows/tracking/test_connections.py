@@ -31,7 +31,6 @@ def answer() -> threading.Event:
 
 @pytest.fixture
 def asked() -> threading.Semaphore:
-    """Released for each request."""
     return threading.Semaphore(0)
 
 

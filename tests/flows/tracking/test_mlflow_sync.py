@@ -46,7 +46,7 @@ _CPU = "system/cpu_utilization_percentage"
 
 @pytest.fixture(scope="module")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow's tables, created once, by two processes at once: a new run and `hlatctl ui` may do so."""
+    """MLflow's tables, created by two processes simultaneously, as a new run and `hlatctl ui` may do."""
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     code = "import sys; from flows.tracking.mlflow_client import connect; connect(sys.argv[1]).search_experiments()"
     both = [subprocess.Popen([sys.executable, "-c", code, f"sqlite:///{path}"]) for _ in range(2)]

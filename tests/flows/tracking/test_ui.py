@@ -107,7 +107,6 @@ def fetch(url: str, auth: str = "") -> str:
 
 
 def answer(url: str, auth: str = "", method: str = "GET", **headers: str) -> int:
-    """Return the status of an answer."""
     if auth:
         headers["Authorization"] = local_server.basic(auth)
     data = b"{}" if method == "POST" else None

@@ -27,7 +27,7 @@ _SHOWS = "import json, sys, shared, trainer; print(json.dumps([sys.prefix, share
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    """An environment with a package, and beside it this project's sources, to which pip links."""
+    """An environment with a package, and next to it this project's sources, to which pip links."""
     prefix, project = tmp_path / "shared" / "venv", tmp_path / "shared" / "sources"
     venv.create(prefix, symlinks=True)
     (prefix / LIBRARY / "shared.py").write_text("")

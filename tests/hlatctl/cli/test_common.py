@@ -1,7 +1,4 @@
-"""What the commands share: output.
-
-The shell's completion offers runs, and never an error.
-"""
+"""What the commands share: output, and shell completion of runs, which never fails."""
 
 from __future__ import annotations
 

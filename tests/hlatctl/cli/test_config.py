@@ -19,7 +19,6 @@ Cli = Callable[..., str]
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Runs a command that must succeed and gives its stdout."""
     monkeypatch.setenv("COLUMNS", "80")
 
     def call(*argv: str) -> str:

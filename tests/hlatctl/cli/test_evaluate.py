@@ -1,7 +1,4 @@
-"""`hlatctl eval`: its targets and progress; what `hlatctl eval data` prints, and what it asks the evaluator.
-
-Scores leave and enter as results files of other evaluators.
-"""
+"""`hlatctl eval`: its targets and progress, `hlatctl eval data`, and export and import of other evaluators' files."""
 
 from __future__ import annotations
 
@@ -255,7 +252,6 @@ def test_an_export_gives_the_same_scores_when_it_is_imported(
 
 
 def scores_of(run: RunPaths) -> tuple[dict[str, Any], int]:
-    """The exported scores of the newest milestone of a run."""
     milestones = read_state(run).milestones
     newest = max(tokens for tokens, each in milestones.items() if each.status == "evaluated")
     found = {

@@ -1,7 +1,4 @@
-"""What `goodput` prints of a run with a known past.
-
-`hlatctl report`: the formats, the folder, and what can't be reported.
-"""
+"""`hlatctl report` and `goodput`: the formats, the folder, what they print, and what can't be reported."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Progress: one live line on a terminal, few plain ones elsewhere.
-
-`train`, `plan`, `resume` and `stop` from end to end on the mock cluster, without Prefect and MLflow.
-"""
+"""`train`, `plan`, `resume` and `stop` from end to end on the mock cluster without Prefect and MLflow, and progress."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ class Terminal(io.StringIO):
 
 
 def states(run: RunPaths) -> list[RunState]:
-    """The state after every event."""
     events = read_events(run)
     return [fold(events[:end]) for end in range(1, len(events) + 1)]
 

@@ -1,11 +1,4 @@
-"""Counts against hand-calculated ones.
-
-Optimal intervals against published ones.
-
-Money and volumes, against figures worked out by hand.
-
-How often a run repeats its sources, and from when on that is remarked.
-"""
+"""Counts, checkpoint intervals, money and volumes against figures worked out by hand or published; repeated sources."""
 
 from __future__ import annotations
 

@@ -20,13 +20,10 @@ CONFIG = Config(
 
 
 def goodput_of(events: Sequence[Event], config: Config = CONFIG) -> Goodput:
-    """Return the goodput of events."""
     return measure_goodput(events, config, fold(events))
 
 
 class Journal:
-    """Events at times chosen by the test."""
-
     def __init__(self) -> None:
         self.events: list[Event] = []
 
@@ -57,7 +54,6 @@ class Journal:
 
 @pytest.fixture
 def journal() -> Journal:
-    """Return the journal of a run whose driver started at 0."""
     made = Journal()
     made.add(0, "run_created", run_id="made-up")
     made.add(0, "head_started", pid=1)

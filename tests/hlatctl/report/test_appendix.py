@@ -1,9 +1,4 @@
-"""The appendix on data: shares, consumed tokens and epochs.
-
-The appendix on the environment.
-
-The appendix on interruptions.
-"""
+"""The appendices on data (shares, consumed tokens, epochs), on the environment and on interruptions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which milestones wait, and the forecasts from measured times.
-
-The queue of evaluations in words.
-"""
+"""The queue of evaluations: which milestones wait, forecasts from measured times, and its description in words."""
 
 from __future__ import annotations
 

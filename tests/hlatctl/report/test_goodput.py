@@ -1,11 +1,4 @@
-"""The price of a run's tokens.
-
-Goodput, cost and checkpoint intervals of made-up journals.
-
-Journals read as columns of steps and other events.
-
-Wall time of made-up journals: every second belongs to one category.
-"""
+"""Goodput, cost and checkpoint intervals of made-up journals: every second of wall time belongs to one category."""
 
 from __future__ import annotations
 
@@ -180,7 +173,6 @@ _EVENTS = st.tuples(
 
 
 def check(goodput: Goodput) -> None:
-    """Check that every second belongs to one category."""
     assert all(seconds > 0 for seconds in goodput.seconds.values())
     microseconds = sum(round(seconds * 1e6) for seconds in goodput.seconds.values())
     assert microseconds == round(goodput.wall_s * 1e6)

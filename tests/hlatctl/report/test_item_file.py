@@ -19,7 +19,6 @@ TOKENS = 400_000_000_000
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunPaths:
-    """A run with a file of three items."""
     run = scored_run(tmp_path / "runs", "base", hlat_scores())
     ranked = {"choices": [" no", " yes"], "loglikelihoods": [-2.0, -1.0], "target": "0"}
     rows = [

@@ -1,7 +1,4 @@
-"""Throughput over nodes, planned and measured.
-
-Statistics of gradient spikes.
-"""
+"""Throughput over nodes, planned and measured, and statistics of gradient spikes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Differences item by item: known values of the tests, and what can't be paired.
-
-How the contracts of two evaluations differ, task by task.
-"""
+"""Differences item by item: known values of the tests, what can't be paired, and how contracts differ by task."""
 
 from __future__ import annotations
 

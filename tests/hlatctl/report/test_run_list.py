@@ -24,7 +24,6 @@ from tests.hlatctl.conftest import MakeRun
 
 @pytest.fixture
 def runs_dir(make_run: MakeRun) -> Path:
-    """A folder with a finished run and one that was killed."""
     make_run("a", until="killed")
     folder = make_run("b").root.parent
     cache_dir(folder).mkdir()

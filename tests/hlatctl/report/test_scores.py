@@ -1,7 +1,4 @@
-"""A run's scores over its milestones beside published ones.
-
-Accuracies by length from the files of tasks.
-"""
+"""A run's scores over its milestones, compared with published ones, and accuracies by length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tasks say anything: scores over milestones against guessing and noise."""
+"""Which tasks are informative: scores over milestones against guessing and noise."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The main facts: the same texts on the page, in the Markdown summary, in numbers.json and on the terminal.
-
-The table of scores in the summary.
-"""
+"""The main facts and scores: the same texts on the page, in the Markdown summary, numbers.json and the terminal."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The number of batches drawn at a checkpoint, from the journal or from a checkpoint of an older release.
-
-Manifests: a complete checkpoint is valid, and an error names every kind of damage.
-
-The ranks' own states of a checkpoint, in one file, and in one per rank as older releases wrote them.
-"""
+"""A checkpoint's files: the manifest, errors that name every kind of damage, the ranks' states, and drawn batches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Contracts are compared field by field.
-
-The contracts of a run: what is recorded, what is refused, and the errors.
-"""
+"""The contracts of a run: what is recorded, what is refused, and how they are compared field by field."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The error tree, its exit codes, and an error's way from one process to another.
-
-The nearest name to one that does not exist.
-
-What is said of failures of a file system, and of folders of other users.
-"""
+"""The error tree, its exit codes, errors that cross processes, nearest names, and failures of file systems."""
 
 from __future__ import annotations
 

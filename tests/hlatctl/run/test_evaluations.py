@@ -1,7 +1,4 @@
-"""Milestones are found by their tokens, exact or as they are printed.
-
-What a line of text shows of an evaluation's scores.
-"""
+"""Milestones are found by their tokens, exact or as printed; scores as a line of text."""
 
 from __future__ import annotations
 

@@ -1,14 +1,6 @@
-"""Files and folders appear complete or not at all. What killed processes leave is removed; what others fill is not.
+"""Files and folders appear complete or not at all, in every state that a disk, a person or a program can leave them in.
 
-File locks: who waits, who is refused, and which folders are removed. Two opens of a file exclude each other.
-
-Files that one process of each node reads for all: the copy, and what is read without one.
-
-Files in every state that a disk, a person or another program can leave them in: one kind of error.
-
-Folders for temporary files are private, and none outlives its owner for long.
-
-Files below a folder, which can be too many.
+Also file locks, files that one process of each node reads for all, and private folders for temporary files.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def test_a_journal_torn_at_any_byte_loses_only_the_torn_event(
 
 
 class _FullDisk(io.FileIO):
-    """A file on a disk that has so many bytes left."""
+    """A file on a disk with this many free bytes."""
 
     free_bytes = 0
 

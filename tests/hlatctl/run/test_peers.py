@@ -1,4 +1,4 @@
-"""Only processes of one's own user stay connected, and ports close for others once a group exists."""
+"""Only processes of the same user stay connected, and ports close for others once a group exists."""
 
 from __future__ import annotations
 

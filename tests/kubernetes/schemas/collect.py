@@ -63,7 +63,6 @@ def _named(value: Any) -> list[str]:
 
 
 def main() -> None:
-    """Write one file for each version."""
     with zipfile.ZipFile(sys.argv[1]) as wheel:
         for version in VERSIONS:
             path = f"kubernetes_validate/kubernetes-json-schema/v{version}.0-local-strict/_definitions.json"

@@ -1,11 +1,4 @@
-"""Which blocks of whole tensors a process has and writes, for processes on a fake mesh.
-
-One shard: written in one pass, hashed, readable by safetensors and torch, and checked by its header.
-
-The list of all blocks of a checkpoint: made, read back, and checked for completeness.
-
-Tensors written to and read from a folder, and storage errors.
-"""
+"""Shards of a checkpoint: which blocks a process writes, their files, the list of all blocks, and reading them back."""
 
 from __future__ import annotations
 
@@ -47,8 +40,6 @@ from trainer.checkpoint.shards import (
 
 @dataclass
 class _Mesh:
-    """A mesh of some sizes, at a place."""
-
     sizes: tuple[int, ...]
     place: tuple[int, ...]
 

@@ -1,7 +1,4 @@
-"""Which checkpoints are deleted while evaluators read them.
-
-Verification by all ranks: each reads its share of the files, and one bad share is enough.
-"""
+"""Verification of a checkpoint by all ranks, and which checkpoints are deleted while evaluators read them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory, make_run: Callable[..., Ru
 
 @pytest.fixture
 def copied(trained: RunPaths, tmp_path: Path) -> RunPaths:
-    """Return a copy of the run to damage."""
     shutil.copytree(trained.root, tmp_path / "run")
     return RunPaths(tmp_path / "run")
 

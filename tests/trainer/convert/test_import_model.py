@@ -65,7 +65,6 @@ def change(path: Path, **values: Any) -> None:
 
 
 def model_keys(folder: Path) -> dict[str, Any]:
-    """Return the model.json of an imported folder."""
     keys: dict[str, Any] = files.read_json(folder / "model.json")
     return keys
 
@@ -78,7 +77,6 @@ def first_batch(run: RunPaths) -> tuple[Tensor, Tensor]:
 
 
 def their_loss(folder: Path, batch: tuple[Tensor, Tensor]) -> float:
-    """Return transformers' loss of a batch."""
     from transformers import AutoModelForCausalLM
 
     with torch.no_grad():

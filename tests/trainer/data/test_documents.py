@@ -1,6 +1,6 @@
-"""Megatron's files, against bytes that are put together here from its documented layout.
+"""Corpora of token ids and Megatron's files: they train like their text, and wrong or damaged ones are refused.
 
-Corpora of token ids: they train like their text, and wrong or damaged ones are refused.
+Megatron's files are compared with bytes that are put together here from its documented layout.
 """
 
 from __future__ import annotations

@@ -44,7 +44,6 @@ def _prepared(config: Config, target: Path) -> tuple[dict[str, Any], list[str]]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two Arrow files."""
     _arrow(tmp_path / "corpus" / "a.arrow", _texts(60))
     _arrow(tmp_path / "corpus" / "b.arrow", _texts(40, "b"))
     return tmp_path / "corpus"

@@ -39,7 +39,7 @@ def trained(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def _save(run: RunPaths, *, batches: int) -> None:
-    """Write the checkpoint of a run that has read so many batches."""
+    """Write the checkpoint of a run that has read this many batches."""
     loader = Loader(load(run.config), json.loads(run.dataset.read_text()), rank=0, size=1)
     for _ in range(batches):
         loader.next()

@@ -1,7 +1,4 @@
-"""The documents that a checkpoint says were read are those that the loader has handed out.
-
-What a scan has found of each item.
-"""
+"""What a scan finds of each item, in the documents that the loader has handed out according to a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing: no token is lost, none is seen twice, weights are kept, and any position can be gone on from."""
+"""Packing: no token is lost or seen twice, weights are obeyed, and packing can continue from any position."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Words apart or a document whole: the ids are the same, or the fast way is not taken.
-
-Ids become the text that the tokenizer itself decodes.
-"""
+"""The tokenizer: the fast way gives the ids of a whole document or is not taken; ids are decoded to the same text."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_a_compiled_model_learns_alike_with_either_mask_and_is_compiled_once(
 
 @pytest.fixture
 def group_of_8() -> Iterator[dist.ProcessGroup]:
-    """A process group whose other members do not exist: its collectives return at once."""
+    """A process group whose other members do not exist, so its collectives return immediately."""
     dist.init_process_group("fake", rank=3, world_size=8, store=FakeStore())
     assert dist.group.WORLD is not None
     yield dist.group.WORLD

@@ -1,7 +1,4 @@
-"""The model, its loss and its optimizer, compared with PyTorch's implementations.
-
-Recomputation: equal gradients, and less memory between forward and backward pass.
-"""
+"""The model, its loss and its optimizer, compared with PyTorch's implementations, and memory saved by recomputation."""
 
 from __future__ import annotations
 
@@ -228,7 +225,6 @@ class Passes:
 
 
 def passes(trace: Path, *, compiles: bool, **parallel: Any) -> Passes:
-    """Run both passes; memory is from PyTorch's record of allocations during the forward pass."""
     torch._dynamo.reset()  # a graph in memory was built for another budget
     config = Config(
         model=_MODEL,

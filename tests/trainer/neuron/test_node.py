@@ -96,7 +96,7 @@ def test_nccom_across_nodes_runs_in_the_slurm_job_or_not_at_all(monkeypatch: pyt
 
 @pytest.fixture
 def tools_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder first on PATH; programs in it stand for Neuron's."""
+    """The first folder on PATH; programs in it replace Neuron's."""
     monkeypatch.setenv("PATH", os.pathsep.join([os.fspath(tmp_path), os.environ["PATH"]]))
     return tmp_path
 

@@ -1,7 +1,4 @@
-"""Where gradients are: FSDP adds those of FP32 weights to the optimizer's buffer, so that they exist once.
-
-Stochastic rounding: the mean over many trials is the exact value.
-"""
+"""AdamW: FSDP adds gradients of FP32 weights to the optimizer's buffer, and stochastic rounding is exact on average."""
 
 from __future__ import annotations
 

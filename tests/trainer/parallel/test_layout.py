@@ -1,7 +1,4 @@
-"""Which processes read the data of a replica, and which receive it.
-
-When gradients are exchanged: bucket by bucket, during the step's last backward pass.
-"""
+"""Which processes of a replica read its data, and when gradients are exchanged during the last backward pass."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Spikes, alarms and stragglers, by the paper's definitions.
-
-Alarms of gradient norms: the noise of a real curve is none, and its real spike is one.
+"""Spikes, alarms and stragglers by the paper's definitions; a real curve's noise is no alarm, and its spike is one.
 
 ``noisy_gradient_norms.json`` has the first 700 norms of the quickstart's model with batches of 512 tokens
 (``train.global_batch_size=4 train.seq_len=128 optimizer.lr=3e-3``).

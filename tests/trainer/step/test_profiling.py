@@ -1,7 +1,4 @@
-"""The table of a profile's operators.
-
-PyTorch's profiler on steps of running training.
-"""
+"""PyTorch's profiler on steps of running training, and the table of a profile's operators."""
 
 from __future__ import annotations
 

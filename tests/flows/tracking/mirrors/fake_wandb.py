@@ -17,8 +17,6 @@ from typing import Any
 
 @dataclass
 class Kept:
-    """What the server has of a run."""
-
     rows: list[dict[str, Any]] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
@@ -35,12 +33,6 @@ class Kept:
 
 
 class FakeWandb:
-    """The server.
-
-    Args:
-        port: 0: any.
-    """
-
     def __init__(self, port: int = 0) -> None:
         self.runs: dict[str, Kept] = {}
         #: It can remove rows.
@@ -95,7 +87,6 @@ class FakeWandb:
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def graphql(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer a query."""
         found = re.search(r"(?:query|mutation)\s+(\w+)", request["query"])
         answer = getattr(self, f"_{found[1]}", None) if found else None
         return answer(request["variables"]) if answer else {"data": {}}
@@ -171,7 +162,6 @@ class FakeWandb:
 
 @contextmanager
 def serving(port: int = 0) -> Iterator[FakeWandb]:
-    """Serve until the block ends."""
     fake = FakeWandb(port)
     thread = threading.Thread(target=fake.server.serve_forever, daemon=True)
     thread.start()

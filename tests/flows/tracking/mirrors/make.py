@@ -1,4 +1,4 @@
-"""Makes runs by writing their journals."""
+"""Make runs by writing their journals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ TOKENS = 100
 
 
 def make_run(runs_dir: Path, run_id: str = "one", *, simulated: bool = False, **tracking: Any) -> RunPaths:
-    """Make a run that has started."""
     settings: dict[str, Any] = {"enabled": False, "poll_s": 0.2, **tracking}
     config = Config(runs_dir=str(runs_dir), tracking=TrackingConfig(**settings))
     run = runs.create_run(runs_dir, run_id, load.dump(config))
@@ -36,7 +35,6 @@ def train(run: RunPaths, first: int, last: int, *, attempt: int = 1, add: float 
 
 
 def evaluate(run: RunPaths, step: int, value: float = 0.5, contract: str = "c" * 64) -> None:
-    """Evaluate the milestone at a step."""
     tokens = step * TOKENS
     scores = {"mmlu:all": {"metric": "acc", "value": value}, "validation_loss": {"metric": "nats", "value": 2 * value}}
     with JournalWriter(run, eval_writer(tokens)) as journal:
@@ -44,11 +42,9 @@ def evaluate(run: RunPaths, step: int, value: float = 0.5, contract: str = "c" *
 
 
 def label(run: RunPaths, **what: Any) -> None:
-    """Change a run's labels."""
     labels.write_label(run, labels.change(**what), by="me")
 
 
 def finish(run: RunPaths, outcome: str = "finished", message: str = "") -> None:
-    """End the run."""
     with JournalWriter(run, FLOW_WRITER) as journal:
         journal.append("run_finished", outcome=outcome, step=0, tokens=0, message=message)

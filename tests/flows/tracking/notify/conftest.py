@@ -1,4 +1,4 @@
-"""A webhook on loopback that records what it gets, and a run to tell about."""
+"""A webhook on loopback that records its messages, and a run to report on."""
 
 from __future__ import annotations
 
@@ -100,5 +100,4 @@ def journal(run: RunPaths, kind: str, **fields: Any) -> None:
 
 
 def fail(run: RunPaths) -> None:
-    """Journal that a run failed."""
     journal(run, "run_finished", outcome="failed", step=7, tokens=70, message="no node", hint="repair a node")

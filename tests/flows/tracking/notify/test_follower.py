@@ -1,4 +1,4 @@
-"""The process beside a driver sends what happens, and tells that the driver died."""
+"""The process alongside a driver sends events, and reports that the driver died."""
 
 from __future__ import annotations
 

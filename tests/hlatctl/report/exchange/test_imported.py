@@ -1,6 +1,4 @@
-"""The names of figures from other evaluators.
-
-Items of other evaluators: in the columns of our own, and paired only if it is known what was asked.
+"""Scores and items of other evaluators: their names, our columns, and pairs only if the questions are known.
 
 The structures are those that lm-evaluation-harness 0.4.13, lighteval 0.13 and OLMES write.
 """
