@@ -1,19 +1,19 @@
-"""``python -m hlatctl.allocation FOLDER IDLE_S``: keeps the nodes of a Slurm job, and runs a run's jobs there in turn.
+"""``python -m hlatctl.allocation FOLDER IDLE_S``: holds the nodes of a Slurm job and runs a run's jobs on them in turn.
 
-It is the batch program of an allocation and runs on the allocation's first node. A driver orders a round by a file in
-FOLDER, which names the job's script and how many nodes it needs:
+This is the batch program of an allocation and runs on its first node. A driver orders a round by a file in FOLDER,
+which names the job's script and how many nodes it needs:
 
     round-0001.order      waits; the driver withdraws it by renaming it to round-0001.withdrawn
     round-0001.taken      is running or has run
     round-0001.nodes      the hosts that it got
-    released              no further round is taken, because the driver asked for that
-    closed                no further round is taken, because this program ends
+    released              no more rounds are taken, because the driver asked for that
+    closed                no more rounds are taken, because this program is ending
 
 Either the driver or this program renames an order, never both. Standard library only.
 
-The program chooses the nodes of a round: those that the scheduler says are up, without those that the order excludes.
-It ends if the driver releases the nodes, if no order came for IDLE_S seconds, if too few nodes are left, or if the
-scheduler asked a round to stop, because it takes the nodes soon.
+The program chooses a round's nodes from those that the scheduler reports as up, except those that the order excludes.
+It ends if the driver releases the nodes, if no order comes for IDLE_S seconds, if too few nodes are left, or if the
+scheduler asked a round to stop because it will soon take the nodes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures the speed of this machine's processor for a plan: as many processes at once as the run has.
+"""Measures the speed of this machine's processor for a plan, with as many simultaneous processes as the run has.
 
 ``python -m hlatctl.machine_speed ROWS INNER COLUMNS`` is one of these processes. It prints one JSON object.
 """

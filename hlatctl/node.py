@@ -1,19 +1,20 @@
 """``python -m hlatctl.node BASE -- COMMAND``: runs a job's command on one node, under every launcher.
 
-It writes its identity to BASE.pid and gives the command a private folder for temporary files. At the end it ends all
-remaining processes of the command, removes the folder, and writes BASE.exit_code last. On other nodes than the first,
-the files are ``BASE.node-RANK.pid`` and so on.
+It writes its identity to BASE.pid and gives the command a private folder for temporary files. When the command ends, it
+ends all remaining processes of the command, removes the folder, and writes BASE.exit_code last. On nodes other than the
+first, the files are ``BASE.node-RANK.pid`` and so on.
 
 SIGTERM and SIGINT ask the command to stop. If the command is torchrun, only its ranks are asked: torchrun would kill
 ranks that need more than 30 s to save a checkpoint (pytorch/pytorch#119856), and report its own failure instead of
 their exit code. Schedulers signal every process of a job, so torchrun starts with these signals blocked, and its ranks
-unblock them (``trainer.process``). SIGQUIT ends all processes at once. On Linux, the command ends with this program.
+unblock them (``trainer.process``). SIGQUIT ends all processes immediately. On Linux, the command ends with this
+program.
 
 On one machine, the processes find each other through files in the private folder and communicate over loopback.
 torchrun's own store would listen on all interfaces, and torchrun unpickles its content.
 
-Output of torchrun's ranks is written into one log per node (``hlatctl.node_log``): on the first node to this program's
-own output, on the others to a file beside the job's log.
+The output of torchrun's ranks goes into one log per node (``hlatctl.node_log``): on the first node to this program's
+own output, on the others to a file next to the job's log.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The log of a node: the lines of all of its ranks, each with its rank's number. Standard library only.
 
 One thread empties the ranks' pipes, another one writes the log. Neither waits for the other, so slow storage never
-stops a rank, and a rank never fills the memory: a rank may print 16 MiB at once and 64 KiB per second for ever. What it
-prints beyond that is left out, and so is what finds the queue for the log full (16 MiB); a line in the log says how
-much. The last 64 KiB before a gap's end and before a rank's end are always kept: a crash explains itself there.
+stops a rank, and a rank never fills the memory: a rank may print a burst of 16 MiB and 64 KiB per second after that.
+Output beyond this limit is dropped, and so is output that finds the log's queue full (16 MiB). A line in the log says
+how much was dropped. The last 64 KiB before the end of a gap and before a rank's end are always kept, because they
+explain a crash.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The Python environment of this process as one archive, which nodes unpack on their own disks.
+"""This process's Python environment as one archive, which nodes unpack on their own disks.
 
 A process that imports PyTorch looks up 14,000 paths and opens 1,150 files on shared storage; an archive is one file per
-node. A virtual environment names its own place and Python's: both are repaired there. The
-archive holds ``env``, which is ``sys.prefix`` with this project's packages, and ``base``, the Python below a virtual
-environment, unless that belongs to the system. Standard library only.
+node. A virtual environment contains its own path and Python's, so both are rewritten after unpacking. The archive holds
+``env``, which is ``sys.prefix`` with this project's packages, and ``base``, the Python below a virtual environment,
+unless that belongs to the system.
 
-``FOLDER/<hash>`` holds one environment and is kept for the next attempt. While a job runs, it holds a shared lock on
-that folder; environments that no job has used for a week are removed. Standard library only.
+``FOLDER/<hash>`` holds one environment and stays for the next attempt. A running job holds a shared lock on that
+folder. Environments that no job has used for a week are removed. Standard library only.
 """
 
 from __future__ import annotations

@@ -1,22 +1,14 @@
-"""``cache_manifest.json``: sizes and checksums of a cache's files. It is written last: a cache with one is complete.
+"""Caches of compiled graphs: list, verify, copy, export and clean them up.
 
-In a worker's own copy the entries also have each file's modification time. As long as size and time are unchanged and
-the machine has not been rebooted, a file that was verified is not read again.
+``cache_manifest.json`` has the sizes and checksums of a cache's files. It is written last, so a cache with one is
+complete. In a worker's own copy it also has each file's modification time: a verified file is not read again while its
+size and time are unchanged and the machine has not been rebooted.
 
-Read and copy a store's files: each is read once and hashed while it is written. Each thread has one buffer.
-
-A cache as one file: a tar archive of its complete modules and their manifest. Equal caches give equal bytes.
-
-Locks that compilers leave in a cache, and which of them are stale.
+An exported cache is a tar archive of its complete modules and their manifest. Equal caches give equal bytes.
 
 Neuron's and Inductor's wrappers lock a file with ``flock`` while they compile. When they die, the kernel releases the
-lock but the file stays. If the file's existence is the lock, later processes would wait forever.
-
-The runs' caches of compiled graphs, and what each contains.
-
-What can be deleted from caches: caches that no run has used for long, and leftovers of interrupted work.
-
-Verify every file of a cache, and move broken modules aside.
+lock but the file stays. Where the file's existence is the lock, later processes would wait forever, so stale lock files
+are removed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The mirror of a run's checkpoints in object storage: its names, and what is complete.
+"""The mirror of a run's checkpoints in object storage: its names, and which copies are complete.
 
     <checkpoint.mirror_url>/<run_id>/config.yaml
     <checkpoint.mirror_url>/<run_id>/step-00001000-<manifest>/   a checkpoint's files; manifest.json is written last
 
 A copy without ``manifest.json`` is incomplete. ``<manifest>`` is the beginning of the manifest's SHA-256, so a step
-that a run has written twice has two names, and their files never mix. ``trainer.checkpoint.mirror`` writes copies,
-``trainer.checkpoint.mirror`` reads them.
+that a run has written twice has two names, and their files never mix. ``trainer.checkpoint.mirror`` writes and reads
+the copies.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Stores of caches behind one interface: a folder, an archive, or a URL for fsspec (``s3://bucket/folder``).
 
-No store follows a link or a path out of its root.
+No store follows a link or a path out of its root. fsspec's packages read credentials from the environment or the
+machine's role; no credential is stored here.
 
-Which files make up a compiled graph in each layout, and whether it is complete. Pure: it works on a listing.
+``modules`` groups a listing into compiled graphs and finds the incomplete ones, in each of these layouts:
 
 Neuron (``neuronx-cc``)::   neuronxcc-<version>/MODULE_<hash>+<flags>/{model.neff, model.done, compile_flags.json, ...}
 Inductor::                  <2 letters>/<kernel>.*, fxgraph/<2>/<key>/*, aotautograd/<key>/*, triton/<device>/<kernel>/*
 TorchNeuron::               <key>.neff, one graph each, written under a temporary name and renamed
-
-A folder in object storage, through fsspec: ``s3://bucket/folder``, ``gs://`` and whatever else has a package.
-
-The packages read credentials from the environment or the machine's role. No credential is stored here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Folders that compiled graphs and environments are run from: only this user and root may write there.
+"""Check that only this user and root can write to folders from which graphs and environments are run.
 
 A graph is code that runs with all rights of the user who trains. Checksums protect it from damage, not from another
-user: who can change a graph can change the manifest too.
+user: whoever can change a graph can change the manifest too.
 """
 
 from __future__ import annotations

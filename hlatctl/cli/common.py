@@ -1,10 +1,7 @@
-"""Arguments and output functions that several commands share.
+"""What several commands share: arguments, output, shell completion, and names of evaluated milestones.
 
-Words for the shell's completion: runs, sweeps, configuration groups, options, keys and values.
-
-Only folders are listed, so thousands of runs are quick, and Hydra is not imported.
-
-How commands name an evaluated milestone of a run: RUN, RUN:TOKENS, or RUN with ``--at TOKENS``.
+Completion only lists folders and doesn't import Hydra, so it stays fast with thousands of runs. Commands name an
+evaluated milestone as RUN, RUN:TOKENS, or RUN with ``--at TOKENS``.
 """
 
 from __future__ import annotations

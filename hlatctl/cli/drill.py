@@ -1,7 +1,4 @@
-"""`hlatctl drill`: injects faults into a short run and checks that it recovers.
-
-`hlatctl verify-resume`: proves that a run's checkpoint continues as the run did.
-"""
+"""`hlatctl drill` and `verify-resume`: check that a run recovers from faults, and that resuming reproduces it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
-"""`hlatctl eval`: evaluates a run, a checkpoint or a model; `hlatctl eval data`: lists and downloads datasets.
+"""`hlatctl eval`: evaluates a run, a checkpoint or a model, and exports, imports and checks scores.
 
-Processes of the evaluator do the work, because this process doesn't import the harness or the datasets package.
-
-Progress of an evaluation: its task, the answered requests, and the time left for the task.
-
-`hlatctl eval export` and `hlatctl eval import`: scores in the forms of other evaluators.
-
-`hlatctl eval contamination`: finds evaluation items in the corpus that a run has read.
+Its subcommands also list and download datasets, and find evaluation items in the corpus of a run. Evaluator processes
+do the work, because this process doesn't import the harness or the datasets package.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`hlatctl logs`: prints a run's events and the output of its processes.
 
-The lines that `hlatctl logs` shows of a run's journal: stages, every tenth step, checkpoints, evaluations.
-
-A run of 2 M steps has 200,000 step lines. The first read starts in the last MiB of each journal file.
+Of the journal it prints stages, every tenth step, checkpoints and evaluations. A run of 2 M steps has 200,000 step
+lines, so the first read starts in the last MiB of each journal file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`hlatctl notify`: sends a run's unsent messages, a test message, or prints the messages.
+"""`hlatctl notify` and `hlatctl sync`: send unsent messages, and copy missing journal entries to MLflow and mirrors.
 
-`hlatctl sync`: copies missing journal entries to MLflow and mirrors, and marks dead flow runs in Prefect.
+`hlatctl sync` also marks dead flow runs in Prefect.
 """
 
 from __future__ import annotations

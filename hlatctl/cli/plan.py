@@ -1,7 +1,4 @@
-"""`hlatctl plan`: shows what `train` would run, and what it needs.
-
-`hlatctl forecast`: forecasts when a run ends and what it costs.
-"""
+"""`hlatctl plan` and `hlatctl forecast`: what `train` would run and need, when a run ends, and what it costs."""
 
 from __future__ import annotations
 

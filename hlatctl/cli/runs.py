@@ -1,13 +1,4 @@
-"""`hlatctl runs`: lists the runs and sweeps of a folder.
-
-`hlatctl rm` and `hlatctl archive`: remove runs, or only their checkpoints.
-
-`hlatctl note`: what people call a run and say of it.
-
-`hlatctl show`: prints a run's configuration and provenance.
-
-`hlatctl diff`: shows in which keys two runs' configurations differ.
-"""
+"""`hlatctl runs`, `rm`, `archive`, `note`, `show` and `diff`: list, remove, label and compare runs."""
 
 from __future__ import annotations
 

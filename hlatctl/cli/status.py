@@ -1,9 +1,4 @@
-"""`hlatctl status`: shows the state of a run or a sweep.
-
-The lines that `status` shows of a run, and those that `train` prints at the end.
-
-How far evaluation is behind training, and how long evaluations take, as `status` shows it.
-"""
+"""`hlatctl status`: shows the state of a run or a sweep. `hlatctl train` prints the same lines at the end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Standard streams that are closed, full, or have lost their reader.
 
-Results that can't be written are an error, because the reader would take what arrived for the whole. Messages that
-can't be written are dropped: a run must not end because nobody reads about it.
+Failing to write results is an error, because the reader would take partial output for all of it. Messages that can't be
+written are dropped: a run must not end because nobody reads its messages.
 """
 
 from __future__ import annotations

@@ -1,14 +1,6 @@
-"""`hlatctl train`: creates a run and drives it to its end.
+"""`hlatctl train`, `resume`, `stop` and `fork`: create, continue, stop and branch runs.
 
-`hlatctl resume`: continues a run or a sweep.
-
-`hlatctl stop`: asks a run or a sweep to write checkpoints and stop.
-
-`hlatctl fork`: begins a run from a checkpoint of another.
-
-Drives a run or a sweep from a terminal: progress while it runs, a summary when it ends.
-
-Progress of a run: a line that is redrawn on a terminal, plain lines elsewhere.
+Progress is a line that is redrawn on a terminal, and plain lines elsewhere. A summary is printed at the end.
 """
 
 from __future__ import annotations

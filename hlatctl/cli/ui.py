@@ -1,6 +1,6 @@
-"""`hlatctl ui`: serves the live page of a runs folder, and the pages of Prefect and MLflow behind it.
+"""`hlatctl ui` and `hlatctl watch`: serve the live page of a runs folder, or show its running runs on the terminal.
 
-`hlatctl watch`: one screen with the running runs of a folder.
+`hlatctl ui` also serves the pages of Prefect and MLflow behind the live page.
 """
 
 from __future__ import annotations

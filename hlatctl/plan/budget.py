@@ -1,15 +1,8 @@
-"""FLOPs and the budget of a run; pure functions. Parameters and checkpoint sizes are in ``conf.sizes``.
+"""The budget of a run: FLOPs, time, cost, disk, loader and tracking volume, epochs and checkpoint interval; pure.
 
-Days, accelerator-hours and dollars of a run, and of the same tokens on other hardware; pure arithmetic.
-
-What a run needs of loader, storage and tracking; pure arithmetic.
-
-How often a run repeats each of its sources; pure.
-
-How often to write a checkpoint, from the cost of a save and the rate of failures; pure functions.
-
-Both optima take the cost of a save and the mean time between failures in seconds, and return the seconds of training
-between the end of one save and the start of the next. Failures are assumed to be random with a constant rate.
+Parameters and checkpoint sizes are in ``conf.sizes``. Both optima of the checkpoint interval take the cost of a save
+and the mean time between failures in seconds. They return the seconds of training between the end of one save and the
+start of the next. Failures are assumed to be random with a constant rate.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 The amount of work comes from the data (``eval.workload``, if ``eval.data_dir`` is set) or from the published datasets'
 sizes (``evaluation_tasks.json``). The time assumes that reading prompts reaches ``UTILISATION`` of the devices' peak,
 and that a generated token takes one pass over the weights for the whole batch.
-
-The evaluation of milestones as a section of a plan; pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How a run is executed: what its configuration says, and where other software does something else.
+"""How a run is executed: what its configuration says, and where other software differs.
 
-Runs that others have published may use what this project can't do. ``Execution.of`` reads a configuration; a published
-run replaces some of its fields. Here are also the sizes that follow from both.
+Published runs may use features that this project doesn't have. ``Execution.of`` reads a configuration; a published run
+replaces some of its fields. Sizes that follow from both are here too.
 """
 
 from __future__ import annotations

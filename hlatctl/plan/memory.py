@@ -1,11 +1,7 @@
 """Device memory that one process needs, by part; pure arithmetic.
 
-``hlatctl.plan.memory`` has what depends on the tokens of a micro-batch. ``tests/trainer/test_planned_memory.py``
-compares the result with what PyTorch's allocator gives out.
-
-What a layer keeps for its backward pass, and the temporary memory of a layer and of the loss; pure arithmetic.
-
 The tensors are counted one by one, as in this project's decoder (``trainer.model.decoder``).
+``tests/trainer/test_planned_memory.py`` compares the result with what PyTorch's allocator reports.
 """
 
 from __future__ import annotations

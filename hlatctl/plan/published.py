@@ -1,13 +1,11 @@
-"""Published figures beside this model's predictions: how accurate a plan is.
+"""Published figures next to this model's predictions: how accurate a plan is.
 
-The runs are in ``published.json``. Here are also figures that compare two plans, and what fits, from HLAT (arXiv
-2404.10630) and its authors' slides. Two points calibrate trn1's efficiencies, three bound its workspace, one its
-pipeline overhead (``conf/cluster/trn1_32xlarge.yaml``); the others are checks.
+``published.json`` has training runs whose speed or memory others have published. Other figures compare two plans, or
+say what fits; they are from HLAT (arXiv 2404.10630) and its authors' slides. Two points calibrate trn1's efficiencies,
+three bound its workspace, one its pipeline overhead (``conf/cluster/trn1_32xlarge.yaml``); the others are checks.
 
-Training runs whose speed or memory others have published (``published.json``), as configurations to plan.
-
-Such a run may use what this project's software doesn't have, such as asynchronous tensor parallelism or FSDP inside
-pipeline stages. So its configuration is not validated, and ``Execution`` names the differences.
+A published run may use features that this project's software doesn't have, such as asynchronous tensor parallelism or
+FSDP inside pipeline stages. So its configuration is not validated, and ``Execution`` names the differences.
 """
 
 from __future__ import annotations

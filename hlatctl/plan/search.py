@@ -1,9 +1,4 @@
-"""The layouts of a model that fit its devices, cheapest first; pure arithmetic.
-
-The ranked layouts of a search, as plain values and as a table.
-
-Changes that make a run fit its devices: one or two overrides; pure arithmetic.
-"""
+"""The layouts of a model that fit its devices, cheapest first, and changes that make a run fit; pure arithmetic."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A plan as titled lists of figures, each with its origin; pure. ``hlatctl.cli.plan`` prints it.
 
-What is left of a run that has begun, and how its learning rate goes on; pure.
+One section shows the rest of a run that has begun, and how its learning rate continues.
 """
 
 from __future__ import annotations

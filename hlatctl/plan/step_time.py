@@ -1,22 +1,15 @@
 """Time of an optimizer step and model FLOPs utilisation: a roofline with communication; pure arithmetic.
 
 Large products run at a share of the peak, collectives at a share of the links' bandwidth (``cluster.hardware``, both
-calibrated). If the hardware is unknown, there is no step time: nothing is guessed. ``hlatctl.plan.step_time`` has the
-operations of one device, ``collectives`` those of groups, ``overlap`` what of those over replicas is visible.
-
-Time of a layer's operations on one device: an additive roofline; pure arithmetic.
+calibrated). If the hardware is unknown, there is no step time: nothing is guessed.
 
 A matrix product takes its FLOPs at ``compute_efficiency`` of the peak, plus its operands and its result once at the
 memory's bandwidth. So a product with a small dimension reaches less of the peak than a large one. Element-wise
 operations take their bytes at that bandwidth. If the bandwidth is unknown, bytes take no time.
 
-Time of collectives on a cluster's links: a ring of any group, and those of a layer; pure arithmetic.
-
-Ranks are ordered by pipeline stage, replica, part of the sequence and tensor-parallel rank. The last changes fastest.
-
-Time of an optimizer's update: state that is read and written, and Muon's products; pure arithmetic.
-
-What of the collectives over replicas no computation hides; pure arithmetic.
+Collectives are rings. Ranks are ordered by pipeline stage, replica, part of the sequence and tensor-parallel rank; the
+last changes fastest. Collectives over replicas count only where no computation hides them. The optimizer's update reads
+and writes its state; Muon adds products.
 """
 
 from __future__ import annotations

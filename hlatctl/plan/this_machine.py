@@ -1,4 +1,4 @@
-"""A plan for this machine's processor: what the configuration does not say of its speed is measured."""
+"""A plan for this machine's processor: speeds that the configuration doesn't give are measured."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""The environment of a run, from its provenance: machine, software, code and command; pure.
-
-The data of a run: its sources, the share of each, what was consumed, and how often it was repeated; pure.
-
-Every interruption of a run: what ended the attempt, what shows it, what was lost, and what was decided; pure.
-
-How a run's texts change over training: the continuations of each prompt, by milestone, for people.
-"""
+"""The appendix of a report: environment, data, interruptions, and continuations of the prompts by milestone."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""Write a run's report: the page, the summary, the numbers, and each figure and table in the formats asked for.
+"""Write a run's report: the page, the summary, the numbers, and each figure and table in the chosen formats.
 
-The page is ``index.html``. It comes with ``summary.md``, ``numbers.json``, and the figures as SVG and CSV files.
-
-A run's report page: one HTML file with its figures inside.
-
-The report's tables in LaTeX, for a paper.
+The page is ``index.html``, one HTML file with its figures inside. It comes with ``summary.md``, ``numbers.json``, the
+figures as SVG and CSV files, and tables in LaTeX for a paper.
 """
 
 from __future__ import annotations

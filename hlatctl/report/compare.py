@@ -1,11 +1,7 @@
-"""Compare runs' scores with each other and with published ones; pure.
-
-The command reads the scores, ``cells`` ranks each row, ``compare_tables`` formats the table.
-
-Rank the cells of one row of a comparison; pure.
+"""Compare runs' scores with each other and with published ones, and rank the cells of each row.
 
 Only scores that were measured equally are ranked. The leftmost run of a row sets the contract. Scores under another
-contract, an unknown contract, or of a simulated run are shown but not ranked. Published scores are ranked if the
+contract, under an unknown contract, or of a simulated run are shown but not ranked. Published scores are ranked if the
 leftmost run used the same shots, all items, and the published number of items (if there is one). Imported scores are
 ranked if evaluator, version of the task, shots and items are known and equal to those of the leftmost run.
 
@@ -13,8 +9,6 @@ Two values tie if their difference is within ``Z_95`` standard errors of the dif
 independent samples. Runs that answer the same items have correlated errors, so the test reports too many ties for them
 rather than too few. An unknown standard error counts as 0: every reported tie is one, but some ties are missed. A value
 is best only if it ties with no other, and if at least one standard error of each pair is known.
-
-Reads the scores of a run's milestone, for ``hlatctl.report.compare``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Evaluation items that are in the corpus of a run: how many, and the scores without them.
 
 An item overlaps if at least one of its n-grams is in the corpus, which GPT-3's study calls potentially contaminated
-(arXiv 2005.14165, section 4): such a match can be a quotation, and no match is no proof of the opposite. PaLM's study
-(arXiv 2204.02311, section 8) counts items of which at least 70 % of the n-grams are found.
+(arXiv 2005.14165, section 4). Such a match can be a quotation, and finding no match doesn't prove that the item is
+absent. PaLM's study (arXiv 2204.02311, section 8) counts items of which at least 70 % of the n-grams are found.
 
-Complete scans of a run's corpus for evaluation items, and which of them says something of a task.
-
-A milestone has one result for each scan: of other items, or of other documents (``trainer.data.overlap``). Of a task,
-the scan up to the latest milestone counts, and there the one that has finished last.
+A milestone has one result for each scan (``trainer.data.overlap``), because scans can differ in items or documents. For
+each task, the scan up to the latest milestone counts; of several such scans, the one that finished last.
 """
 
 from __future__ import annotations

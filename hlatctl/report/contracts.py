@@ -1,7 +1,4 @@
-"""The contract behind each score of a run: what must be equal to compare it with a score of another run.
-
-How a score was measured, from its contract: shots, limit, datasets; pure.
-"""
+"""The contract behind each score of a run: what must be equal to compare it with a score of another run."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """How far evaluation is behind training, and when it catches up; pure.
 
-``evaluation_queue`` has the milestones that wait and a forecast from measured times; ``task_forecast`` has the times
-of the tasks of one evaluation.
-
-The queue of evaluations and its forecasts in words, for `status`, the live page and the alarm; pure.
+``evaluation_queue`` has the milestones that wait and a forecast from measured times; ``task_forecast`` has the times of
+the tasks of one evaluation. The same in words is for `status`, the live page and the alarm.
 """
 
 from __future__ import annotations

@@ -1,22 +1,12 @@
 """Goodput of a run: its wall time by category, its cost, and the best checkpoint interval. Pure.
 
-``timeline`` assigns the seconds to categories. The report page and ``hlatctl goodput`` show the texts below.
+``timeline`` assigns the wall time to categories; every microsecond belongs to one. *Phases* are what the run did
+between two events. *Claims* are the times that the trainer measured: its steps and its checkpoint stalls. Claims never
+overlap, and they have priority over phases.
 
-Assign a run's wall time to categories, from its journal; every microsecond belongs to one category. Pure.
-
-*Phases* are what the run did between two events. *Claims* are the times that the trainer measured: its steps and its
-checkpoint stalls. Claims never overlap, and they have priority over phases. ``goodput`` interprets the categories.
-
-Claims on a run's wall time: what the trainer measured of its steps and its pauses for checkpoints. Pure.
-
-A run has millions of steps: they are computed as columns, block by block. Times are Unix times in microseconds.
-
-A journal in order of time, with its steps as columns. Pure.
-
-A run has millions of steps, and ``hlatctl.run.steps`` has read them already. They are put between the other events as
-:func:`hlatctl.run.journal.read_events` orders them: steps and events of their writer by number, others by time.
-
-What a run's tokens cost, beside its plan and its baseline; pure.
+A run has millions of steps, which ``hlatctl.run.steps`` has already read. They are handled as columns, block by block,
+and merged with the other events as :func:`hlatctl.run.journal.read_events` orders them: steps and events of their
+writer by number, others by time. Times are Unix times in microseconds.
 """
 
 from __future__ import annotations

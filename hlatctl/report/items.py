@@ -1,7 +1,4 @@
-"""The items of an evaluated milestone: what each question gave, and which tasks form a row of a comparison.
-
-Reads the items of a task from ``items-<task>.parquet``, or the JSON lines of evaluations by earlier releases.
-"""
+"""The items of an evaluated milestone: the result of each question, and which tasks form a row of a comparison."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""The numbers of a run's report; pure. ``figures``, ``page`` and ``summary`` show them.
+"""The numbers of a run's report, for its figures, page and summary; pure.
 
-Throughput over numbers of nodes: what a run measured, and what its plan predicts; pure.
-
-Statistics of gradient spikes by HLAT's rule, which the trainer's monitor applies. They are not alarms. Pure.
-
-What was in force when: values that amendments have changed, over the course of a run; pure.
+They include throughput by number of nodes, measured and planned, statistics of gradient spikes by HLAT's rule, and the
+values that amendments changed over the course of the run. Spikes here are not alarms.
 """
 
 from __future__ import annotations

@@ -4,14 +4,11 @@ Two models that answer the same questions have correlated errors, so the differe
 each score. Only the questions on which they differ count: McNemar's exact test for right and wrong answers (McNemar
 1947), a permutation test of signs for other values and for means over tasks. The interval is a percentile bootstrap
 over the items of each task. Holm's correction (Holm 1979) keeps the chance of one false discovery over all rows below
-:data:`LEVEL`. A group's row is what the group's score is: a mean over all items, or the mean over its tasks' means.
+:data:`LEVEL`. A group's row is computed like the group's score: a mean over all items, or the mean of its tasks' means.
 
-Items are paired by document and right answer. Prompts and everything else of how they were measured may differ: then
-the pairs still answer the same questions, but their difference is one of the measurements too. Each row says so.
-
-Whether the items of two evaluations were measured equally: the contracts of each task, compared field by field.
-
-A paired comparison as text and as JSON.
+Items are paired by document and right answer. Prompts and other conditions may differ: the pairs still answer the same
+questions, but then the conditions contribute to the difference. Each row says so, from comparing the contracts of each
+task field by field.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Everything that a run's report shows, read once from the run directory, for figures, tables and pages.
-
-The profiles of a run, and what its processes left of hangs: what to open, and where it is.
-"""
+"""Everything that a run's report shows, read once from the run directory, for figures, tables and pages."""
 
 from __future__ import annotations
 

@@ -1,15 +1,13 @@
-"""Which runs `hlatctl runs` shows, in which order, and what differs between them; pure.
+"""The rows of `hlatctl runs` and `hlatctl watch`: which runs they show, in which order, and what differs between them.
 
-The rows of `hlatctl runs`, from an index of the runs that have not changed since they were last read.
+``<runs_dir>/.cache/runs-<uid>.json`` is an index of the runs that have not changed since they were last read: what each
+journal said, with the sizes and times of its files. The journal decides: an entry whose files have changed is read
+again, and an index that is damaged, of another version or of another user is discarded. It belongs to one user, because
+runs can be more private than their folder. It never records whether a run has a driver. 5,000 unchanged runs cost a few
+calls of ``stat`` each.
 
-``<runs_dir>/.cache/runs-<uid>.json`` holds what the journal of each run said, with the sizes and times of its files.
-It is derived and never the truth: an entry whose files have changed is read again, and an index that is damaged, of
-another version or of another user is discarded. It belongs to one user, because runs can be more private than their
-folder. Whether a run has a driver is never kept. 5,000 unchanged runs cost a few calls of ``stat`` each.
-
-The rows of `hlatctl watch`: runs that are running, and runs that ended within a day.
-
-Only these runs are followed. Every ``SCAN_S`` all runs of the folder are looked at, from the index of `hlatctl runs`.
+`hlatctl watch` shows runs that are running or ended within a day, and follows only these. It looks at all runs of the
+folder every ``SCAN_S``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""A run's scores at all its milestones beside published ones: the rows of HLAT's tables, and the run's other tasks.
+"""A run's scores at all its milestones next to published ones: the rows of HLAT's tables, and the run's other tasks.
 
-The accuracies of a task by length (``eval.normalised``), from the files ``tasks/<task>.json`` of its milestones.
-
-Scores have only the metrics that a suite asks for. These have the others, so that the one that says most about a small
-model can be found without another evaluation.
+Scores have only the metrics that a suite asks for. The files ``tasks/<task>.json`` of milestones also have accuracies
+by length (``eval.normalised``), so that the most informative one for a small model needs no new evaluation.
 """
 
 from __future__ import annotations

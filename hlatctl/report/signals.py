@@ -1,4 +1,4 @@
-"""Which tasks say anything about a run at its size: their scores over milestones against guessing and noise.
+"""Which tasks are informative about a run of its size: their scores over milestones against guessing and noise.
 
 A small model guesses at most tasks, and a task of few items is mostly noise. A task has a signal if its newest score is
 at least :data:`CLEAR` standard errors better than guessing, or than the first milestone where guessing is unknown, and

@@ -1,9 +1,7 @@
-"""A run's summary in Markdown: ``summary.md`` and Prefect's artifact.
+"""The main facts of a run, and its summary in Markdown for ``summary.md`` and Prefect's artifact.
 
-The main facts of a run: the first screen of its report, its Markdown summary, and the terminal's last lines.
-
-Page, summary, tables and ``numbers.json`` take these texts from here, and so does the terminal at a run's end, so that
-they can't differ. `hlatctl status` and the live page show a run in other words.
+Page, summary, tables, ``numbers.json`` and the terminal at a run's end take these texts from here, so they can't
+differ. `hlatctl status` and the live page show a run in other words.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A sweep's report as a page and as Markdown.
-
-Draw a sweep's figures as SVG text: losses, settings with their results, importance of the axes.
-"""
+"""A sweep's report as a page and as Markdown, with figures of losses, settings, results and importance of the axes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tables in LaTeX, for the package booktabs, with escaped text.
-
-Rows of texts as lines whose columns are aligned.
-"""
+"""Tables: LaTeX for the package booktabs with escaped text, and plain lines with aligned columns."""
 
 from __future__ import annotations
 

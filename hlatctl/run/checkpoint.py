@@ -3,11 +3,8 @@
 ``manifest.json`` is written last, so a checkpoint without one is incomplete. A checkpoint is valid if the manifest's
 own SHA-256 matches, and every listed file has its size and SHA-256. Only the trainer reads the shards.
 
-``ranks.json`` of a checkpoint: the own states of all ranks in one file. One process reads it for all.
-
-Checkpoints of older releases have a file per rank instead, ``rank-00000.json`` and so on.
-
-How many batches of its data a run had drawn at a checkpoint. Batches are numbered from 1; skipped ones count.
+``ranks.json`` has the states of all ranks in one file, which one process reads for all. Checkpoints of older releases
+have a file per rank instead (``rank-00000.json``). Batches of data are numbered from 1; skipped ones count.
 """
 
 from __future__ import annotations

@@ -1,29 +1,19 @@
 """The contract of a task: everything that decides its score except the model's weights, as a JSON object.
 
-``eval.contract`` makes the contracts of an evaluation, ``hlatctl.run.contract`` records those that a run has
-accepted. This module compares contracts; of their fields it knows only the model's own files.
-
-The contracts that a run's evaluations have used, in ``evals/contract.json``: recorded once, then compared.
+``eval.contract`` makes the contracts of an evaluation. This module compares them, and records those that a run has
+accepted in ``evals/contract.json``. Of their fields it knows only the model's own files.
 
 Each task has a list of its contracts, in the order in which the run accepted them. They are numbered from 1, and number
-1 is the run's own. An evaluation is refused if a task's contract is none of them, with the task and the first field
+1 is the run's own. An evaluation is refused if a task's contract is not in the list, with the task and the first field
 that differs, unless the user asks for a new contract. A task that the run has not evaluated before is always accepted,
-and so is the figure of a group, which is computed from scores that were accepted. Contracts that measured nothing, and
-that no running evaluation uses, don't refuse another one: they are dropped from the end of their task's list.
+and so is the figure of a group, which is computed from accepted scores.
 
-An earlier release had one contract for a whole evaluation. Those contracts keep their numbers, and those of this
-release follow.
+A contract is recorded before its task is measured. If the evaluation then fails, the contract stays without results. It
+is in use while the process that wrote it holds the milestone's lease. Contracts without results that no running
+evaluation uses don't refuse another one: they are dropped from the end of their task's list.
 
-Which recorded contracts are used: they measured something, or an evaluation runs under them.
-
-A contract is recorded before its task is measured. If the evaluation then fails, the contract stays without results.
-An evaluation names its contracts in a file beside its lease; the file counts while the process that wrote it holds the
-lease.
-
-Contracts of releases that had one for a whole evaluation: read, never written.
-
-Such a contract has the fields of its tasks under ``tasks``, and everything else beside them. Its scores carry the hash
-of the whole. No task contract of this release equals one of them, because the hashes of the code are made otherwise.
+An earlier release had one contract for a whole evaluation, with the fields of its tasks under ``tasks``. Those are
+read, never written, and keep their numbers. Their scores carry the hash of the whole, which no task contract equals.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Tree (exit code)::
     +-- ConfigError (10)        an invalid value
     +-- DataError (11)          corpus, tokenizer or dataset unusable
     +-- RunExistsError (12)     the run id is taken
-    +-- RunNotFoundError (13)   no run of that name, or more than one
+    +-- RunNotFoundError (13)   no run has that name, or more than one does
     +-- StorageError (14)       read-only, full or unreachable storage
     +-- PreflightError (15)     a worker is not fit to train
     +-- PortInUseError (16)     a server's address is taken
@@ -17,18 +17,15 @@ Tree (exit code)::
     +-- EvaluationError (21)    a checkpoint could not be evaluated
     +-- CheckpointError (22)    no valid checkpoint where one is needed
     +-- StoppedError (0)        stopped on request; the run can be resumed
-    |   +-- CancelledError (23)     its job was cancelled, by nobody that hlatctl knows
+    |   +-- CancelledError (23)     its job was cancelled from outside hlatctl
     |   +-- StoppedAtOnceError (130)  a second interrupt: stopped without a checkpoint
-    +-- CompileError (24)       a graph that can't be compiled, or is not in the cache
-    +-- DamagedFileError (25)   a file that is damaged
+    +-- CompileError (24)       a graph can't be compiled, or is not in the cache
+    +-- DamagedFileError (25)   a file is damaged
 
-Exit code 2 is a usage error of the command line, 130 an interrupt before anything was running.
-An error's text names the dotted field, its value and the rule; the hint is the command or edit that helps. Texts are
-for people: programs decide by an error's type and its ``code``.
-
-What helps against an error of the system: no room, no permission, a limit. The standard library only.
-
-Hints for a name that does not exist: the nearest one that does, or how to leave it out.
+Exit code 2 is a usage error of the command line, 130 an interrupt before anything was running. An error's text names
+the dotted field, its value and the rule; the hint is the command or edit that helps. Texts are for people: programs
+decide by an error's type and its ``code``. Hints for system errors and for unknown names are here too. Standard library
+only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Selects the scores of an evaluation that fit in one line. ``eval.scores`` computes them.
+"""Scores and items of evaluations: scores that fit in one line, columns of the items' files, and milestones by tokens.
 
-The columns of the files ``items-<task>.parquet``, for evaluations, imports, and those who read them.
-
-Find a run's milestone by its tokens.
+``eval.scores`` computes the scores. The columns of ``items-<task>.parquet`` are for evaluations, imports and readers.
 """
 
 from __future__ import annotations

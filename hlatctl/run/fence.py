@@ -1,12 +1,12 @@
-"""The fence of a run's attempts: processes of an attempt that is over write nothing more into the run directory.
+"""The fence of a run's attempts: processes of an attempt that is over can't write to the run directory any more.
 
 A driver ends all processes of an attempt before it starts the next one. One may still be left: on a node that neither
 the cluster nor the driver reaches, or frozen for minutes. The fence is a file with the number of the newest attempt
 that is over. The driver writes it; training processes read it before they commit something, and the program of each
 node reads it every few seconds.
 
-A process that freezes between the look and the write can still write once. So nothing of two attempts has the same
-name: a checkpoint is written to a folder of its attempt and appears complete.
+A process that freezes between the check and the write can still write once. So two attempts never use the same name: a
+checkpoint is written to a folder of its attempt and appears complete.
 """
 
 from __future__ import annotations

@@ -1,27 +1,17 @@
-"""Writes complete files with checksums, reads them, and sets the permissions of new files.
+"""Files: atomic writes, checked reads, locks, checksums, permissions, and dataclasses as JSON. Standard library only.
 
-Files and folders that appear complete or not at all: written under a temporary name, then renamed.
+Files and folders appear complete or not at all: they are written under a temporary name, then renamed. Two modules
+don't use this: ``hlatctl.node`` reserves the space of its records when it starts, and ``flows.stages.compile`` has jobs
+on other nodes fill the temporary folder.
 
-Two owners have rules of their own: ``hlatctl.node`` reserves the space of its records when it starts, and
-``flows.stages.compile`` has jobs on other nodes fill the temporary folder.
+Readers expect files that are damaged or endless, and turn every failure into one kind of error.
 
-File locks (``flock``). The kernel drops a lock when its holder dies, so a dead process never holds one.
+Locks use ``flock``. The kernel drops a lock when its holder dies, so a dead process never holds one. A private folder
+for temporary files is locked as long as its owner lives; the next process that creates one removes unlocked folders.
+systemd-tmpfiles also ignores locked folders, however old their files are.
 
-Reads JSON, lines and files that may be damaged or endless, and turns everything wrong into one kind of error.
-
-Private folders for temporary files. If the owner is killed, the next process that creates one removes its folder.
-
-A folder is locked as long as its owner lives. The kernel drops the lock when the owner dies, so an unlocked folder is
-left over. systemd-tmpfiles also ignores locked folders, however old their files are.
-
-Lists the files below a folder that a person named, which can be a whole disk.
-
-Files on shared storage that every process of a job reads at its start. Standard library only.
-
-The first process on a node copies such a file into the job's private folder there; the others read the copy. So 2,048
-processes on 64 nodes open the shared file 64 times.
-
-Dataclasses as JSON values and back, with the types of their fields checked.
+The first process on a node copies a shared file that all processes read at their start into the job's private folder;
+the others read the copy. So 2,048 processes on 64 nodes open the shared file 64 times.
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
 """Computes a run's state from its events, with a handler for each kind of event.
 
-How evaluations change a run's state over time: which milestones wait, and how long evaluations and tasks take.
-
-Handlers of ``hlatctl.run.fold`` for the events of a scheduler's queue.
-
-A run's folded state, kept beside its journal, so that reading a run doesn't take longer as it grows.
-
-``journal/.fold/state`` holds the state after the first events of the journal, and how far each writer's file was read.
-``journal/.fold/rows-*`` hold its steps. They are derived from the journal and never the truth: a reader folds the
-journal from the beginning if they are missing, damaged, of another version of this code, or don't fit the journal.
-``docs/decisions/0029-a-kept-fold.md`` explains why the result is the same.
+The state is kept next to the journal, so that reading a run doesn't take longer as it grows. ``journal/.fold/state``
+holds the state after the first events of the journal, and how far each writer's file was read. ``journal/.fold/rows-*``
+hold its steps. The journal decides: a reader folds it from the beginning if these files are missing, damaged, of
+another version of this code, or don't fit the journal. ``docs/decisions/0029-a-kept-fold.md`` explains why the result
+is the same.
 """
 
 from __future__ import annotations

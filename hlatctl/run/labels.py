@@ -1,7 +1,4 @@
-"""A run's or sweep's name, tags and notes: what people call it and say of it. Each change is an event.
-
-The words that mark simulated runs and sweeps.
-"""
+"""A run's or sweep's name, tags and notes, and the words that mark simulations. Each change is an event."""
 
 from __future__ import annotations
 

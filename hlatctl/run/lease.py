@@ -1,8 +1,8 @@
 """Leases: file locks that keep two processes from driving the same run or doing the same evaluation.
 
-On one host the lock itself (``flock``) decides who holds a lease, and falls with its holder. Between hosts of a shared
-file system a lock may not be seen, or may outlive a dead host. There the file's content decides: it names the holder,
-whose heartbeat is the file's time of change. Clocks of hosts must agree within half of ``_STALE_S``.
+On one host the lock itself (``flock``) decides who holds a lease, and it ends with its holder. Between hosts of a
+shared file system a lock may not be seen, or may outlive a dead host. There the file's content decides: it names the
+holder, whose heartbeat is the file's modification time. Clocks of hosts must agree within half of ``_STALE_S``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which files a Hugging Face model folder needs for an evaluation, their sizes, and hashes of all but the weights.
 
-``checkpoint.json`` in a model's folder: its weights are in a run's checkpoint. The folder has everything else.
+A folder with ``checkpoint.json`` has everything except the weights, which are in a run's checkpoint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Orders to a job that stays after its first work, and takes more of the same: files in a folder of its own.
+"""Orders to a job that stays after its first work and takes more work of the same kind: files in a folder.
 
 Whoever started the job writes ``NUMBER.json``, the arguments of ``python`` for the next work, and the job answers with
-``NUMBER.done``. Number 0 is the work that it was started with. A job whose work fails ends with the failure. A job
+``NUMBER.done``. Number 0 is the work that the job was started with. A job whose work fails ends with the failure. A job
 without an order for :data:`STAYS_S` ends with success, so an order without an answer must be given to another job.
 """
 

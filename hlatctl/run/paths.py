@@ -9,9 +9,8 @@ Layout (complete in ``docs/architecture.md``)::
     <runs_dir>/nodes.jsonl the node ledger of all runs
     <runs_dir>/mlflow.db   MLflow's database by default; its artifacts are in mlartifacts/
 
-The names of the files that training processes leave of a hang, in ``RunPaths.hang``.
-
-What `hlatctl profile` asks of running training, and the names of the files with the result.
+The files that training processes write about a hang, and the orders and results of `hlatctl profile`, are named here
+too.
 """
 
 from __future__ import annotations

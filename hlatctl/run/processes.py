@@ -1,13 +1,8 @@
-"""Identifies processes of this machine, finds those of a job, and signals them safely.
+"""Identifies processes of this machine, finds those of a job, signals them safely, and starts processes of Python.
 
 The kernel reuses process ids, and a recorded id can be older than the last reboot. So a process is identified by its
-id, its start time and the boot id, and is signalled only if all three match.
-
-Processes of Python that this one starts: their environment, and pipes to them.
-
-The name of this node, as the cluster knows it, and the names of many as text.
-
-How much memory the processes of this machine can still take. Linux only.
+id, its start time and the boot id, and is signalled only if all three match. Names of nodes and free memory are here
+too; free memory is known on Linux only.
 """
 
 from __future__ import annotations

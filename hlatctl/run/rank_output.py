@@ -1,7 +1,7 @@
 """The output of one rank, which ``hlatctl.node`` writes into the log of its node. Standard library only.
 
-A rank gives the node's program the reading end of a pipe and prints into the other end. So the lines of a rank keep
-their order, carry its number, and never mix with those of another rank, and one file serves all ranks of a node.
+A rank gives the node's program the reading end of a pipe and prints into the other end. So the lines of a rank stay in
+order, carry its number, and never mix with those of another rank, and one file serves all ranks of a node.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Quick starts and ends of programs: no search for garbage where there is none. Standard library only.
+"""Fast starts and exits of programs, without searching for garbage where there is none. Standard library only.
 
 Importing PyTorch creates about a million objects that live as long as the process. By default Python searches all of
-them for garbage again and again, and once more at the end: a sixth of the start's processor time, and most of the
-end's.
+them for garbage repeatedly, and once more at the end: a sixth of the start's processor time, and most of the exit's.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The columns of a folded run, the live page, the report's figures, the copies in MLflow and other mirrors, and the lines
 on the terminal follow this table. So a new number needs the code that computes it and a row here. A number without a
-row is kept, drawn and copied too, under its name.
+row is also stored, drawn and copied, under its name.
 """
 
 from __future__ import annotations

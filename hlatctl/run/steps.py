@@ -1,6 +1,6 @@
 """The steps of a run as columns of numbers: 128 bytes each, and 8 more for each number without a row of the table.
 
-A run has millions of steps. Rows are only appended, also those of steps that count no more. Full segments can be
+A run has millions of steps. Rows are only appended, even those of steps that no longer count. Full segments can be
 moved to files, so that the memory of a process does not grow with its run.
 """
 

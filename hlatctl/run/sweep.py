@@ -1,6 +1,6 @@
 """A sweep's state, computed from its journal.
 
-The sweep's journal has each trial's settings, its objective at every rung, how it ended and what it cost. Comparing
+The sweep's journal has each trial's settings, its objective at every rung, how it ended and what it cost. So comparing
 trials needs no other files.
 """
 

@@ -1,4 +1,4 @@
-"""The scores of a milestone by task, for the forms of other evaluators."""
+"""The scores of a milestone by task, for the formats of other evaluators."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Figures of a results file of others: checked, bounded, and named as the scores of a run are.
+"""Figures and items of another evaluator's results file: checked, bounded, and named like a run's scores.
 
-Where imported scores are from, in words.
-
-The items of imported scores: checked, bounded, and written in the columns that evaluations write.
+Items are written in the columns that evaluations write.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The results file of lighteval: tasks are named ``task|shots``, earlier ``suite|task|shots``.
+"""The results file and items of lighteval: tasks are named ``task|shots``, earlier ``suite|task|shots``.
 
 Releases since 0.11 write a task's version with its configuration, ``?`` as their own version if they are an installed
-package, and -1 as the number of items.
-
-The items of lighteval, from its ``details_TASK_DATE.parquet``.
+package, and -1 as the number of items. Items are in ``details_TASK_DATE.parquet``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The results file of lm-evaluation-harness: written for its tools and for others, and read.
 
-The items of a harness's results, from ``samples_TASK_DATE.jsonl`` beside ``results_DATE.json``.
+Items are in ``samples_TASK_DATE.jsonl`` next to ``results_DATE.json``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""The tables of OLMES, the evaluation system of Ai2.
+"""The tables and items of OLMES, the evaluation system of Ai2.
 
 ``metrics.json`` has all tasks, with only those settings of a task that differ from OLMES's defaults. The lines of
 ``metrics-all.jsonl`` and the files ``task-*-metrics.json`` have one task with all settings.
 
-The items of OLMES, from ``task-*-predictions.jsonl`` and ``task-*-requests.jsonl`` beside ``metrics.json``.
-
-The predictions have answers and metrics; documents, prompts and choices are only in the requests. Without requests, the
-items are shown, but not paired with those of another run.
+Items are in ``task-*-predictions.jsonl`` and ``task-*-requests.jsonl`` next to ``metrics.json``. The predictions have
+answers and metrics; documents, prompts and choices are only in the requests. Without requests, the items are shown, but
+not paired with those of another run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds, bounds and reads the results file of another evaluator. The file is not trusted."""
+"""Finds and reads the results file of another evaluator. The file is not trusted, so its size is limited."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What figures over tokens share: the axis, marks of restarts and amendments, and limits without outliers.
+"""What figures over tokens share: the axis, marks of restarts and amendments, limits without outliers, and points.
 
-The steps of a run as points of a figure, however many steps there are.
+However many steps a run has, a figure gets a bounded number of points.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""A figure and the data in it, as SVG, PNG, PDF and CSV; the only importer of matplotlib, which is imported to draw.
+"""A figure and its data, as SVG, PNG, PDF and CSV, and the style that all figures share.
 
-The same data give the same bytes: no file has a time in it.
-
-How figures look: sizes, fonts and colours, for one column of a paper. Everything visual that figures share is here.
-
-The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which colour-blind people can tell apart.
+This is the only importer of matplotlib, which is imported when a figure is drawn. The same data give the same bytes: no
+file contains a time. Sizes fit one column of a paper. The colours are those of Okabe and Ito
+(https://jfly.uni-koeln.de/color/), which colour-blind people can tell apart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several runs beside each other: rows, the keys in which their configurations differ, and their scores."""
+"""Several runs side by side: rows, the keys in which their configurations differ, and their scores."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Curves of a run: its steps as numpy columns, and these reduced to as many points as a page can show.
+"""Curves of a run: its steps as numpy columns, reduced to as many points as a page can show.
 
-A run of 2 M steps has 96 MB of columns. They are built once and then extended by the rows that are new, so that a
-request costs a pass over them: about 10 ms for each curve.
+A run of 2 M steps has 96 MB of columns. They are built once and then extended by new rows, so that a request costs one
+pass over them: about 10 ms for each curve.
 """
 
 from __future__ import annotations

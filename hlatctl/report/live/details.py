@@ -1,7 +1,4 @@
-"""Everything that the live page shows of one run besides its curves.
-
-The end of a log of a run, for the live page. ``hlatctl logs`` prints whole logs.
-"""
+"""Everything that the live page shows of one run except its curves, such as the end of a log."""
 
 from __future__ import annotations
 

@@ -1,19 +1,15 @@
-"""The rows of all runs of a folder, kept in memory and refreshed by the sizes and times of files.
+"""The rows of all runs of a folder, kept in memory and refreshed when sizes or times of files change.
 
 ``poll`` looks at running and followed runs each time, at new ones when the folder has changed, and at all others every
 few seconds. 5,000 unchanged runs cost a few calls of ``stat`` each. Runs that the index of `hlatctl runs` doesn't know
 are read a few at a time, so that the first answer doesn't wait for them.
 
-One run that is kept open: its state, followed through its journal, and which steps have changed.
+An open run is followed through its journal: only new bytes are read. A journal that was replaced, cut or removed is
+read again from the beginning. Memory: the newest 65,536 steps (8 MiB) and the folded attempts and milestones.
 
-Only new bytes of the journal are read. A journal that was replaced, cut or removed is read again from the beginning.
-Memory: the newest 65,536 steps (8 MiB) and what the fold keeps of attempts and milestones.
-
-How evenly the processes of a run work: a heat map of their times, from the ``rank_times`` events of rank 0.
-
-Every 20 steps there is one, with the least, the median and the largest time, and the rank that took longest. Journals
-of older releases have the times of all ranks. A run of 2 M steps has 100,000 events; they are read once and kept as
-columns of 5 MB, and then only the new ones are read.
+The heat map of a run shows how evenly its processes work, from the ``rank_times`` events of rank 0. There is one event
+every 20 steps, with the least, the median and the largest time, and the slowest rank. A run of 2 M steps has 100,000
+events; they are read once and kept as columns of 5 MB.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The items of a task on the page: those of a milestone, and the flips since another one, page by page.
+"""The items of a task on the live page, page by page: those of a milestone, and those that changed since another one.
 
-Two passes over a Parquet file: the first reads only the values of all items, the second stops at the page's last item.
-So memory is that of one page, and of a number for each item.
+A Parquet file is read twice: the first pass reads only the values of all items, the second stops at the page's last
+item. So memory is that of one page and one number for each item.
 """
 
 from __future__ import annotations
