@@ -48,12 +48,12 @@ class Order:
     """What a round runs.
 
     Args:
-        script: of the job, ``JOB.sh``.
-        token: of the job; the script does nothing if the driver has given that up.
-        nodes: how many it needs.
-        all_nodes: it takes every usable node, at least ``nodes``.
-        excluded: hosts that it must not use.
-        avoided: hosts that it uses only if there are too few others.
+        script: the job's script, ``JOB.sh``.
+        token: the job's token; the script does nothing if the driver has abandoned that job.
+        nodes: number of nodes.
+        all_nodes: take every usable node, at least ``nodes``.
+        excluded: hosts that must not be used.
+        avoided: hosts to use only if there are too few others.
     """
 
     script: str
@@ -143,8 +143,8 @@ def asked_from_outside(base: Path, nodes: int = 1) -> bool:
     If one node fails, srun asks the others to stop. A node without a record of its end has failed.
 
     Args:
-        base: beginning of the names of the job's records.
-        nodes: of the job, at least.
+        base: path prefix of the job's records.
+        nodes: minimum number of the job's nodes.
     """
     try:
         ours = files.read_json(node.orders(base))["what"] in ("stop", "end")
@@ -158,8 +158,8 @@ class Allocation:
     """The batch program.
 
     Args:
-        folder: of the orders.
-        idle_s: it ends after this time without an order.
+        folder: folder with the orders.
+        idle_s: time without an order after which it ends.
     """
 
     def __init__(self, folder: Path, idle_s: float) -> None:

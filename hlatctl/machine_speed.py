@@ -31,12 +31,12 @@ class Speed:
     """What one process reached while the others did the same.
 
     Args:
-        shape: of the product: rows, inner dimension, columns.
-        fp32_flops_per_s: of matrix products of this shape.
-        memory_bytes_per_s: read and written by copying an array.
-        link_bytes_per_s: sent over a loopback connection.
-        processes: measured at once.
-        threads: of each process.
+        shape: rows, inner dimension and columns of the product.
+        fp32_flops_per_s: speed of FP32 matrix products of this shape.
+        memory_bytes_per_s: bytes read and written while copying an array.
+        link_bytes_per_s: bytes sent over a loopback connection.
+        processes: number of processes measured simultaneously.
+        threads: threads per process.
     """
 
     shape: tuple[int, int, int]

@@ -128,9 +128,8 @@ class Node:
     """Runs the command of a job on this node.
 
     Args:
-        base: beginning of the names of its records.
-        command: to run.
-        rank: of this node.
+        base: path prefix of the records.
+        rank: this node's rank.
     """
 
     def __init__(self, base: Path, command: list[str], rank: int) -> None:

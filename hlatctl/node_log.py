@@ -39,8 +39,8 @@ class RankLines:
     """Turns the output of one rank into lines of the log.
 
     Args:
-        rank: in the whole job.
-        now_s: of a clock that only goes forward.
+        rank: global rank in the job.
+        now_s: time of a monotonic clock.
     """
 
     def __init__(self, rank: int, now_s: float) -> None:
@@ -54,9 +54,9 @@ class RankLines:
         """Return the lines for the log.
 
         Args:
-            block: what the rank has printed.
-            now_s: of the clock.
-            room: the log's queue has room.
+            block: new output of the rank.
+            now_s: current time of the clock.
+            room: whether the log's queue has room.
         """
         self._may = min(BURST_BYTES, self._may + (now_s - self._refilled_s) * RATE_BYTES_PER_S)
         self._refilled_s = now_s
@@ -115,8 +115,8 @@ class NodeLog:
     """Collects the output of a node's ranks.
 
     Args:
-        folder: private; the socket is created there.
-        log: descriptor of the log, opened to append.
+        folder: private folder for the socket.
+        log: descriptor of the log, opened for appending.
     """
 
     def __init__(self, folder: Path, log: int) -> None:

@@ -46,8 +46,7 @@ class Layout:
     """Where an environment lies.
 
     Args:
-        prefix: its folder.
-        base: of the Python that it was created with; the same in a Conda environment.
+        base: prefix of the Python that created it; the same as ``prefix`` in a Conda environment.
         project: the folder of this project's packages.
         library: folder of packages below the prefix, such as ``lib/python3.11/site-packages``.
     """
@@ -121,7 +120,7 @@ class Packer:
     noticed until the next driver.
 
     Args:
-        layout: of the environment; None: this process's.
+        layout: the environment to pack; None: this process's.
     """
 
     def __init__(self, layout: Layout | None = None) -> None:
@@ -144,8 +143,7 @@ def pack(folder: Path, layout: Layout) -> dict[str, Any]:
     """Return the record of the environment's archive, which is made if there is none of this content.
 
     Args:
-        folder: private, on storage that all nodes share.
-        layout: of the environment.
+        folder: private folder on storage that all nodes share.
 
     Raises:
         ConfigError: :meth:`Layout.check` refuses it.
@@ -246,8 +244,7 @@ class Staged:
     """An environment on this node.
 
     Args:
-        folder: that holds it.
-        lock: descriptor; processes that inherit it keep the folder.
+        lock: descriptor; the folder stays while a process that inherited it lives.
     """
 
     folder: Path
@@ -268,8 +265,8 @@ def stage(record: dict[str, Any], folder: Path) -> Staged:
     """Return an environment on this node's disk, unpacked if it is not there yet.
 
     Args:
-        record: of the archive, as ``hlatctl.cache.environment.pack`` returns it.
-        folder: for environments, on this node's own disk; created for this user alone.
+        record: the record that :func:`pack` returned.
+        folder: parent of the environments on this node's disk; created for this user only.
 
     Raises:
         StorageError: another user can change the archive or the folder, or the archive is damaged.

@@ -226,9 +226,8 @@ class Verified:
     """The result of a verification.
 
     Args:
-        modules: of the store.
         compared: number of files whose checksum equals the manifest's.
-        broken: the reason, by the module's name.
+        broken: the reason by module name.
     """
 
     modules: list[Module]
@@ -411,8 +410,6 @@ class Waste:
 
     Args:
         path: a folder or a file.
-        bytes: its size.
-        why: the reason, in words.
     """
 
     path: Path
@@ -431,9 +428,9 @@ def find_waste(root: Path, last_used_unix_s: dict[str, float], *, unused_for_s: 
     """Return what can be deleted below a folder of caches.
 
     Args:
-        root: has one cache per fingerprint.
-        last_used_unix_s: by fingerprint, from the runs; writing a cache also counts as using it.
-        unused_for_s: a cache that was not used for this long is deleted as a whole.
+        root: folder with one cache per fingerprint.
+        last_used_unix_s: last use by a run, by fingerprint; writing a cache also counts as use.
+        unused_for_s: delete caches that were not used for this long.
     """
     now = time.time()
     waste = [

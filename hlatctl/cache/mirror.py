@@ -34,8 +34,7 @@ class Copy:
     """A checkpoint in the mirror; later steps are greater.
 
     Args:
-        step: of the checkpoint.
-        identity: the beginning of its manifest's SHA-256.
+        identity: the beginning of the manifest's SHA-256.
     """
 
     step: int

@@ -46,10 +46,9 @@ class File:
     """A file of a cache.
 
     Args:
-        path: within the cache, with slashes.
-        bytes: its size.
-        mtime_ns: of its last change; 0 if unknown.
-        problem: why it can't be used, whatever it contains.
+        path: path within the cache, with slashes.
+        mtime_ns: modification time; 0 if unknown.
+        problem: why the file can't be used, regardless of its content.
     """
 
     path: str
@@ -65,7 +64,7 @@ class Module:
     Args:
         name: the common part of its files' paths.
         layout: ``neuron``, ``inductor`` or ``torch_neuron``.
-        files: the one that completes it comes last.
+        files: the file that completes the module comes last.
         problem: why it must not be used; empty if it is complete.
     """
 
@@ -150,8 +149,7 @@ def connect(url: str, **options: Any) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it. Nothing is read yet.
 
     Args:
-        url: of a folder or file.
-        options: of the file system's class.
+        options: arguments of the file system's class.
 
     Raises:
         StorageError: the URL is invalid, or its server can't be reached.
@@ -180,7 +178,7 @@ class Objects:
     Methods raise whatever the service's own package raises: OSError, and others. Callers catch ``Exception``.
 
     Args:
-        url: of the folder; it need not exist.
+        url: the folder's URL; the folder need not exist.
 
     Raises:
         StorageError, DependencyError: as :func:`connect`.
@@ -225,9 +223,7 @@ class Objects:
         """Copy a file of this machine there. Stores of objects show it only when it is complete.
 
         Args:
-            source: the file.
-            path: where to.
-            moved: called now and then while bytes arrive, where the package tells.
+            moved: called occasionally while bytes arrive, if the package reports progress.
         """
         from fsspec.callbacks import Callback
 

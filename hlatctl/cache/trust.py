@@ -41,9 +41,8 @@ def require_own(place: Path, rule: str = _RULE, hint: str = "") -> None:
     all users may write to (``/tmp``), every folder on the path must belong to them too.
 
     Args:
-        place: the file or folder.
-        rule: why it must be so, for the error.
-        hint: of the error; empty: how to use another cache.
+        rule: reason for the requirement, shown in the error.
+        hint: hint of the error; empty: how to use another cache.
 
     Raises:
         StorageError: another user owns or may write to one of these.

@@ -35,12 +35,12 @@ class Warmed:
     """What a warm-up did.
 
     Args:
-        modules: complete ones that are in place now.
+        modules: number of complete modules in place now.
         copied: how many of these this call copied.
-        copied_bytes: the size of these.
+        copied_bytes: size of the copied modules.
         skipped: the source's incomplete modules, as ``name: reason``.
         quarantined: damaged modules of the target, which were moved aside.
-        stale_locks: removed from the target.
+        stale_locks: locks that were removed from the target.
     """
 
     modules: int = 0

@@ -251,7 +251,7 @@ def find_sweep_only(name: str, runs_dir: Path | None, argument: str) -> SweepPat
     """Return the sweep of a name.
 
     Args:
-        argument: what the name was given as, such as ``--extend``.
+        argument: the option or argument that had the name, such as ``--extend``.
 
     Raises:
         RunNotFoundError: there is no such run or sweep.
@@ -287,8 +287,8 @@ def write(text: object = "", *, nl: bool = True) -> None:
     """Print on stdout. Characters that a terminal obeys are shown by their codes; every command prints with this.
 
     Args:
-        text: can come from a file, a job or a model that somebody else wrote.
-        nl: end the line.
+        text: untrusted text, for example from a file, a job or a model.
+        nl: end with a newline.
     """
     parts = _EMPHASIS.split(str(text))  # each second part is the emphasis of a table of ours
     shown = [part if index % 2 else printable(part) for index, part in enumerate(parts)]
@@ -337,8 +337,8 @@ class Evaluated:
     """An evaluated milestone of a run.
 
     Args:
-        title: names both, and says if the run is simulated.
-        is_imported: its scores are those of others.
+        title: display name of run and milestone; says if the run is simulated.
+        is_imported: the scores are imported.
     """
 
     run: RunPaths

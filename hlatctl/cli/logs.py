@@ -41,7 +41,6 @@ class JournalLines:
     """Reads new events of a run's journal as lines of text.
 
     Args:
-        run: the run directory.
         rank: read only the events of this training process; None: all events.
     """
 
@@ -394,7 +393,7 @@ class _Reader:
     """The offset up to which a file has been read, and the bytes of an incomplete character or line.
 
     Args:
-        rank: whose lines are taken; None: all.
+        rank: rank whose lines are read; None: all.
     """
 
     def __init__(self, rank: int | None) -> None:

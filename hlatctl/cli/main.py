@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     Args:
-        argv: the words after the program's name; None: those of this process.
+        argv: arguments after the program's name; None: those of this process.
 
     Returns:
         0, 2 for a usage error, an error's own code (``hlatctl.run.errors``), 1 for a bug in hlatctl.

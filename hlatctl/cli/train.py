@@ -66,7 +66,6 @@ def observer_for(
     """Yield an observer for a stream: one line that is redrawn on a terminal, plain lines elsewhere.
 
     Args:
-        stream: the stream to write to.
         live, plain: the classes of observers; None: those for training.
     """
     if not stream.isatty():

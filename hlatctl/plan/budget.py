@@ -23,8 +23,8 @@ class Budget:
 
     Args:
         flops_per_token: forward and backward pass.
-        checkpoints_kept: the most that are stored at once, without the one that is being written.
-        disk_bytes: of these checkpoints and the one that is being written.
+        checkpoints_kept: maximum number of stored checkpoints, without the one being written.
+        disk_bytes: size of these checkpoints and the one being written.
     """
 
     parameters: int
@@ -75,9 +75,9 @@ class Cost:
     """What a run costs without failures.
 
     Args:
-        accelerator_hours: of all processes' devices.
+        accelerator_hours: total over all processes' devices.
         usd: None without ``cluster.price_usd_per_node_hour``, like all dollars.
-        baseline_usd_per_4m_tokens: on ``cluster.baseline``; None if that is not set.
+        baseline_usd_per_4m_tokens: price on ``cluster.baseline``; None if that is not set.
     """
 
     days: float
@@ -141,12 +141,12 @@ class Volume:
     """Volumes of a run. Rates are None without a step time.
 
     Args:
-        loader_tokens_per_s: of each replica's loader.
-        checkpoint_every_s: between one checkpoint and the next.
-        checkpoint_bytes_per_s: at which all nodes together finish a checkpoint before the next one begins.
-        checkpoint_bytes_per_node: of one checkpoint.
-        disk_bytes: of the checkpoints kept and the one that is being written.
-        fast_disk_bytes: of those in ``checkpoint.fast_dir``; 0 if it is not set.
+        loader_tokens_per_s: rate of each replica's loader.
+        checkpoint_every_s: time between checkpoints.
+        checkpoint_bytes_per_s: rate at which all nodes together finish a checkpoint before the next one begins.
+        checkpoint_bytes_per_node: one node's part of a checkpoint.
+        disk_bytes: size of the stored checkpoints and the one being written.
+        fast_disk_bytes: size of those in ``checkpoint.fast_dir``; 0 if it is not set.
     """
 
     loader_tokens_per_s: float | None
@@ -189,9 +189,9 @@ class Epochs:
     """One source of a corpus.
 
     Args:
-        source: its path.
-        tokens: in the source, estimated from a sample.
-        trained_tokens: that the whole run trains on.
+        source: path of the source.
+        tokens: tokens in the source, estimated from a sample.
+        trained_tokens: tokens of the source that the whole run trains on.
     """
 
     source: str
@@ -218,8 +218,7 @@ def epochs(config: Config, dataset: Mapping[str, Any]) -> list[Epochs]:
     """Return the epochs of each source; empty if an older version prepared the corpus, without counting tokens.
 
     Args:
-        config: of the run.
-        dataset: ``dataset.json``.
+        dataset: content of ``dataset.json``.
     """
     sources = dataset.get("sources", [])
     weights = [source.weight for source in config.data.sources] or [1.0]

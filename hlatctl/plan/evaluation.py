@@ -37,11 +37,11 @@ class TaskWork:
     """The work of one task, or of several tasks of a group.
 
     Args:
-        requests: as the harness counts them.
+        requests: number of requests, as the harness counts them.
         sequences: texts that the model reads; choices of one letter share one.
-        prompt_tokens: of all sequences.
-        generated_tokens: of all requests, at most.
-        decode_steps: passes over the weights that generate them, batch by batch.
+        prompt_tokens: total over all sequences.
+        generated_tokens: maximum total over all requests.
+        decode_steps: passes over the weights to generate these tokens, batch by batch.
         estimated: the lengths were not measured.
     """
 
@@ -60,13 +60,13 @@ class EvaluationCost:
     """The cost of one milestone's evaluation. Times are None if the device is unknown.
 
     Args:
-        groups: in the suite's order; the held-out text is the last.
+        groups: groups in the suite's order; held-out text comes last.
         unknown: tasks whose size is not known.
-        devices: that share one copy of the model.
-        weights_bytes: on each device.
-        fits: None if the device's memory is unknown.
-        times_s: by group.
-        interval_s: between two milestones of training; None without a step time.
+        devices: devices that share one copy of the model.
+        weights_bytes: size of the weights on each device.
+        fits: whether the model fits; None if the device's memory is unknown.
+        times_s: time of each group.
+        interval_s: training time between two milestones; None without a step time.
     """
 
     groups: list[TaskWork]
@@ -96,9 +96,8 @@ def evaluation_cost(
     """Return the cost of evaluating one milestone.
 
     Args:
-        config: of the run.
-        step_s: of training.
-        records: of ``eval.workload``; None: the published datasets' sizes.
+        step_s: time of a training step.
+        records: records of ``eval.workload``; None: use the published datasets' sizes.
     """
     works, unknown = ([_of_record(config, record) for record in records], []) if records else _published(config)
     groups = _by_group([*works, *_held_out(config)])
@@ -254,8 +253,7 @@ def evaluation_section(config: Config, cost: EvaluationCost, *, measured: bool) 
     """Return the evaluation's figures.
 
     Args:
-        config: of the run.
-        cost: of one milestone.
+        cost: cost of one milestone.
         measured: the work comes from the data, not from published sizes.
     """
     figures = [_group(work, cost, MEASURED if measured else DERIVED) for work in cost.groups]

@@ -208,8 +208,7 @@ def memory(config: Config, execution: Execution | None = None) -> Memory:
     """Return the peak of the process that needs most: in the first pipeline stage or the last one.
 
     Args:
-        config: of the run.
-        execution: of other software; None: what the configuration says.
+        execution: how other software runs it; None: as the configuration says.
     """
     how, stages = execution or Execution.of(config), {0, config.parallel.pipeline_parallel_size - 1}
     needs = (Memory(_parts(config, how, stage), config.cluster.hardware.memory_bytes) for stage in sorted(stages))

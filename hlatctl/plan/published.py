@@ -103,8 +103,8 @@ def published_runs(cluster_of: ClusterOf, devices: set[str] | None = None) -> li
     """Return the published runs.
 
     Args:
-        cluster_of: returns the cluster configuration of a name (this package doesn't import Hydra).
-        devices: only these; None: all.
+        cluster_of: returns a cluster's configuration by name (this package doesn't import Hydra).
+        devices: devices to include; None: all.
     """
     runs = [facts for facts in _file()["runs"] if devices is None or facts["device"] in devices]
     names = clusters()
@@ -185,7 +185,7 @@ def points(compose: Compose, cluster: str = "") -> list[Point]:
     None if the configurations of HLAT's clusters lack a value that a plan needs.
 
     Args:
-        compose: returns the configuration of overrides; this package does not import Hydra.
+        compose: returns the configuration for overrides (this package doesn't import Hydra).
         cluster: name of a cluster configuration.
     """
     small, large = compose(["experiment=hlat_7b"]), compose(["experiment=hlat_70b"])

@@ -62,8 +62,7 @@ def is_valid(config: Config, *, to_train: bool = True) -> bool:
     """Return whether the configuration breaks no rule, and its backend can train the layout.
 
     Args:
-        config: to check.
-        to_train: whether the backend matters.
+        to_train: also require that the backend can train the layout.
     """
     try:
         validate(config, to_start=False)

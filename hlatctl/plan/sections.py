@@ -30,9 +30,9 @@ class Figure:
     """One line of a plan.
 
     Args:
-        value: for programs, in the unit that the name or the text gives.
-        text: for people.
-        kind: its origin.
+        value: value for programs, in the unit that the name or the text gives.
+        text: value for people.
+        kind: origin of the figure.
     """
 
     name: str
@@ -53,9 +53,9 @@ def sections(config: Config, compose: Compose, speed: Speed | None = None) -> li
     """Return the whole plan of a configuration, the most important figures first.
 
     Args:
-        config: of the run; with the measured values, if this machine was measured.
-        compose: composes the configurations of published runs.
-        speed: the measurement.
+        config: the run's configuration, with measured values if this machine was measured.
+        compose: returns the configurations of published runs.
+        speed: this machine's measured speed.
     """
     time, need = step_time(config), memory(config)
     plan = [
@@ -296,8 +296,8 @@ def continuation_section(before: Config, after: Config, step: int) -> Section:
     """Return what is left with a changed configuration.
 
     Args:
-        before, after: the run's configuration, and the changed one.
-        step: the last one that the run keeps.
+        before, after: the configuration before and after the change.
+        step: the last step that the run keeps.
     """
     left = after.total_steps - step
     figures = [

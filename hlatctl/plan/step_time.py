@@ -52,10 +52,10 @@ class Device:
     """What one process's device reaches.
 
     Args:
-        flops_per_s: with large products, on the slowest device: all others wait for it.
-        s_per_byte: of its memory; 0: unknown.
-        entry_bytes: of an activation.
-        fp8_flops_per_s: with large products in FP8; 0: unknown.
+        flops_per_s: speed of large products on the slowest device, for which all others wait.
+        s_per_byte: time per byte of memory traffic; 0: unknown.
+        entry_bytes: bytes of one activation value.
+        fp8_flops_per_s: speed of large products in FP8; 0: unknown.
     """
 
     flops_per_s: float
@@ -302,11 +302,10 @@ def ring(config: Config, held_bytes: float, size: int, stride: int, messages: fl
     network. Each message takes n - 1 steps, whatever its size (:func:`latency_s`).
 
     Args:
-        config: has the cluster.
-        held_bytes: before a scatter, or after a gather.
-        size: processes of the ring.
-        stride: ranks from one of them to the next.
-        messages: rings that send these bytes, one after the other.
+        held_bytes: bytes of each process before a scatter, or after a gather.
+        size: number of processes in the ring.
+        stride: difference between the ranks of neighbours.
+        messages: number of consecutive rings that send these bytes.
     """
     if size == 1:
         return Exchange(0.0, 0.0)
@@ -450,10 +449,8 @@ def visible_s(config: Config, execution: Execution, layer: Work, backward_s: flo
     """Return the time of the collectives over replicas that nothing else hides.
 
     Args:
-        config: of the run.
-        execution: how it is executed.
-        layer: computation of one layer.
-        backward_s: of a micro-batch, in the slowest stage.
+        layer: computation time of one layer.
+        backward_s: time of a micro-batch's backward pass in the slowest stage.
     """
     if reducers(config, execution) == 1:
         return 0.0
@@ -586,8 +583,7 @@ def step_time(config: Config, execution: Execution | None = None) -> StepTime | 
     The slowest pipeline stage sets the pace of a micro-batch.
 
     Args:
-        config: of the run.
-        execution: of other software; None: what the configuration says.
+        execution: how other software runs it; None: as the configuration says.
     """
     how = execution or Execution.of(config)
     if missing(config, how):

@@ -56,7 +56,6 @@ def render_page(record: Record, figures: Mapping[str, tuple[str, str]], config_y
     """Return the page as HTML text.
 
     Args:
-        record: of the run.
         figures: caption and SVG text by name, in order.
         config_yaml: the run's configuration.
 
@@ -186,8 +185,7 @@ def build(run: RunPaths, formats: Collection[str] = DEFAULT, folder: Path | None
     """Write the report from the journal's current events and return the path of its page, or of its folder.
 
     Args:
-        run: its directory.
-        formats: some of the constants above.
+        formats: formats from the constants above.
         folder: where to write; None: the run's own report folder.
 
     Raises:

@@ -53,10 +53,10 @@ class Cell:
     Args:
         stderr: standard error; means over tasks assume independent tasks.
         n: number of items.
-        conditions: how it was measured, as far as known.
-        contract: those of several scores are joined by ``+``.
+        conditions: how the value was measured, as far as known.
+        contract: contract of the score; several are joined by ``+``.
         standing: ``best``, ``tie`` (statistically equal to the best) or empty.
-        remark: why it is not, or only conditionally, comparable; empty if it is.
+        remark: why the value is not fully comparable; empty if it is.
         chance: the score of guessing; None if it is unknown.
     """
 
@@ -158,8 +158,8 @@ class RunScores:
     """The scores of one milestone of a run, by name.
 
     Args:
-        skipped: the tasks that could not run, with the reason.
-        imported: where the scores of others are from; empty for a run of our own.
+        skipped: reason for each task that could not run.
+        imported: source of imported scores; empty if the run has its own.
     """
 
     run_id: str
@@ -243,12 +243,12 @@ def run_scores(
     """Return a milestone's scores, without damaged ones and those that are not numbers.
 
     Args:
-        milestone: an evaluated one.
+        milestone: an evaluated milestone.
         simulated: nothing was trained.
-        contract: of scores that don't name their own.
+        contract: contract of scores that don't name one.
         recorded: the contracts that the run has accepted. Of these, only the fields that must be equal between runs are
             compared; any other contract is compared by its hash.
-        imported: where the scores of others are from; None or empty for a run of our own.
+        imported: source of imported scores; None or empty if the run has its own.
     """
     scores, known = {}, ScoreContracts(recorded or Record())
     for name, record in milestone.scores.items():
@@ -450,8 +450,7 @@ def read_scores(run: RunPaths, tokens: int | None, warn: Callable[[str], None]) 
     """Return the scores of a run's milestone.
 
     Args:
-        run: the run.
-        tokens: of the milestone; None: the newest evaluated one.
+        tokens: the milestone's tokens; None: the newest evaluated milestone.
         warn: called with a message if the record of the run's contracts is damaged.
 
     Raises:

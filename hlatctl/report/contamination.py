@@ -34,8 +34,8 @@ class Hit:
     """An item that overlaps.
 
     Args:
-        ngrams, found: how many it has, and how many of them are in the corpus.
-        example: the first one, which is in line ``row`` of ``file``.
+        ngrams, found: number of n-grams, and how many of them are in the corpus.
+        example: the first n-gram found, in line ``row`` of ``file``.
     """
 
     ngrams: int
@@ -51,9 +51,9 @@ class Scanned:
 
     Args:
         milestone_tokens: the documents up to this milestone were scanned.
-        words: of an n-gram.
-        items, short: their number, and how many have too few words.
-        overlapping: by the item's name.
+        words: words per n-gram.
+        items, short: number of items, and how many have too few words.
+        overlapping: overlapping items by name.
     """
 
     milestone_tokens: int
@@ -67,7 +67,6 @@ def newest(run: RunPaths, milestones: Iterable[int]) -> dict[str, Scanned]:
     """Return what is known of each task, by its name. Damaged results count as missing.
 
     Args:
-        run: its directory.
         milestones: tokens of the milestones to look at.
     """
     found: dict[str, Scanned] = {}
@@ -149,11 +148,11 @@ class Overlap:
     """One task.
 
     Args:
-        scanned: what the scan says of it.
-        mostly: how many items have :data:`MOSTLY` of their n-grams in the corpus.
-        metric: of the means; empty if the milestone has no items of the task.
+        scanned: the scan's result.
+        mostly: number of items with :data:`MOSTLY` of their n-grams in the corpus.
+        metric: metric of the means; empty if the milestone has no items of the task.
         everything, clean: means over all items and over those that don't overlap.
-        unscanned: how many items with a score the scan did not have.
+        unscanned: number of items with a score that were not scanned.
     """
 
     task: str
@@ -218,9 +217,8 @@ def overlap(task: str, scanned: Scanned, scored: TaskItems | None) -> Overlap:
     """Return a task with the means over its items; pure.
 
     Args:
-        task: its name.
-        scanned: what a scan says of it.
-        scored: its items at the scan's milestone; None: they are unknown.
+        scanned: the scan's result.
+        scored: the task's items at the scan's milestone; None: unknown.
     """
     found = scanned.overlapping
     values = {item.name: item.value for item in (scored.items or {}).values()} if scored else {}

@@ -127,7 +127,7 @@ class Known:
 
     Args:
         key: equal for scores that can be compared; None if the score names no contract.
-        fields: what the key is made of; None if the contract is not recorded.
+        fields: fields that determine the key; None if the contract is not recorded.
         conditions: how the score was measured.
     """
 
@@ -155,8 +155,8 @@ class ScoreContracts:
         """Return the contract of a score.
 
         Args:
-            score: its name.
-            carried: the hash that it carries; empty if it carries none.
+            score: name of the score.
+            carried: hash stored with the score; empty if it has none.
         """
         if score.startswith(HELD_OUT) and (fields := self._text(carried)) is not None:
             return Known(key=carried, fields=fields, conditions=conditions_of_validation(fields))

@@ -24,16 +24,16 @@ class EvaluationQueue:
     """The milestones that are not evaluated, and a forecast. Times are None while they are unknown.
 
     Args:
-        waiting, running: tokens of the milestones that wait, and of those that evaluators have.
+        waiting, running: tokens of the waiting milestones, and of those being evaluated.
         tokens_behind: tokens trained since the earliest of them; 0 if there is none.
         oldest_waiting_since_unix_s: when the checkpoint of the longest-waiting milestone was complete.
         evaluation_s: median time of the newest evaluations, including the export.
         interval_s: time that training takes between two milestones at its current pace; None if no milestone is left.
         ratio: ``evaluation_s`` of one milestone, shared by those evaluated at once, over ``interval_s``. Above 1,
             evaluation falls behind as long as training goes on.
-        caught_up_s: until no milestone waits, from now; 0 if none does.
-        all_evaluated_s: until the last milestone of the run is evaluated, from now.
-        after_training_s: the part of it after the end of training.
+        caught_up_s: time until no milestone waits; 0 if none does.
+        all_evaluated_s: time until the last milestone of the run is evaluated.
+        after_training_s: the part of ``all_evaluated_s`` after training ends.
     """
 
     waiting: tuple[int, ...]
@@ -62,11 +62,6 @@ def evaluation_queue(state: RunState, config: Config, now_unix_s: float) -> Eval
 
     The forecast assumes the current pace of training and the median time of an evaluation. Its cost grows with the
     milestones that are left, of which a run has at most 1,000.
-
-    Args:
-        state: of the run.
-        config: of the run.
-        now_unix_s: the Unix time.
     """
     own = [state.milestones[tokens] for tokens in sorted(config.milestones.values()) if tokens in state.milestones]
     waiting = [milestone for milestone in own if milestone.waits]
@@ -109,8 +104,7 @@ def task_forecast(state: RunState, running: MilestoneState | None = None) -> lis
     The usual time of a task is the median of the newest evaluations that did it in one go.
 
     Args:
-        state: of the run.
-        running: a milestone with progress; None: the next evaluation.
+        running: milestone being evaluated; None: forecast the next evaluation.
     """
     evaluated, progress = _evaluated(state), running.progress if running else None
     tasks = progress.tasks if progress else next((list(m.task_wall_s) for m in reversed(evaluated)), [])
@@ -174,11 +168,11 @@ def _forecast(
     """Return when no milestone waits any more, and when the last one is evaluated, from now.
 
     Args:
-        one_s: time of an evaluation.
-        concurrent: evaluations at once.
-        begun_s: for how long each running one has run.
-        waiting: how many wait now.
-        arrivals_s: when each later milestone comes.
+        one_s: time of one evaluation.
+        concurrent: number of simultaneous evaluations.
+        begun_s: elapsed time of each running evaluation.
+        waiting: number of waiting evaluations.
+        arrivals_s: time until each later milestone.
     """
     free_s = [max(0.0, one_s - spent_s) for spent_s in begun_s]
     free_s += [0.0] * (concurrent - len(free_s))

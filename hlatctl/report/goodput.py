@@ -55,7 +55,7 @@ class Item(NamedTuple):
     """An event, or neighbouring steps of one attempt.
 
     Args:
-        kind, attempt: of the event; ``step`` for steps.
+        kind, attempt: kind and attempt of the event; the kind is ``step`` for steps.
         is_train: a training process wrote it.
         event: the event, with the fields that matter; empty for steps.
         start_us, end_us: Unix times of the first and the last step; the same for an event. Times never go back.
@@ -95,12 +95,11 @@ class Block(NamedTuple):
     """Neighbouring steps of a journal, also those that count no more.
 
     Args:
-        first: row of the first one.
-        time_us: their Unix times, which never go back.
-        attempt, step: numbers.
+        first: row of the first step.
+        time_us: Unix times of the steps, never decreasing.
         own_us: the measured time of a step; 0 if it is missing.
-        length_us, wait_us: of all steps that the row stands for, and their wait for data.
-        counts: whether no later step replaced it.
+        length_us, wait_us: time of all steps that the row stands for, and their wait for data.
+        counts: whether no later step replaced this one.
     """
 
     first: int
@@ -118,8 +117,7 @@ class Steps:
     """All steps of a journal.
 
     Args:
-        series: the steps.
-        time_us: their Unix times, which never go back.
+        time_us: Unix times of the steps, never decreasing.
     """
 
     series: StepSeries
@@ -148,8 +146,7 @@ def sequence(events: Iterable[Event], series: StepSeries) -> tuple[list[Item], S
     """Return a journal in order of time. The memory is 8 bytes a step, and 50 while it is made.
 
     Args:
-        events: in order of time; steps among them are ignored.
-        series: the steps.
+        events: events in order of time; steps among them are ignored.
 
     Raises:
         DependencyError: numpy is not installed.
@@ -263,10 +260,9 @@ class Bounds:
     """Where an attempt's steps are.
 
     Args:
-        attempt: its number.
-        first, stop: rows from its start to its trainer's last event.
-        start_us, last_us: the times of both.
-        compiled: its trainer compiled graphs.
+        first, stop: rows from the attempt's start to its trainer's last event.
+        start_us, last_us: times of the start and of the last event.
+        compiled: whether the trainer compiled graphs.
     """
 
     attempt: int
@@ -294,11 +290,9 @@ class Claims:
     """Times of steps and of the pauses after them. They never overlap.
 
     Args:
-        steps: all of the journal.
-        attempts: the attempts.
-        stalls: pauses for checkpoints, by attempt and step.
+        stalls: pauses for checkpoints in microseconds, by attempt and step.
         begin_us: the journal's first time.
-        times_us: ascending times.
+        times_us: times, ascending.
 
     Attributes:
         totals_us: claimed microseconds by category.
@@ -462,9 +456,9 @@ class Account:
     """Seconds by category, and the failures.
 
     Args:
-        seconds: they add up to ``wall_s`` to the microsecond. Categories are the constants above, ``restart:CAUSE``
+        seconds: time by category, which adds up to ``wall_s``. Categories are the constants above, ``restart:CAUSE``
             and the names of stages.
-        training_s: from the first attempt's start to the newest attempt's last event.
+        training_s: time from the first attempt's start to the newest attempt's last event.
         failures: attempts that ended without a last checkpoint and without a request to stop, by cause.
         stalls_s: how long training paused for each checkpoint; NaN if that is damaged.
     """
@@ -493,8 +487,7 @@ def account(events: Iterable[Event], steps: StepSeries) -> Account:
     """Return the account of a journal's events, or of any prefix of them.
 
     Args:
-        events: in order of time; steps among them are ignored.
-        steps: of the same events.
+        events: events in order of time; steps among them are ignored.
 
     Raises:
         DependencyError: numpy is not installed.
@@ -711,7 +704,7 @@ class Checkpointing:
         failures: attempts that ended without a last checkpoint and without a request to stop, by cause.
         mean_time_between_failures_s: uptime per failure; None without a failure.
         least_time_between_failures_s: without a failure, its lower bound with 95 % confidence.
-        step_s: median over the steps that count.
+        step_s: median time of the steps that count.
         every_steps: ``checkpoint.every_steps``; ``every_s`` is the time of these steps.
         young_s, daly_s: best interval in seconds of training, from the measured values; None without a failure.
         daly_steps: ``daly_s`` in steps, at least one.
@@ -735,16 +728,16 @@ class Goodput:
     """A run's wall time by category, and what follows from it.
 
     Args:
-        wall_s: from the journal's first event to its newest, or to the end of a finished run.
-        seconds: by category; they add up to ``wall_s`` to the microsecond.
-        training_s: from the first attempt's start to the newest attempt's last event.
+        wall_s: time from the journal's first event to its newest, or to the end of a finished run.
+        seconds: time by category, which adds up to ``wall_s``.
+        training_s: time from the first attempt's start to the newest attempt's last event.
         up_s: the part of ``training_s`` in which steps followed one another (``_UP``).
         uptime_fraction: ``up_s / training_s`` (HLAT, arXiv 2404.10630, Table 1: 98.81 % with automatic restarts,
             77.83 % without).
         ettr_fraction: effective training time ratio (arXiv 2410.21680): productive time / ``training_s``.
         accelerators: each process has an accelerator; False on CPUs.
         process_hours: wall time of all training processes, idle or not, without the time in a queue.
-        cost_usd: of all nodes and spare ones for the wall time without the time in a queue; None without
+        cost_usd: cost of all nodes, including spare ones, for the wall time without the time in a queue; None without
             ``cluster.price_usd_per_node_hour``.
     """
 
@@ -764,9 +757,7 @@ def measure_goodput(events: Iterable[Event], config: Config, state: RunState) ->
     """Return the goodput of a journal, or of any prefix of it.
 
     Args:
-        events: of the journal, in order of time; steps among them are ignored.
-        config: of the run.
-        state: that the events describe.
+        events: events in order of time; steps among them are ignored.
 
     Raises:
         DependencyError: numpy is not installed.
@@ -909,9 +900,8 @@ def prices(config: Config, time: Goodput, tokens: int) -> list[Price]:
     """Return the run's price first, then its plan's and its baseline's, as far as they are known; empty without one.
 
     Args:
-        config: of the run.
-        time: with its cost.
-        tokens: that the run has trained on.
+        time: the run's goodput, with its cost.
+        tokens: tokens that the run has trained on.
     """
     if time.cost_usd is None or tokens <= 0:
         return []

@@ -53,10 +53,10 @@ def read(
     """Return items of a task in their order.
 
     Args:
-        right: only right or only wrong items; None: all. An item is right if its metric is at least 1.
-        limit: at most so many.
-        metric: empty: the one that says whether an item is right (:func:`deciding`).
-        corpus: what of each item is in the training corpus (``contamination.in_corpus``); None: unknown.
+        right: select right or wrong items; None: all. An item is right if its metric is at least 1.
+        limit: maximum number of items.
+        metric: metric to show; empty: the one that says whether an item is right (:func:`deciding`).
+        corpus: text of each item that is in the training corpus (``contamination.in_corpus``); None: unknown.
 
     Raises:
         ConfigError: the milestone has no such task, or the task no such metric.
@@ -110,8 +110,7 @@ def rows(path: Path, run: RunPaths, columns: Sequence[str] | None = None) -> Ite
     """Yield the rows of a file of items, at most 256 in memory.
 
     Args:
-        path, run: the file, and its run.
-        columns: to read; None: all.
+        columns: columns to read; None: all.
 
     Raises:
         EvaluationError: the file is damaged.

@@ -29,10 +29,10 @@ class Line:
     """What one question gave under one filter, or what one program did.
 
     Args:
-        item: its number in the dataset, or the problem's id.
-        asked: hashes of document, prompt and right answer, as lm-evaluation-harness makes them; empty for a program.
-        metrics: value of each metric; of older files, a value can be any JSON value.
-        choices: answers that were ranked; 0 if the model wrote its answer.
+        item: number in the dataset, or the problem's id.
+        asked: hashes of document, prompt and right answer, as lm-evaluation-harness computes them; empty for a program.
+        metrics: value of each metric; in older files, any JSON value.
+        choices: number of ranked answers; 0 if the model wrote its answer.
     """
 
     item: str
@@ -138,12 +138,12 @@ class Item:
     """One question and its result.
 
     Args:
-        task, name: name is the item's number in its dataset, or the problem's id.
+        name: the item's number in its dataset, or the problem's id.
         document: hashes of the document and the right answer, by which items are paired; empty if unknown.
         asked: the same with the prompt.
-        value: of the metric; the mean over the item's programs in a code task.
+        value: value of the metric; in a code task, the mean over the item's programs.
         target, answer: the right answer and the model's; the answer is empty where choices are ranked.
-        choices: answers that were ranked; 0 if the model wrote its answer.
+        choices: number of ranked answers; 0 if the model wrote its answer.
     """
 
     task: str

@@ -33,10 +33,9 @@ def value_of(key: str, number: int, state: RunState, config: Config) -> Any:
     """Return the value of a key after an amendment.
 
     Args:
-        key: its dotted name.
-        number: of the amendment; 0: as the run was created.
-        state: of the run.
-        config: of the run, with all amendments.
+        key: dotted name.
+        number: the amendment's number; 0: the run as created.
+        config: the run's configuration with all amendments.
     """
     later = (a.changes[key][0] for a in state.amendments if a.number > number and key in a.changes)
     return next(later, flatten(config)[key])
@@ -149,8 +148,8 @@ class Amendment:
 
     Args:
         changes: old and new value by key.
-        begins: when it begins or began, in words.
-        after_step, tokens: the last step without it, and the tokens until then; None: it is not in force yet.
+        begins: start of the amendment, in words.
+        after_step, tokens: the last step without the change, and its tokens; None: not in force yet.
     """
 
     number: int
@@ -171,12 +170,12 @@ class Numbers:
         first_loss, last_loss: means over the first and the last ``LOSS_WINDOW_STEPS`` steps, nats per token; over
             the two halves of a shorter run.
         tokens_per_s: median over the steps.
-        peak_memory_bytes: of rank 0's newest process; None if unknown.
+        peak_memory_bytes: peak of rank 0's newest process; None if unknown.
         data_wait_fraction: share of the steps' time spent waiting for data.
         evaluates: the external model that the run only evaluates; empty for a training run.
-        imported: where the scores of others are from; empty if the run has its own.
-        sweep: the sweep that the run is a trial of; empty if none.
-        forked_from: the other run and its step, if the run is a fork; else empty.
+        imported: source of imported scores; empty if the run has its own.
+        sweep: sweep that the run belongs to; empty if none.
+        forked_from: run and step that this run was forked from; empty if it is no fork.
     """
 
     run_id: str
@@ -445,8 +444,8 @@ class Scaling:
     """Tokens per second by number of nodes.
 
     Args:
-        planned: empty without ``cluster.hardware``.
-        measured: medians of the steps on each number of nodes that the run has had.
+        planned: throughput of the plan; empty without ``cluster.hardware``.
+        measured: median throughput of the steps on each number of nodes.
     """
 
     planned: dict[int, float]
@@ -507,9 +506,9 @@ class Spikes:
     """The spikes of a run.
 
     Args:
-        count: spikes that began.
-        steps: of the run.
-        lengths_steps: of the spikes that ended, ascending.
+        count: number of spikes that began.
+        steps: number of steps of the run.
+        lengths_steps: lengths of the spikes that ended, ascending.
     """
 
     count: int

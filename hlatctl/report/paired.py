@@ -101,15 +101,15 @@ class PairedRow:
     """One task or group.
 
     Args:
-        items: questions that both answered.
-        unpaired: questions that only one of them answered.
-        reworded: questions that both answered after different prompts.
+        items: number of questions that both answered.
+        unpaired: number of questions that only one of them answered.
+        reworded: number of questions that both answered after different prompts.
         contracts: whether both were measured under equal contracts, or what differs.
-        tasks: of which the row is the unweighted mean; 0: it is the mean over ``items``.
+        tasks: number of tasks in an unweighted mean; 0: the row is the mean over ``items``.
         first, second: mean values.
         low, high: 95 % interval of ``second - first``.
-        p, holm: chance of such a difference between equal models, for this row alone and corrected for all rows.
-        gained, lost: items on which the second is better, and worse.
+        p, holm: probability of such a difference between equal models, for this row alone and corrected for all rows.
+        gained, lost: number of items on which the second is better, and worse.
     """
 
     name: str
@@ -155,9 +155,9 @@ def compare_items(
     Args:
         first, second: items by task.
         groups: tasks of each row.
-        contrasts: how the contracts of each task differ.
+        contrasts: contract differences by task.
         over_tasks: groups and metrics whose score is the unweighted mean over tasks.
-        seed: of the resampling.
+        seed: random seed for resampling.
     """
     rows, left_out = [], {}
     for name, tasks in groups.items():

@@ -50,10 +50,10 @@ class Row:
     """What `hlatctl runs` shows of a run. The fields are the keys of ``--json``.
 
     Args:
-        note: the newest one; empty if there is none.
-        overrides: those of the command that created it.
-        scores: the headlines of the newest evaluated milestone.
-        node_hours: nodes times hours of its attempts.
+        note: the newest note; empty if there is none.
+        overrides: overrides of the command that created the run.
+        scores: headline scores of the newest evaluated milestone.
+        node_hours: nodes times hours, over all attempts.
         cost_usd: None if the price of a node is unknown.
     """
 
@@ -85,7 +85,7 @@ class Entry:
     """A run as its journal describes it; its status is that without a driver.
 
     Args:
-        driven: its status while a process drives it; None: it has ended, and a driver doesn't matter.
+        driven: status while a process drives the run; None: it has ended, so a driver doesn't matter.
     """
 
     files: Files
@@ -261,10 +261,9 @@ class Filter:
     """Which rows to show; empty: all.
 
     Args:
-        tags: value of each tag that a run must have; None: any value.
-        statuses: one of which a run must have.
-        experiment: of the run.
-        since_unix_s: the run has an event after this time.
+        tags: required value of each tag; None: any value.
+        statuses: accepted statuses.
+        since_unix_s: require an event after this time.
     """
 
     tags: Mapping[str, str | None]
@@ -362,9 +361,9 @@ class LiveRow:
     """What `hlatctl watch` shows of a run.
 
     Args:
-        tokens_per_s, left_s: from recent steps; None if unknown, or the run has ended.
-        needs_person: it can't continue by itself.
-        what: what it does, why it ended, or its newest warning.
+        tokens_per_s, left_s: speed and remaining time, from recent steps; None if unknown, or the run has ended.
+        needs_person: the run can't continue unattended.
+        what: current activity, why it ended, or its newest warning.
     """
 
     run_id: str

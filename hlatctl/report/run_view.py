@@ -30,9 +30,9 @@ class RunView:
 
     Args:
         status: as in ``RunState``, or ``interrupted`` (no process drives it), ``stopping``, ``damaged``.
-        driver_pid: the process that drives it.
+        driver_pid: id of the driver's process.
         config: None if it can't be read; ``problem`` says why.
-        driver_elsewhere: the driver's process and host, if that is not this host; else empty.
+        driver_elsewhere: the driver's process and host if it is on another host; else empty.
     """
 
     run: RunPaths

@@ -30,9 +30,9 @@ class Course:
     """One row of the tables over a run's milestones.
 
     Args:
-        row: its title and unit.
-        points: tokens and cell of each score with the contract of the first one, ascending.
-        published: cells by the name of the model.
+        row: title and unit.
+        points: tokens and cell of each score under the first score's contract, ascending.
+        published: cells by model name.
     """
 
     row: Row
@@ -72,8 +72,8 @@ class RunCourses:
     """The scores of a run.
 
     Args:
-        courses: of the groups' own rows, in the order of HLAT's tables; without the loss on held-out text.
-        table: of the newest milestone beside the published models, for rows that the run has; None without a score.
+        courses: rows of groups in the order of HLAT's tables, without the loss on held-out text.
+        table: newest milestone and published models, for rows that the run has; None without a score.
     """
 
     courses: list[Course]

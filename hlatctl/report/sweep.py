@@ -16,10 +16,10 @@ class Arm:
     """One setting of all axes, and its trials.
 
     Args:
-        point: the setting, by axis.
-        trials: in order of their seeds.
-        values: the objective of the finished trials.
-        mean: of the values; None if there are none.
+        point: value on each axis.
+        trials: trials in order of their seeds.
+        values: objectives of the finished trials.
+        mean: mean of ``values``; None if there are none.
         stderr: standard error of the mean, from the sample's deviation; None with fewer than two values.
     """
 

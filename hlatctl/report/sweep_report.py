@@ -30,8 +30,8 @@ class Winner:
     """The best arm.
 
     Args:
-        text: its setting.
-        command: shell command that trains it.
+        text: the setting, as overrides.
+        command: shell command that trains this setting.
         experiment: YAML for ``conf/experiment``.
     """
 
@@ -44,7 +44,6 @@ def render(state: SweepState, figures: Mapping[str, str], winner: Winner | None)
     """Return the page as HTML text.
 
     Args:
-        state: the sweep.
         figures: SVG text by name.
         winner: None if no trial has a value.
 
@@ -135,9 +134,8 @@ def draw(state: SweepState, curves: Mapping[int, Curve], importances: Mapping[st
     """Return SVG text by figure name, without figures that would be empty.
 
     Args:
-        state: the sweep.
-        curves: by trial number.
-        importances: by axis, the greatest first.
+        curves: loss curves by trial number.
+        importances: importance of each axis, greatest first.
 
     Raises:
         DependencyError: matplotlib is not installed.
@@ -231,7 +229,7 @@ class _Scale:
     """The position of values on an axis, from 0 to 1.
 
     Args:
-        heights: of listed values; empty for numbers between ``low`` and ``high``.
+        heights: positions of listed values; empty for numbers between ``low`` and ``high``.
         log: logarithmic axis.
     """
 

@@ -44,8 +44,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str,
     r"""Return a table environment.
 
     Args:
-        header: of the columns; all empty: the table has no header.
-        rows: of plain text, as many cells as the header.
+        header: titles of the columns; all empty: no header.
+        rows: cells of plain text, as many as the header has.
         caption: plain text.
         label: for ``\ref``.
     """

@@ -61,9 +61,8 @@ def write_manifest(
     """Write the manifest of a checkpoint's folder, durably, and return it.
 
     Args:
-        checkpoint: its folder.
         step: see :class:`Manifest`, also for ``tokens`` and ``world``.
-        entries: of all files; None: read every file in the folder and hash it.
+        entries: entries of all files; None: read every file in the folder and hash it.
     """
     listed = files.describe_tree(checkpoint) if entries is None else sorted(entries, key=lambda entry: entry["path"])
     manifest = Manifest(step=step, tokens=tokens, world=world, files=listed)
@@ -101,9 +100,8 @@ def why_invalid(checkpoint: Path, *, checksums: bool = True, of_run: bool = True
     """Return why a checkpoint is invalid, with the file's name. None if it is valid.
 
     Args:
-        checkpoint: its folder.
         checksums: verify checksums, not only sizes.
-        of_run: it is in a run's folder of checkpoints, so its name must be that of its step.
+        of_run: the checkpoint is in a run's checkpoints folder, so its name must match its step.
     """
     try:
         manifest = read_manifest(checkpoint)
@@ -217,8 +215,7 @@ def batches_drawn(run: RunPaths, step: int, events: Sequence[Event]) -> int:
     """Return the number of the last batch that a checkpoint has been trained on; 0 at step 0.
 
     Args:
-        step: of the checkpoint.
-        events: of the run's journal, in order of time; :func:`events_about` the step is enough.
+        events: the run's events in order of time; those from :func:`events_about` are enough.
 
     Raises:
         DamagedFileError: neither the journal nor the checkpoint has the number.

@@ -38,9 +38,7 @@ def write(run: RunPaths, milestone_tokens: int, identity: dict[str, Any], contin
     """Write a milestone's continuations, sealed.
 
     Args:
-        run: the run directory.
-        milestone_tokens: of the milestone.
-        identity: what decides the texts, for :func:`is_written`; has ``step``.
+        identity: everything that decides the texts, for :func:`is_written`; has ``step``.
         continuations: fields of :class:`Continuation`.
     """
     record = {"v": VERSION, "milestone_tokens": milestone_tokens, **identity, "continuations": continuations}

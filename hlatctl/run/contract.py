@@ -53,8 +53,8 @@ class Contracts:
     """The contracts of one evaluation.
 
     Args:
-        tasks: by name; the held-out text is the task :data:`VALIDATION`.
-        figures: of groups, by name; ``tasks`` has the hash of each part's contract.
+        tasks: contracts by task name; the held-out text is the task :data:`VALIDATION`.
+        figures: contracts of groups by name; ``tasks`` of each has the hash of each part's contract.
     """
 
     tasks: dict[str, Fields]
@@ -110,7 +110,7 @@ class Use:
     """The use of a run's contracts now.
 
     Args:
-        run: the run directory. Its journal is read at most once, and only for contracts without files of results.
+        run: run directory. Its journal is read at most once, and only for contracts without result files.
     """
 
     def __init__(self, run: RunPaths) -> None:
@@ -125,9 +125,7 @@ class Use:
         """Return whether a task has scores or answers under a contract, at any milestone.
 
         Args:
-            task: its name.
-            number: of the contract.
-            folder: of the contract's results, in a milestone's folder.
+            folder: name of the contract's results folder in a milestone's folder.
         """
         places = (path / folder for path in self._run.evals.glob("tokens-*"))
         stored = (place / name.format(task) for place in places for name in _STORED)
@@ -195,7 +193,6 @@ def parts_of(whole: Fields, score: str) -> tuple[dict[str, Fields], dict[str, An
     """Return the contracts behind a score, by task, and how a group's figure is computed; None for a single task.
 
     Args:
-        whole: the contract.
         score: name of the score. A second metric's is TASK_METRIC; the longest matching name is the task's.
     """
     tasks, figures = tasks_of(whole), whole.get("figures", {})
@@ -215,8 +212,8 @@ class Record:
     """The contracts that a run has accepted.
 
     Args:
-        tasks, figures: by name, in the order in which they were accepted.
-        wholes: of an earlier release, each for a whole evaluation.
+        tasks, figures: contracts by name, in the order in which they were accepted.
+        wholes: contracts of an earlier release, each for a whole evaluation.
     """
 
     tasks: dict[str, list[Fields]] = field(default_factory=dict)
@@ -327,10 +324,8 @@ def admit(run: RunPaths, present: Contracts, *, new: bool = False, milestone_tok
     """Record the contracts of an evaluation that is about to start, and return their numbers.
 
     Args:
-        run: the run directory.
-        present: the contracts.
-        new: accept those that differ from all recorded ones of their tasks.
-        milestone_tokens: of the milestone whose lease this process holds. Its contracts are in use until
+        new: accept contracts that differ from all recorded ones of their tasks.
+        milestone_tokens: milestone whose lease this process holds. Its contracts are in use until
             ``contract_use.withdrawn`` ends, or until the lease does.
 
     Raises:

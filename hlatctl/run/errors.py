@@ -107,7 +107,7 @@ class HlatctlError(Exception):
     Args:
         message: what is wrong: the field, its value with unit, the rule, the other value.
         hint: the command or the edit that helps; shown on a line of its own.
-        code: what went wrong, for programs: a cause of ``flows.recovery.failure_causes``, or empty.
+        code: reason for programs: a cause of ``flows.recovery.failure_causes``, or empty.
     """
 
     exit_code = 1
@@ -372,10 +372,10 @@ def suggest(name: str, known: Sequence[str], *, prefix: str = "", otherwise: str
     """Return a hint such as ``did you mean cluster=local? known: local, mock``.
 
     Args:
-        name: what was asked for.
-        known: the names that exist.
-        prefix: what precedes the nearest name in the hint, such as ``cluster=``.
-        otherwise: the hint where no name is near; if given, the known names are not listed.
+        name: the unknown name.
+        known: names that exist.
+        prefix: text before the nearest name in the hint, such as ``cluster=``.
+        otherwise: hint if no name is similar; if given, the known names are not listed.
     """
     near = nearest(name, known)
     question = f"did you mean {prefix}{near}?" if near else ""

@@ -115,9 +115,9 @@ def find_milestone(tokens: int, milestones: Collection[int], error: str) -> int:
     So 2.51M finds the milestone of 2,506,752 tokens.
 
     Args:
-        tokens: from a person.
-        milestones: tokens of the milestones to choose from, at least one.
-        error: the message if none or several match.
+        tokens: tokens as a person typed them.
+        milestones: tokens of at least one milestone.
+        error: message if none or several match.
 
     Raises:
         ConfigError: none or several match; the hint lists the nearest.

@@ -66,8 +66,7 @@ class Fence:
     """What one process of an attempt asks before it writes.
 
     Args:
-        run: the run directory.
-        attempt: of this process; 0: of none, which is never over.
+        attempt: attempt of this process; 0: no attempt, which is never over.
     """
 
     def __init__(self, run: RunPaths, attempt: int) -> None:

@@ -51,7 +51,7 @@ def try_lock(file: IO[Any] | int, *, shared: bool = False) -> bool:
     """Lock an open file or folder until it is closed. Return False if another process holds a lock that excludes this.
 
     Args:
-        file: the file, or its descriptor.
+        file: file or descriptor.
         shared: several processes may hold a shared lock at the same time.
 
     Raises:
@@ -69,7 +69,6 @@ def locked_file(path: Path, when_busy: Callable[[], None] | None = None) -> Iter
     """Lock a file and yield it, open for reading and appending. The file and its folder are created if missing.
 
     Args:
-        path: of the file.
         when_busy: called each time another process holds the lock. It raises to give up, or returns to try again.
             None: wait until the lock is free. A process that only looks whether the file is locked has a shared lock
             for a moment, which doesn't count.
@@ -268,8 +267,7 @@ def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
     """Return a regular file's content. Refuses a FIFO, which would block forever, and a file that fills the memory.
 
     Args:
-        path: of the file.
-        most: limit of its size in bytes.
+        most: maximum size in bytes.
 
     Raises:
         OSError: it is missing, too large, is no regular file, or can't be read.
@@ -310,8 +308,8 @@ def lines(file: IO[bytes], most: int) -> Iterator[tuple[bytes, int]]:
     Of a longer line than ``most`` bytes, its beginning is yielded, and its line feed if it has one.
 
     Args:
-        file: also a decompressed one.
-        most: bytes of a line that are kept.
+        file: a file, or a decompressed stream.
+        most: maximum bytes per line.
     """
     while line := file.readline(most + 1):
         length = len(line)
@@ -434,7 +432,7 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Write a file completely or not at all, durably.
 
     Args:
-        private: only its own user can read it.
+        private: only this user can read the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
@@ -459,8 +457,7 @@ def read_json(path: Path, most: int = MAX_FILE_BYTES) -> Any:
     """Read a JSON file.
 
     Args:
-        path: of the file.
-        most: limit of its size in bytes.
+        most: maximum size in bytes.
 
     Raises:
         OSError: it is missing, too large, or can't be read.
@@ -568,8 +565,8 @@ class Scratch:
     """A private folder.
 
     Args:
-        path: of mode 0700; short, because it contains sockets, whose paths are limited.
-        lock: its lock's descriptor. A child process that inherits it keeps the folder, too.
+        path: has mode 0700; it is short because it contains sockets, whose paths are limited.
+        lock: descriptor of the lock. The folder also stays while a child that inherited it lives.
     """
 
     path: Path
@@ -581,7 +578,7 @@ def private_folder(kind: str, *, within: str | None = None) -> Iterator[Scratch]
     """Create a private folder and remove it at the end. Remove those that dead processes left.
 
     Args:
-        kind: part of its name.
+        kind: part of the folder's name.
         within: the folder to create it in; None: the system's folder for temporary files.
     """
     parent = Path(within or tempfile.gettempdir())
@@ -619,9 +616,8 @@ def files_below(folder: Path, *, most: int, depth: int | None = None) -> list[Pa
     """Return the files below a folder, sorted. Links to folders are not followed, unreadable folders are skipped.
 
     Args:
-        folder: where to begin.
-        most: stop after so many files and folders; some 100,000 a second are listed on a local disk.
-        depth: how many folders deep; None: any.
+        most: maximum number of files and folders; a local disk lists about 100,000 a second.
+        depth: maximum depth in folders; None: any.
 
     Raises:
         ValueError: there are more than ``most``.

@@ -288,9 +288,8 @@ def source_crc(folder: Path, modules: Iterable[str], crc: int = 0) -> int:
     """Return a checksum of the source of modules.
 
     Args:
-        folder: of the modules.
-        modules: their names.
-        crc: a checksum to include.
+        modules: names of the modules.
+        crc: checksum to continue from.
     """
     for name in modules:
         crc = zlib.crc32((folder / f"{name}.py").read_bytes(), crc)

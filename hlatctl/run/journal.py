@@ -126,9 +126,9 @@ def ignored(count: int, writer: str, before: LineEvent, beside: LineEvent) -> Li
 
     Args:
         count: number of damaged lines.
-        writer: of the file.
+        writer: writer of the file.
         before: the event before them; its ``seq`` is 0 if there is none.
-        beside: the event whose time and number the warning gets.
+        beside: event whose time and number the warning gets.
     """
     where = f"after event {before['seq']}" if before["seq"] else "at its beginning"
     lines = "1 damaged line is ignored" if count == 1 else f"{count} damaged lines are ignored"
@@ -189,10 +189,9 @@ class JournalWriter:
     when there is space. Until then each event still sets the file's time, which needs no space (:func:`heartbeat`).
 
     Args:
-        run: the run directory.
-        writer: file stem.
-        attempt: the attempt of the events; 0 before the first.
-        now_unix_s: the clock; a simulation has its own.
+        writer: stem of the file.
+        attempt: attempt of the events; 0 before the first.
+        now_unix_s: clock; a simulation has its own.
         check: called before each write; raises if this process must not write any more.
 
     Raises:
@@ -350,9 +349,8 @@ class JournalTail:
     ``offsets`` (bytes read by file stem) can be saved, to continue later.
 
     Args:
-        run: the run directory.
-        offsets: the offsets to continue from.
-        wanted: whether an event may be in a line; others are skipped unread. None: read every line.
+        offsets: offsets to continue from.
+        wanted: returns whether to parse a line; others are skipped. None: parse every line.
     """
 
     def __init__(
@@ -446,8 +444,7 @@ def read_events(run: RunPaths, *, wanted: Callable[[bytes], bool] | None = None)
     """Return the events of a run in order of time, each with its ``writer`` (file stem).
 
     Args:
-        run: the run directory.
-        wanted: whether an event may be in a line; others are skipped unread. None: read every line. A run has
+        wanted: returns whether to parse a line; others are skipped. None: parse every line. A run has
             millions of steps, and they take seconds.
     """
     return JournalTail(run, wanted=wanted).read_new()
@@ -505,10 +502,10 @@ def _items(
     them (``AFTER``).
 
     Args:
-        source: the file, at the place.
-        writer: of the file.
-        place: where reading begins.
-        size_bytes: where it ends.
+        source: the file, positioned at ``place``.
+        writer: writer of the file.
+        place: offset where reading begins.
+        size_bytes: offset where reading ends.
         wanted: see :class:`JournalTail`.
     """
     offset, clock_unix_s, seq, time_unix_s = place

@@ -43,10 +43,10 @@ class Change:
     """A change of labels, checked.
 
     Args:
-        name: the new name; empty: none; None: as it was.
-        tags: to set.
+        name: new name; empty: remove it; None: leave it.
+        tags: tags to set.
         untag: keys of tags to remove.
-        note: to add; empty: none.
+        note: note to add; empty: none.
     """
 
     name: str | None = None
@@ -62,7 +62,7 @@ def change(*, name: str | None = None, tags: Iterable[str] = (), untag: Iterable
     """Check labels as they were typed, with secrets masked.
 
     Args:
-        tags: such as ``model=small``.
+        tags: tags as typed, such as ``model=small``.
 
     Raises:
         ConfigError: one breaks a rule; names it.

@@ -167,7 +167,7 @@ def hold(path: Path, when_busy: Callable[[Holder], None]) -> Iterator[None]:
     ``_STALE_S``, or couldn't reach the storage.
 
     Args:
-        path: of the lock file.
+        path: lock file.
         when_busy: called with the holder while another process holds it. It raises to give up, or waits and returns
             to try again.
 

@@ -57,7 +57,7 @@ def hashes(folder: Path, *, with_config: bool) -> dict[str, Any]:
     """Return the hashes of the files that affect scores, except weights: tokenizer and generation defaults.
 
     Args:
-        folder: of a model, or of a tokenizer only.
+        folder: folder of a model, or only of a tokenizer.
         with_config: include ``config.json``, which a folder with only a tokenizer doesn't have.
     """
     names = {path.name for pattern in _TOKENIZER for path in folder.glob(pattern) if path.is_file()}
@@ -76,7 +76,6 @@ class Link:
 
     Args:
         run_dir: absolute path of the run.
-        step: of the checkpoint.
         manifest_sha256: identifies the checkpoint, whose files were verified.
     """
 

@@ -339,9 +339,9 @@ class ProfileOrder:
     """One profile that was asked for.
 
     Args:
-        number: from 1 in a run.
-        steps: that are recorded.
-        ranks: that record.
+        number: number in the run, from 1.
+        steps: number of steps to record.
+        ranks: ranks that record.
         memory: also record each allocation.
     """
 

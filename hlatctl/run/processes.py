@@ -49,9 +49,8 @@ class Identity:
     """The identity of one process, which no later process with the same id has.
 
     Args:
-        pid: its id.
-        started: its start time as reported by the system: clock ticks since boot on Linux.
-        boot_id: of the boot in which it runs.
+        started: start time as the system reports it: clock ticks since boot on Linux.
+        boot_id: id of the boot in which it runs.
     """
 
     pid: int

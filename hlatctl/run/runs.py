@@ -77,8 +77,8 @@ def create_run(
     """Create a run directory with its configuration. There is all of it or, if this fails or is killed, nothing.
 
     Args:
-        mode: of new folders; an existing runs folder keeps its own.
-        begin: writes what else the directory begins with, while it has another name.
+        mode: mode of new folders; an existing runs folder keeps its own.
+        begin: writes further initial files while the directory has a temporary name.
 
     Raises:
         RunExistsError: the id is taken.

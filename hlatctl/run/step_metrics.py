@@ -27,9 +27,9 @@ class StepMetric:
         kept: a column of the folded run, which costs 8 bytes a step. The others are in the journal alone.
         drawn: a curve on the live page.
         mirrored: copied to MLflow and other mirrors.
-        steep: its first values are far from the rest.
+        steep: the first values are far from the rest.
         text: format of the displayed value in a line of text; empty: in no line.
-        note: what a reader of the journal must know.
+        note: remark for readers of the journal.
     """
 
     name: str

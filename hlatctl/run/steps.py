@@ -51,8 +51,7 @@ class Home:
     """Where full segments are kept.
 
     Args:
-        folder: of the files.
-        rebuild: returns the rows from the journal, if a file is missing or damaged.
+        rebuild: returns the rows from the journal if a file is missing or damaged.
     """
 
     folder: Path

@@ -28,9 +28,7 @@ def request(run: RunPaths, journal: JournalWriter, *, by: str) -> None:
     If another driver starts meanwhile, it gets a request of its own.
 
     Args:
-        run: the run or sweep.
-        journal: of the requester.
-        by: name of the requester.
+        journal: the requester's journal.
 
     Raises:
         StorageError: the request can't be written, so the driver can't read it.

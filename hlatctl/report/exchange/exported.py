@@ -24,10 +24,10 @@ class Entry:
     """A task or a group.
 
     Args:
-        scores: by name, as in results.json; the first has the entry's name if the entry has a first metric.
-        metrics: of a task, as the harness computed them; empty for groups and code tasks.
+        scores: scores by name, as in results.json; the first has the entry's name if the entry has a first metric.
+        metrics: the task's metrics as the harness computed them; empty for groups and code tasks.
         shots, version, items: from the contract; ``items`` are all of the dataset. None: not known.
-        members: the tasks of a group.
+        members: tasks of the group.
     """
 
     name: str
@@ -62,8 +62,8 @@ class Exported:
     """The scores that a milestone's state shows, without the loss on held-out text.
 
     Args:
-        contract: of the first task, for what all tasks share; empty if it is not recorded.
-        contracts: the hash that each task's results carry.
+        contract: the first task's contract, for fields that all tasks share; empty if it is not recorded.
+        contracts: hash stored with each task's results.
     """
 
     run: RunPaths

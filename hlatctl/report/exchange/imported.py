@@ -44,10 +44,10 @@ class Figure:
     """One figure of a file. Everything but its metric and its finite value can be unknown (None).
 
     Args:
-        n: items that were evaluated.
-        items: all items of the dataset.
+        n: number of evaluated items.
+        items: number of items in the dataset.
         shots: solved examples before each question.
-        version: of the task's definition.
+        version: version of the task's definition.
     """
 
     metric: str
@@ -65,10 +65,10 @@ class Figures:
 
     Args:
         form: ``lm_eval``, ``lighteval`` or ``olmes``.
-        version: of the evaluator.
-        model, date: as the file says.
+        version: version of the evaluator.
+        model, date: model and date from the file.
         limit: items per task, or a fraction of them; None: not known, or all.
-        figures: by the name of the score.
+        figures: figures by score name.
     """
 
     form: str
@@ -82,7 +82,7 @@ class Figures:
         """Add the figures of a task: the first under its name, the others with their metric or variant appended.
 
         Args:
-            task: its name in the file.
+            task: name of the task in the file.
             metrics: metric, variant (such as a filter of the answer), value and standard error; others than finite
                 numbers are left out.
             known: other fields of ``Figure``.
@@ -155,8 +155,8 @@ def pairs(metrics: Mapping[str, Any], split: str) -> list[tuple[str, str, Any, A
     """Return the metrics of a mapping such as ``{"acc": 0.5, "acc_stderr": 0.1}`` for :meth:`Figures.add`.
 
     Args:
-        metrics: by name; keys that end in ``_stderr`` are standard errors.
-        split: what separates a metric from its variant; ``acc_stderr`` has the standard error of ``acc``, and with a
+        metrics: metrics by name; keys that end in ``_stderr`` are standard errors.
+        split: separator of a metric and its variant; ``acc_stderr`` has the standard error of ``acc``, and with a
             comma ``acc_stderr,none`` that of ``acc,none``.
     """
     found = []
@@ -312,9 +312,9 @@ def row(
     """Return an item in the columns of a file of items.
 
     Args:
-        item: its number or name.
-        document: the dataset's record; None: not known, so that the item can't be paired.
-        prompt, target, choices, loglikelihoods, answer, answer_filter: as the columns; log-likelihoods can be texts.
+        item: number or name of the item.
+        document: the dataset's record; None: unknown, so the item can't be paired.
+        loglikelihoods: numbers, or numbers as text.
         metrics: only finite numbers are kept.
 
     Raises:

@@ -136,7 +136,7 @@ def find_details(results: Path, value: Mapping[str, Any]) -> dict[str, Found]:
 
     Args:
         results: ``results_DATE.json``; any other name has no details.
-        value: its content.
+        value: content of ``results``.
     """
     date = results.name.removeprefix("results_").removesuffix(".json")
     if date == results.name.removesuffix(".json"):

@@ -158,7 +158,7 @@ def find_samples(results: Path, value: Mapping[str, Any]) -> dict[str, Found]:
 
     Args:
         results: the harness's ``results_DATE.json``; any other name has no samples.
-        value: its content.
+        value: content of ``results``.
     """
     date = results.name.removeprefix("results_").removesuffix(".json")
     if date == results.name.removesuffix(".json"):

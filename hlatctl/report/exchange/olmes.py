@@ -148,7 +148,7 @@ def find_predictions(results: Path, value: Mapping[str, Any]) -> dict[str, Found
 
     Args:
         results: a file of metrics.
-        value: its content: of all tasks of the folder, or of one (``task_config``).
+        value: content of ``results``: all tasks of the folder, or one task (``task_config``).
 
     Raises:
         OSError, ValueError: the metrics of a task can't be read.

@@ -37,11 +37,9 @@ class Source:
     """A file of results that was read.
 
     Args:
-        path: of the file.
-        sha256: of its content, as hex.
-        bytes: of its content.
-        figures: what it has; at least one.
-        samples: the file of each task's items, in the columns of our own; none unless the evaluator wrote them.
+        sha256: SHA-256 of the file, as hex.
+        figures: the file's figures, at least one.
+        samples: the file of each task's items, in this project's columns; empty if the evaluator wrote none.
     """
 
     path: Path
@@ -67,8 +65,8 @@ def read(path: Path, items_to: Path | None = None) -> Source:
     """Return the figures of a file, or of the only results file in or below a folder.
 
     Args:
-        path: of the file or folder.
-        items_to: folder for files of items; None: items are not read.
+        path: a file or folder.
+        items_to: folder for files of items; None: don't read items.
 
     Raises:
         ConfigError: there is no such file, or a folder has several.

@@ -135,8 +135,8 @@ class Series:
     """The steps that count, reduced to ``MAX_POINTS`` means.
 
     Args:
-        tokens: of each point.
-        values: by name.
+        tokens: tokens of each point.
+        values: values by name.
         ranges: the least and the largest value of the steps of each point, so that a spike stays visible; empty if
             each step is a point.
     """

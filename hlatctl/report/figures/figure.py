@@ -85,10 +85,10 @@ class Figure:
     """One figure.
 
     Args:
-        name: of its files.
+        name: file name without suffix.
         caption: what it shows, in one or two sentences.
-        header, rows: the data in it, for CSV; NaN and None are empty cells. Headers name units.
-        plot: draws it.
+        header, rows: the figure's data, for CSV; NaN and None are empty cells. Headers name units.
+        plot: draws the figure.
     """
 
     name: str
@@ -131,9 +131,9 @@ def picture(plot: Callable[[Axes], None], suffix: str, *, width_in: float, heigh
     """Return a drawing as a file's bytes; SVG has a transparent background.
 
     Args:
-        plot: draws it.
+        plot: draws the figure.
         suffix: ``svg``, ``png`` or ``pdf``.
-        width_in, height_in: its size in inches.
+        width_in, height_in: size in inches.
 
     Raises:
         DependencyError: matplotlib is not installed.

@@ -24,7 +24,7 @@ def compared(runs: Sequence[RunPaths], published: str | None = None) -> dict[str
     """Return what differs between runs, and their scores as `hlatctl compare` ranks them.
 
     Args:
-        runs: in the order of the columns.
+        runs: runs in the order of the columns.
         published: a set of published scores to add; None: none.
 
     Raises:

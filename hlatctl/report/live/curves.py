@@ -40,7 +40,7 @@ class Request:
 
     Args:
         keys: names of curves.
-        points: most points of each.
+        points: maximum number of points per curve.
         first_step, last_step: the part of the run; None: from the beginning, or to the end.
         x: ``step``, ``tokens``, ``time`` (Unix seconds) or ``flops``.
     """
@@ -63,7 +63,7 @@ class StepColumns:
     """The steps of a run that count, as growing columns.
 
     Args:
-        ranges: the rows of the fold that are in them.
+        ranges: rows of the fold that the columns contain.
     """
 
     ranges: list[list[int]] = field(default_factory=list)
@@ -114,10 +114,8 @@ def curves(steps: StepColumns, state: RunState, config: Config | None, request: 
     """Return the curves that a page asks for; ``docs`` of the fields are in the page's contract.
 
     Args:
-        steps: up to date with the state.
-        state: of the run.
+        steps: columns that are up to date with the state.
         config: None if it can't be read: then there is no MFU and no axis of FLOPs.
-        request: what to return.
     """
     names = [*steps.drawn, *_DERIVED]
     for key in request.keys:

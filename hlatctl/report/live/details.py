@@ -255,11 +255,10 @@ def log_tail(
     """Return the logs of a run, and the last lines of one.
 
     Args:
-        run: the run directory.
-        name: of the log, one of ``files``; None: the training's in the newest attempt, or else the newest one.
+        name: one of ``files``; None: the training log of the newest attempt, or else the newest log.
         attempt: list only the logs of this attempt; None: all.
         rank: return only the lines of this process, without the words that name it.
-        lines: at most this many.
+        lines: maximum number of lines.
 
     Raises:
         ConfigError: there is no such log, or too many lines are asked for.

@@ -62,11 +62,7 @@ _KINDS = (b'"rank_times"', b'"train_started"')
 
 @dataclass
 class RankTimes:
-    """The windows of a run that count, in order of steps. One thread at a time uses it.
-
-    Args:
-        run: the run directory.
-    """
+    """The windows of a run that count, in order of steps. One thread at a time uses it."""
 
     run: RunPaths
     _windows: list[tuple[int, float, float, float, int, str]] = field(default_factory=list)
@@ -349,7 +345,7 @@ class LiveIndex:
     """The runs of a folder. One thread polls; others read.
 
     Args:
-        runs_dir: may not exist yet.
+        runs_dir: runs folder, which may not exist yet.
     """
 
     def __init__(self, runs_dir: Path) -> None:

@@ -34,9 +34,8 @@ class Request:
     """What is asked for.
 
     Args:
-        task: its name.
-        tokens: the milestone.
-        since: the milestone that it is compared with; None: with none.
+        tokens: tokens of the milestone.
+        since: tokens of the milestone to compare with; None: no comparison.
         shown: one of ``SHOWN``.
         offset, count: first item and number of items.
     """
