@@ -183,7 +183,6 @@ class Allocation:
         return 0
 
     def _waiting(self) -> tuple[Round, Order] | None:
-        """Return the first order that waits. One that is damaged is withdrawn."""
         for round_ in rounds(self._folder):
             if not round_.waits:
                 continue
@@ -232,7 +231,6 @@ class Allocation:
         return (self._folder / name).exists()
 
     def _close(self) -> bool:
-        """Take no further orders; return whether none came meanwhile."""
         (self._folder / "closed").touch()
         return not any(round_.waits for round_ in rounds(self._folder))
 

@@ -89,7 +89,6 @@ def _bubblewrap() -> Check:
 
 
 def _sandbox_problem() -> str:
-    """Return why bubblewrap creates no sandbox here; empty if it does."""
     try:
         result = subprocess.run(_SANDBOX, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except FileNotFoundError:
@@ -123,7 +122,6 @@ def _open_files(config: Config) -> Check:
 
 
 def _folder(name: str, folder: Path) -> Check:
-    """Check that a folder can be written or created. Nothing is left in it."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     command = f"df -h {existing}"
     try:
@@ -156,7 +154,6 @@ def _mirror(config: Config) -> Iterator[Check]:
 
 
 def _loopback() -> Check:
-    """Check that processes of this machine can connect to each other."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             address = listener.getsockname()

@@ -266,7 +266,6 @@ class Node:
             processes.send(process, signal.SIGTERM)
 
     def _end_all(self) -> None:
-        """End every other process of the job, including new ones."""
         deadline = time.monotonic() + _END_S
         own = [self._child] if self._child else []
         while remaining := [process for process in (*own, *processes.of_job(self._token)) if processes.alive(process)]:
@@ -280,7 +279,6 @@ class Node:
         self._fill(kind, value).replace(record(self._base, kind, self._rank))
 
     def _fill(self, kind: str, value: dict[str, Any]) -> Path:
-        """Write a record into its reserved space."""
         common, path = {"v": 1, "host": node_name(), "time_unix_s": time.time()}, reserved(self._base, kind, self._rank)
         with path.open("r+b") as file:
             file.write(json.dumps({**common, **value}).encode().ljust(_RECORD_BYTES - 1) + b"\n")

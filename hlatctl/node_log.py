@@ -87,7 +87,6 @@ class RankLines:
         self._tail = (self._tail + block)[-TAIL_BYTES:]
 
     def _gap(self) -> bytes:
-        """Return a line about what was left out, and the last bytes of that."""
         if not self._left_out:
             return b""
         missing, tail = self._left_out - len(self._tail), self._tail
@@ -98,7 +97,6 @@ class RankLines:
         return self._lines(note + tail)
 
     def _lines(self, block: bytes) -> bytes:
-        """Return the whole lines of the output so far, each with the rank."""
         self._open += block
         end = self._open.rfind(b"\n") + 1
         if end == 0 and len(self._open) > TAIL_BYTES:

@@ -201,7 +201,6 @@ def _fingerprint(members: list[tuple[str, Path]]) -> str:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Return the files and links below a folder in a fixed order. Links to folders are not followed."""
     for root, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted([*names, *(name for name in folders if os.path.islink(os.path.join(root, name)))]):
@@ -213,7 +212,6 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _is_our_link(path: Path) -> bool:
-    """Return whether a file is pip's link from an environment to this project's sources, which are copied instead."""
     return path.name.startswith("__editable__") and "hlatctl" in path.name
 
 
@@ -303,7 +301,6 @@ def _unpack(record: dict[str, Any], archive: Path, target: Path) -> None:
 
 
 def _extract(archive: Path, folder: Path) -> str:
-    """Extract an archive and return its SHA-256; empty if it can't be read as one."""
     with archive.open("rb") as file:
         hashed = _Hashed(file)
         try:
@@ -373,8 +370,6 @@ def _staged_remove_old(folder: Path) -> None:
 
 
 class _Hashed:
-    """A file whose bytes are hashed as they are read."""
-
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.digest = file, hashlib.sha256()
 

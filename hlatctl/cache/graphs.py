@@ -201,7 +201,6 @@ def _buffer() -> memoryview:
 
 
 def _blocks(store: Source, path: str, buffer: memoryview) -> Iterator[memoryview]:
-    """Yield a file's bytes, each block in the same buffer."""
     try:
         with store.open(path) as stream:
             while count := stream.readinto(buffer):
@@ -325,7 +324,6 @@ def export_archive(folder: Path, to: Path) -> int:
 
 
 def _entries(folder: Path, paths: list[str]) -> list[Entry]:
-    """Return the manifest's entries, which were just verified; without a manifest, computed from the files."""
     known, store = read_manifest(Folder(folder)) or {}, Folder(folder)
     return [
         {

@@ -111,7 +111,6 @@ def why_no_neff(head: bytes, size_bytes: int) -> str:
 
 
 def _place(path: str) -> tuple[str, str]:
-    """Return the layout and name of the module that a file belongs to."""
     parts = path.split("/")
     if len(parts) > 2 and parts[0].startswith("neuronxcc-") and parts[1].startswith("MODULE_"):
         return NEURON, "/".join(parts[:2])
@@ -426,8 +425,6 @@ def _why_not(member: tarfile.TarInfo) -> str:
 
 
 class _Part(io.RawIOBase):
-    """A range of bytes of a file."""
-
     def __init__(self, path: Path, start: int, size_bytes: int) -> None:
         self._file = io.FileIO(path)
         self._file.seek(start)

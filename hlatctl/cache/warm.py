@@ -93,8 +93,6 @@ def warm(source: Store, target: Path) -> Warmed:
 
 
 class _Copier:
-    """The work of a warm-up's threads."""
-
     def __init__(
         self,
         source: Store,
@@ -111,7 +109,6 @@ class _Copier:
         self.entries: dict[str, Entry] = {}
 
     def has(self, module: Module) -> bool:
-        """Return whether all files are in place and unchanged since they were last verified."""
         return all(self._is_known(file) for file in module.files)
 
     def _is_known(self, file: File) -> bool:
@@ -143,7 +140,6 @@ class _Copier:
         return ""
 
     def _kept(self, module: Module) -> dict[str, Entry]:
-        """Return the entries of the files that are in place and equal; if one differs, move the module aside."""
         kept = {}
         for file in module.files:
             here = self._there.get(file.path)

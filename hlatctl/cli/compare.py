@@ -121,7 +121,6 @@ def _compare_items(
 
 
 def _no_pairs(found: Paired, sides: list[tuple[Evaluated, Mapping[str, TaskItems]]]) -> EvaluationError:
-    """Return the error that says why no items of two runs are pairs."""
     bare = [side.run.run_id for side, tasks in sides if side.is_imported and not tasks]
     if bare:
         return EvaluationError(

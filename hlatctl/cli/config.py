@@ -106,7 +106,6 @@ def remark_of(group: str, option: str) -> str:
 
 
 def _first_remark(path: Path) -> str:
-    """Return the first sentence of the comment at the top of a file."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("# @package")]
     remark = []
     for line in lines:

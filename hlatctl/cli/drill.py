@@ -148,7 +148,6 @@ def _show(found: Comparison) -> None:
 
 
 def _failure(found: Comparison) -> str:
-    """Return what differs too much, and the rule."""
     from flows.verify_resume import NORM_TOLERANCE, TENSOR_TOLERANCE, TOLERANCE
 
     if found.must_equal:

@@ -203,7 +203,6 @@ def _check(text: str, name: str) -> None:
 
 
 def _print_text(model: Model, prompt: str, sampling: Sampling, *, echo: bool) -> None:
-    """Print a continuation while it is generated, and how it ended on stderr."""
     write(printable(prompt) if echo else "", nl=False)
     end = model.generate(prompt, sampling, lambda piece: write(printable(piece), nl=False))
     write()
@@ -217,7 +216,6 @@ def _print_json(model: Model, prompts: list[str], sampling: Sampling) -> None:
 
 
 def _ask(model: Model, sampling: Sampling) -> None:
-    """Continue the prompts that a person types, until the end of the input."""
     import readline  # noqa: F401 - input() then has a history
 
     say(_WELCOME)

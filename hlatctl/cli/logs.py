@@ -74,7 +74,6 @@ class JournalLines:
         return TEXTS[kind](event) if kind in TEXTS else ""
 
     def _is_time(self, step: int) -> bool:
-        """Return whether a step gets a line: an attempt's first one does, then every tenth."""
         last = self._shown_step
         if last is not None and step // EVERY_STEPS <= last // EVERY_STEPS:
             return False
@@ -88,7 +87,6 @@ class JournalLines:
 
 
 def _recent(run: RunPaths) -> dict[str, int]:
-    """Return the offset in each journal file at which reading begins."""
     offsets = {}
     for path in run.journal.glob("*.jsonl"):
         begin = path.stat().st_size - _RECENT_BYTES
@@ -317,8 +315,6 @@ def _newest_folder(run: RunPaths) -> Path:
 
 
 class _Printer:
-    """Prints new lines of a run's journal and log files, each part below the name of its file."""
-
     def __init__(
         self,
         run: RunPaths,
@@ -413,7 +409,6 @@ class _Reader:
 
 
 def _has_ranks(path: Path) -> bool:
-    """Return whether the lines of a log begin with a rank."""
     return _stage_of(path) == "train" and not path.parent.name.isdigit()
 
 

@@ -115,7 +115,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(work: Callable[[], object], error_file: str | None) -> int:
-    """Do a command's work, print and leave its error, and return its exit code."""
     try:
         ended = work()
         return ended if isinstance(ended, int) else 0

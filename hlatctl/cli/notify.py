@@ -70,7 +70,6 @@ def _print(run: RunPaths, config: Config) -> None:
 
 
 def _test(run: RunPaths, config: Config) -> list[str]:
-    """Send a test message to each service; return what failed."""
     from flows.tracking.notify import services
     from flows.tracking.notify.notes import Note
 
@@ -85,7 +84,6 @@ def _test(run: RunPaths, config: Config) -> list[str]:
 
 
 def _send(run: RunPaths, config: Config) -> list[str]:
-    """Send what is unsent; return what failed."""
     from flows.tracking.notify.notifier import Notifier, only_notifier
 
     with only_notifier(run):
@@ -137,7 +135,6 @@ def _check(runs: list[RunPaths], only: list[MirrorName]) -> None:
 
 
 def _copy(run: RunPaths, only: list[MirrorName]) -> None:
-    """Copy one run, and print how many entries each service lacked."""
     from conf.of_run import of_run
     from flows.tracking import mlflow_sync
     from flows.tracking.mirrors import sync

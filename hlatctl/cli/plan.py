@@ -179,7 +179,6 @@ def _texts(
     *,
     show_config: bool,
 ) -> list[tuple[str, str]]:
-    """Return the plan's titles and texts in order."""
     from conf.load import dump
 
     first, *others = [

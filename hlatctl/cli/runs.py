@@ -121,7 +121,6 @@ def _sweep_of(name: str, runs_dir: Path | None) -> str:
 
 
 def _print_sweeps(folder: Path, found: list[Row]) -> None:
-    """Print a line for each sweep that has one of the rows."""
     shown = {row.sweep for row in found if row.sweep}
     lines = []
     for paths in list_sweeps(folder):

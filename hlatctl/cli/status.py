@@ -179,7 +179,6 @@ def used_text(state: RunState) -> str:
 
 
 def _amendment_rows(state: RunState) -> Iterator[tuple[str, str]]:
-    """Yield the newest amendment, and those that have not begun."""
     waiting = [a for a in state.amendments if a.applied_step is None]
     for amendment in sorted([*state.amendments[-1:], *waiting[:-1]], key=lambda a: a.number):
         changes = (f"{key} {value_text(old)} -> {value_text(new)}" for key, (old, new) in amendment.changes.items())
@@ -197,7 +196,6 @@ def _attempt_rows(state: RunState) -> Iterator[tuple[str, str]]:
 
 
 def _text_rows(view: RunView) -> Iterator[tuple[str, str]]:
-    """Yield how the newest evaluated checkpoint continues the first prompt."""
     kept = continuations.newest(view.run, view.state.milestones)
     if kept and kept.continuations:
         first = kept.continuations[0]

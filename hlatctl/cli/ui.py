@@ -119,8 +119,6 @@ def _numbers(row: LiveRow) -> list[str]:
 
 
 class _Screen:
-    """The runs, drawn for the terminal's size at that moment: a line each, and one for what it does."""
-
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self.rows: list[LiveRow] | None = None
@@ -161,10 +159,7 @@ def _joined(run: str, cells: list[str], run_width: int, widths: list[int]) -> st
 
 
 class _Keys:
-    """Reads single keys from the terminal."""
-
     def pressed(self, wanted: str, timeout_s: float) -> bool:
-        """Wait for a key; return whether it was the wanted one. A closed terminal counts as it."""
         ready, _, _ = select.select([sys.stdin], [], [], timeout_s)
         if not ready:
             return False

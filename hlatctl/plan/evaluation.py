@@ -176,7 +176,6 @@ def _items(limit: float | None, items: int, tasks: int) -> int:
 
 
 def _published(config: Config) -> tuple[list[TaskWork], list[str]]:
-    """Return the work by the published sizes, and the tasks that have none there."""
     known, works, unknown = _table(), [], []
     for group, settings, name in _asked(config):
         row = known.get(name)
@@ -200,7 +199,6 @@ def _published(config: Config) -> tuple[list[TaskWork], list[str]]:
 
 
 def _asked(config: Config) -> Iterable[tuple[str, EvalGroupConfig, str]]:
-    """Yield the suite's groups and their tasks, or those that ``eval.tasks`` selects."""
     wanted, found = config.eval, set[str]()
     groups = wanted.groups or {name: EvalGroupConfig(tasks=[name]) for name in _table() if name.startswith("smoke_")}
     for name, group in groups.items():
@@ -212,7 +210,6 @@ def _asked(config: Config) -> Iterable[tuple[str, EvalGroupConfig, str]]:
 
 
 def _held_out(config: Config) -> list[TaskWork]:
-    """Return the run's held-out text, if it is scored."""
     wanted = config.eval
     if wanted.tasks and _VALIDATION not in wanted.tasks:
         return []
@@ -292,7 +289,6 @@ def _model(config: Config, cost: EvaluationCost) -> list[Figure]:
 
 
 def _time(config: Config, cost: EvaluationCost) -> list[Figure]:
-    """Return the time of a milestone and of the run, and their share of training."""
     flops, milestones = sum(cost.flops.values()), len(config.milestones)
     whole = f"{flops:.3g} FLOPs (2 x parameters x tokens)"
     peak, total_s = peak_of_device(config), cost.total_s

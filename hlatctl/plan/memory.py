@@ -146,7 +146,6 @@ def _backward(config: Config, execution: Execution) -> int:
 
 
 def _loss(config: Config, execution: Execution) -> int:
-    """Return the bytes of the final norm, the logits and their gradients."""
     model, parallel, compute = config.model, config.parallel, COMPUTE_BYTES[config.precision.name]
     count, rows = tokens(config, execution), model.vocab_size // parallel.tensor_parallel_size
     norm = 2 * (FP32_BYTES + compute) * count * model.hidden_size
@@ -168,7 +167,6 @@ def compiles(config: Config) -> bool:
 
 
 def _casts_weights(config: Config, execution: Execution) -> bool:
-    """Return whether products use copies of the weights; FSDP gathers weights in the products' precision."""
     casts = state_bytes(config).weights > COMPUTE_BYTES[config.precision.name]
     return casts and not shards_weights(config, execution)
 

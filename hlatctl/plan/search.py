@@ -88,7 +88,6 @@ def _fitting(config: Config, precision: PrecisionName) -> list[Candidate]:
 
 
 def _best_accumulation(layout: Config) -> Candidate | None:
-    """Return the fastest micro batch of a layout; of equally fast ones the one that needs least memory."""
     share, fitting = layout.train.global_batch_size // layout.data_parallel_size, []
     for sequences in (number for number in _MICRO_BATCHES if share % number == 0):
         candidate = with_micro_batch(layout, sequences)

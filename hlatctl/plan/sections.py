@@ -74,7 +74,6 @@ def sections(config: Config, compose: Compose, speed: Speed | None = None) -> li
 
 
 def _as_measured(section: Section) -> Section:
-    """Return a section whose figures were computed with measured numbers instead of fitted ones."""
     figures = [replace(figure, kind=MEASURED) if figure.kind == CALIBRATED else figure for figure in section.figures]
     return Section(section.title, figures)
 
@@ -95,7 +94,6 @@ def corpus_section(sources: list[Epochs]) -> Section:
 
 
 def _in_short(config: Config, need: Memory, time: StepTime | None) -> list[Figure]:
-    """Return one figure for each of memory, time and cost."""
     needed, kind = size(need.need_bytes), _kind(need)
     if need.device_bytes is None:
         text = f"{needed} (the device's memory is unknown)"
@@ -356,7 +354,6 @@ def _last(after: Config) -> str:
 
 
 def _rate(before: Config, after: Config, step: int) -> str:
-    """Return the rate of the next step, and how it continues the run's."""
     rate = learning_rate(step + 1, after)
     if step == 0:
         return f"{rate:.3e}"

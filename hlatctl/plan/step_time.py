@@ -124,7 +124,6 @@ class Work:
         return self.forward_s + self.backward_s + self.again_s
 
     def __add__(self, other: Work) -> Work:
-        """Return both, one after the other."""
         return Work(self.forward_s + other.forward_s, self.backward_s + other.backward_s, self.again_s + other.again_s)
 
 
@@ -283,7 +282,6 @@ class Exchange:
     slowing_s: float
 
     def __add__(self, other: Exchange) -> Exchange:
-        """Return both, one after the other."""
         return Exchange(self.total_s + other.total_s, self.slowing_s + other.slowing_s)
 
     def beside_s(self, computation_s: float) -> float:
@@ -395,7 +393,6 @@ def _network(hardware: HardwareConfig) -> float:
 
 
 def _share_of_network(config: Config) -> float:
-    """Return one process's part of its node's network when all send at once."""
     return _network(config.cluster.hardware) / config.cluster.processes_per_node
 
 
@@ -434,7 +431,6 @@ def _iteration_s(rows: int, columns: int, device: Device) -> float:
 
 
 def _matrices(config: Config) -> list[tuple[int, int]]:
-    """Return the shapes of a layer's linear maps: query, key, value, output, gate, up and down."""
     hidden, tensor = config.model.hidden_size, config.parallel.tensor_parallel_size
     queries, ffn = widths(config)[0] * tensor, config.model.intermediate_size
     keys = kv_width(config) * min(tensor, config.model.num_kv_heads)
@@ -516,7 +512,6 @@ def _largest_stage(config: Config) -> int:
 
 
 def _layers(config: Config) -> int:
-    """Return the layers of the first stage, which has most."""
     return len(process_layers(config, 0))
 
 
@@ -611,8 +606,6 @@ def step_time(config: Config, execution: Execution | None = None) -> StepTime | 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pace:
-    """Seconds of one micro-batch in one process of a stage, and of one of its layers."""
-
     products_s: float
     elementwise_s: float
     tensor_parallel_s: float

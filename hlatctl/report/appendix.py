@@ -129,7 +129,6 @@ def incidents(record: Record) -> list[list[str]]:
 
 
 def _lost(steps: int, step_s: float | None, waited_s: float | None) -> str:
-    """Return the steps to redo, and the time until the next attempt started."""
     redone = f"{steps:,} step{'s' * (steps != 1)}" + (f" ({duration(steps * step_s)})" if steps and step_s else "")
     return redone + (f", {duration(max(0.0, waited_s))} until the next attempt" if waited_s is not None else "")
 

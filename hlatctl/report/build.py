@@ -98,7 +98,6 @@ def render_page(record: Record, figures: Mapping[str, tuple[str, str]], config_y
 
 
 def _numbered(figures: Mapping[str, tuple[str, str]]) -> dict[str, list[tuple[str, str, str]]]:
-    """Return the name, the numbered caption and the SVG text of the figures of each section."""
     found: dict[str, list[tuple[str, str, str]]] = {"training": [], "evaluation": [], "performance": []}
     for number, (name, (caption, svg)) in enumerate(figures.items(), 1):
         section = next((section for start, section in _SECTIONS.items() if name.startswith(start)), "training")
@@ -114,7 +113,6 @@ def _provenance(provenance: dict[str, Any]) -> dict[str, str]:
 
 
 def _scores(milestones: Sequence[Milestone]) -> dict[str, Any]:
-    """Return the score table, split into headlines and other scores, and its notes."""
     header, rows = score_table(milestones)
     first = set(headlines([row[0] for row in rows]))
     notes = skipped_notes(milestones)
@@ -128,7 +126,6 @@ def _scores(milestones: Sequence[Milestone]) -> dict[str, Any]:
 
 
 def _contamination(overlaps: contamination.Overlaps) -> dict[str, Any]:
-    """Return the table of evaluation items that are in the corpus, and what is not scanned."""
     rows = [list(contamination.cells(row)) for row in overlaps.rows]
     return {"header": list(contamination.HEADER), "rows": rows, "unscanned": ", ".join(overlaps.unscanned)}
 
@@ -208,7 +205,6 @@ def build(run: RunPaths, formats: Collection[str] = DEFAULT, folder: Path | None
 
 
 def _files(record: Record, drawn: list[Figure], formats: Collection[str]) -> Iterator[tuple[str, str | bytes]]:
-    """Yield the name and the content of each file."""
     svgs = {figure.name: figure.svg() for figure in drawn if {HTML, SVG} & set(formats)}
     if SVG in formats:
         yield from ((f"figures/{name}.svg", svg) for name, svg in svgs.items())

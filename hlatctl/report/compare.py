@@ -115,14 +115,12 @@ def marked(cells: list[Cell | None]) -> list[Cell | None]:
 
 
 def _as_published(measured: Cell, published: Cell, sizes: set[int]) -> bool:
-    """Return whether both have the same shots, all items, and the published number of items, if there is one."""
     own = measured.conditions
     same_items = not sizes or measured.n in sizes
     return own.whole is True and own.shots == published.conditions.shots and same_items
 
 
 def _as_imported(measured: Cell, imported: Cell) -> bool:
-    """Return whether everything that is known of an imported score agrees with a run's."""
     return measured.n == imported.n is not None and agree(imported.conditions, measured.conditions)
 
 
@@ -132,7 +130,6 @@ def _ties(cell: Cell, top: Cell, ideal: str | float) -> bool:
 
 
 def _badness(cell: Cell, ideal: str | float) -> float:
-    """Return the distance of a value from the best possible one, up to a constant."""
     if isinstance(ideal, str):
         return -cell.value if ideal == baselines.HIGHEST else cell.value
     return abs(cell.value - ideal)
@@ -317,7 +314,6 @@ def _measured(record: Mapping[str, Any], value: float, known: Known) -> Measured
 
 
 def _says_items(conditions: Conditions) -> bool:
-    """Return whether it is known how many items a score without a contract was limited to."""
     return conditions.limit is not None or conditions.whole is True
 
 
@@ -373,7 +369,6 @@ def _all(run: RunScores, wanted: Mapping[str, str]) -> list[Measured] | None:
 
 
 def _others(layout: Layout, runs: Sequence[RunScores]) -> list[RowSpec]:
-    """Return a row for every score that belongs to no row of the layout."""
     wanted = {pair for row in layout.rows for scores in row.of for pair in scores.items()}
     taken = {(name, metric) for task, metric in wanted for name in _names(task, metric)}
     pairs = {(name, score.metric) for run in runs for name, score in run.scores.items()} - taken
@@ -405,7 +400,6 @@ def _row(spec: RowSpec, runs: Sequence[RunScores], models: Sequence[Model]) -> R
 
 
 def _run_cell(spec: RowSpec, run: RunScores) -> Cell | None:
-    """Return the mean over the first alternative whose scores are all present; None if there is none."""
     scores = next(filter(None, (_all(run, wanted) for wanted in spec.of)), None)
     if scores is None:
         return None
@@ -441,7 +435,6 @@ def _model_cell(spec: RowSpec, model: Model) -> Cell | None:
 
 
 def _shown(rows: list[Row]) -> list[Row]:
-    """Return the rows with a value, and the group's own row above the rows of its parts."""
     filled = {(row.section, row.group) for row in rows if any(row.cells) and row.part}
     return [row for row in rows if any(row.cells) or (not row.part and (row.section, row.group) in filled)]
 

@@ -190,7 +190,6 @@ def first_difference(before: Fields, now: Fields) -> tuple[str, str, str] | None
 
 
 def _of_tasks(tasks: Sequence[tuple[str, Fields]], figure: Fields | None) -> Known:
-    """Return the contract of a task, or of the figure of a group of tasks."""
     compared = {name: across_runs(fields) for name, fields in tasks}
     fields = next(iter(compared.values())) if figure is None else {**figure, "tasks": compared}
     return Known(key=digest(fields), fields=fields, conditions=conditions_of_tasks(dict(tasks)))

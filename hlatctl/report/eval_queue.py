@@ -129,7 +129,6 @@ def left_s(tasks: Sequence[TaskForecast]) -> float | None:
 
 
 def _evaluated(state: RunState) -> list[MilestoneState]:
-    """Return the milestones that are evaluated, in the order of their tokens."""
     return [milestone for _, milestone in sorted(state.milestones.items()) if milestone.status == "evaluated"]
 
 
@@ -142,7 +141,6 @@ def _is_taken(milestone: MilestoneState) -> bool:
 
 
 def _left_steps(state: RunState, config: Config) -> list[int]:
-    """Return how many steps are left until each milestone that is still to come."""
     return [step - state.step for step in sorted(config.milestones) if step > state.step]
 
 

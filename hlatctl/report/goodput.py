@@ -169,7 +169,6 @@ def sequence(events: Iterable[Event], series: StepSeries) -> tuple[list[Item], S
 
 
 def _places(marks: list[_Mark], series: StepSeries) -> tuple[list[_Mark], Array]:
-    """Return the events in their order, and the number of steps before each."""
     import numpy as np
 
     own = [mark for mark in marks if mark.writer == _STEPS_BY]
@@ -197,7 +196,6 @@ def _places(marks: list[_Mark], series: StepSeries) -> tuple[list[_Mark], Array]
 
 
 def _after_clock(others: list[_Mark], clock_s: Array) -> Array:
-    """Return how many entries of a series of times precede each event."""
     import numpy as np
 
     newest_s: dict[str, float] = {}
@@ -274,8 +272,6 @@ class Bounds:
 
 
 class _Rows(NamedTuple):
-    """Steps of attempts, without late ones: their rows, the index of each one's attempt, and times."""
-
     row: Array
     which: Array
     end_us: Array
@@ -323,7 +319,6 @@ class Claims:
                     self._claim(rows, after)
 
     def _claim(self, rows: _Rows, after: _Rows | None) -> None:
-        """Claim the times of a block; ``after`` is the next one."""
         import numpy as np
 
         which, end_us, length_us = rows.which, rows.end_us, rows.length_us
@@ -366,7 +361,6 @@ class Claims:
         return free_us
 
     def _count(self, begins_us: Array, ends_us: Array) -> None:
-        """Add claims that follow those before to ``before_us``."""
         import numpy as np
 
         sums_us = np.concatenate([[0], np.cumsum(ends_us - begins_us)])
@@ -394,7 +388,6 @@ def stall_s(event: Event) -> float:
 
 
 def _blocks(steps: Steps, attempts: Sequence[Bounds], stalls: dict[tuple[int, float], int]) -> Iterator[_Rows]:
-    """Yield the attempts' steps, without late ones. No block is empty."""
     import numpy as np
 
     order = np.argsort(np.array([each.attempt for each in attempts], dtype=np.int64))
@@ -472,8 +465,6 @@ class Account:
 
 @dataclass
 class _Attempt:
-    """An attempt: the indices of its start and of its trainer's last event or steps, and how it ended."""
-
     started: int
     last: int
     ended: bool = False
@@ -521,7 +512,6 @@ def _without_afterlife(items: list[Item]) -> list[Item]:
 
 
 def _attempts(items: Sequence[Item]) -> dict[int, _Attempt]:
-    """Return every attempt by its number."""
     attempts: dict[int, _Attempt] = {}
     for index, (kind, attempt_number, is_train, event, *_) in enumerate(items):
         attempt = attempts.get(attempt_number)
@@ -583,7 +573,6 @@ class _Phase:
         self._queued: set[str] = set()  # names of jobs
 
     def apply(self, item: Item) -> None:
-        """Apply the next event, or the next steps."""
         kind, event, attempt = item.kind, item.event, self._attempts.get(item.attempt)
         self._apply_queue(item)
         if kind == "head_started":
@@ -617,11 +606,9 @@ class _Phase:
             self._queued &= {TRAIN_JOB}
 
     def alive(self, index: int) -> bool:
-        """Return whether the open attempt's trainer writes events after this one."""
         return self._open is not None and not (self._open.ended and index >= self._open.last)
 
     def name(self, index: int) -> str:
-        """Return the category of the time after this event."""
         if self._waits_in_queue(index):
             return QUEUED
         if self.alive(index):
@@ -666,7 +653,6 @@ def _phases(items: Sequence[Item], attempts: dict[int, _Attempt]) -> Iterator[tu
 
 
 def _totals_us(phases: Iterable[tuple[str, int]], times_us: Sequence[int], claims: Claims) -> dict[str, int]:
-    """Return microseconds by category; claims have priority over phases."""
     totals: dict[str, int] = defaultdict(int, claims.totals_us)
     free_us = (times_us - claims.before_us).tolist()
     for category, at in phases:
@@ -876,7 +862,6 @@ def _share(part_s: float, whole_s: float) -> float | None:
 
 
 def _part(category: str, seconds: float, held_s: float) -> float:
-    """Return a category's part of the cost: a queued job costs nothing."""
     if category == QUEUED or not held_s:
         return 0.0
     return min(1.0, seconds / held_s)

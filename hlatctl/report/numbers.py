@@ -469,7 +469,6 @@ def scaling(state: RunState, config: Config) -> Scaling:
 
 
 def _planned(config: Config, nodes: int) -> float | None:
-    """Return the plan's tokens per second; None if the layout doesn't fit that many nodes."""
     other = replace(config, cluster=replace(config.cluster, nodes=nodes))
     try:
         validate(other, to_start=False)

@@ -69,7 +69,6 @@ def together(parts: Iterable[Contrast]) -> Contrast:
 
 
 def _score(run: RunScores, task: str) -> Measured | None:
-    """Return a score of a task; one of several programs for a problem may have only such as ``TASK_pass_at_10``."""
     names = (name for name in run.scores if name == task or name.startswith(f"{task}_pass_at_"))
     return run.scores.get(min(names, key=len, default=task))
 
@@ -185,7 +184,6 @@ def _pairs(first: TaskItems, second: TaskItems) -> list[Flip]:
 
 
 def _by_document(items: Mapping[str, Item]) -> dict[tuple[str, int], Item]:
-    """Return the items with a document, by it and its number among equal ones."""
     seen: Counter[str] = Counter()
     found = {}
     for item in items.values():
@@ -407,12 +405,10 @@ def _verdict(rows: list[PairedRow]) -> str:
 
 
 def _is_doubtful(row: PairedRow) -> bool:
-    """Whether something besides the model may have made the difference."""
     return row.contracts.status != EQUAL or row.reworded > 0
 
 
 def _contracts(row: PairedRow) -> str:
-    """Return what differs besides the models."""
     fields = row.contracts.differences
     named = [_field(name, *values) for name, values in list(fields.items())[:_MOST_FIELDS]]
     more = [f"{counted(len(fields) - _MOST_FIELDS, 'more field')}"] if len(fields) > _MOST_FIELDS else []

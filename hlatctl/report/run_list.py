@@ -236,7 +236,6 @@ def _index_file(runs_dir: Path) -> Path:
 
 @cache
 def _code() -> int:
-    """Return a checksum of the code that makes rows."""
     return source_crc(Path(__file__).parent, ("run_list", "run_view"), code())
 
 
@@ -404,8 +403,6 @@ class LiveRuns:
 
 
 class _Followed:
-    """One run: its state, and its journal to continue from there."""
-
     def __init__(self, run: RunPaths) -> None:
         self._run = run
         self._view = view_run(run)
@@ -463,7 +460,6 @@ def _what(view: RunView) -> str:
 
 
 def _changed_unix_s(run: RunPaths) -> float:
-    """Return when the driver last wrote its journal."""
     try:
         return os.stat(run.journal / "flow.jsonl").st_mtime
     except OSError:

@@ -125,7 +125,6 @@ def _course(row: Row, scored: Sequence[RunScores], published: baselines.Baseline
 
 
 def _table(newest: RunScores, published: baselines.Baselines) -> Comparison:
-    """Return the rows that the run has a score of; without models that have none of them."""
     whole = compare([newest], published)
     rows = [row for row in whole.rows if row.cells[0]]
     kept = [at for at in range(len(whole.columns)) if any(row.cells[at] for row in rows)]

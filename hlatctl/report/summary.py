@@ -80,7 +80,6 @@ def _goodput(record: Record) -> str:
 
 
 def _of_baseline(priced: list[Price], config: Config) -> str:
-    """Return the cost as a share of the baseline's; empty without a baseline."""
     name, share = config.cluster.baseline.name or "the baseline", priced[0].of_baseline_fraction if priced else None
     return "" if share is None else f", {100 * share:.0f} % of {name}"
 
@@ -239,5 +238,4 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def _escaped(plain: str) -> str:
-    """Return a line of Markdown that has no HTML and stays in its cell."""
     return re.sub(r"([\\|<])", r"\\\1", plain.replace("\n", " "))

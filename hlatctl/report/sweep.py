@@ -144,7 +144,6 @@ def _stderr(values: list[float]) -> float | None:
 
 
 def _status(arm: Arm) -> str:
-    """Return the number of trials by status, and where the first trial ended early."""
     statuses = [trial.status for trial in arm.trials]
     text = ", ".join(
         f"{statuses.count(status)} {status}" if len(statuses) > 1 else status for status in dict.fromkeys(statuses)

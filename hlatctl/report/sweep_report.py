@@ -179,7 +179,6 @@ def _losses(axes: Axes, ranked: Sequence[Arm], curves: Mapping[int, Curve]) -> N
 
 
 def _range(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Return the range of the losses after the first tenth of the tokens, with a margin."""
     last = max(max(curve.tokens) for curve in curves)
     values = [
         loss
@@ -193,7 +192,6 @@ def _range(curves: Sequence[Curve]) -> tuple[float, float]:
 
 
 def _settings(axes: Axes, state: SweepState, valued: Sequence[Arm]) -> None:
-    """Draw parallel coordinates: a line per arm, from its settings to its objective."""
     scales = [_Scale.of(axis, [arm.point[str(axis["key"])] for arm in valued]) for axis in state.axes]
     means = [arm.mean for arm in valued if arm.mean is not None]
     scales.append(_Scale.linear(min(means), max(means)))
@@ -240,7 +238,6 @@ class _Scale:
 
     @classmethod
     def of(cls, axis: Mapping[str, Any], tried: Sequence[str]) -> _Scale:
-        """Return the scale of an axis, over the values that were tried."""
         if axis["low"] is None:
             values = [value for value in axis["values"] if value in tried]
             return cls({value: (at + 0.5) / len(values) for at, value in enumerate(values)})
@@ -249,11 +246,9 @@ class _Scale:
 
     @classmethod
     def linear(cls, low: float, high: float) -> _Scale:
-        """Return a linear scale."""
         return cls({}, low, high)
 
     def at(self, text: str) -> float:
-        """Return the position of a value."""
         if self.heights:
             return self.heights[text]
         low, high, value = self.low, self.high, float(text)
@@ -263,7 +258,6 @@ class _Scale:
 
     @property
     def ticks(self) -> list[tuple[str, float]]:
-        """Return the labels and their positions."""
         if self.heights:
             return [(_short(text, 18), height) for text, height in self.heights.items()]
         ends = dict.fromkeys((self.low, self.high))
@@ -279,7 +273,6 @@ def _importances(axes: Axes, importances: Mapping[str, float]) -> None:
 
 
 def _label(arm: Arm) -> str:
-    """Return the setting with short keys, without their groups."""
     return " ".join(f"{key.rsplit('.', maxsplit=1)[-1]}={value}" for key, value in arm.point.items()) or arm.text
 
 

@@ -113,7 +113,6 @@ def why_invalid(checkpoint: Path, *, checksums: bool = True, of_run: bool = True
 
 
 def _entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return a file's entry if its fields are valid."""
     if not (isinstance(entry["path"], str) and isinstance(entry["bytes"], int) and isinstance(entry["sha256"], str)):
         raise ValueError("an entry of files is invalid")
     return entry

@@ -79,7 +79,6 @@ def history(run: RunPaths, milestones: Iterable[int]) -> list[Kept]:
 
 
 def _record(run: RunPaths, milestone_tokens: int) -> dict[str, Any]:
-    """Return the content of the file. Empty if it is missing or damaged."""
     try:
         return files.read_sealed_json(run.continuations(milestone_tokens))
     except (OSError, ValueError):

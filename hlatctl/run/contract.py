@@ -133,7 +133,6 @@ class Use:
 
     @cached_property
     def _finished(self) -> set[tuple[Any, Any]]:
-        """The tasks that the journal says to be scored, with the numbers of their contracts."""
         events = read_events(self._run, wanted=lambda line: b"eval_task_finished" in line)
         return {(event.get("task"), event.get("contract")) for event in events}
 
@@ -368,7 +367,6 @@ def _accept(run: RunPaths, known: Record, present: Contracts, *, new: bool) -> A
 
 
 def _unknown(known: Record, present: Contracts) -> list[str]:
-    """Return the tasks whose contracts differ from all recorded ones."""
     return [name for name, fields in present.tasks.items() if fields not in known.tasks.get(name, [fields])]
 
 
@@ -407,7 +405,6 @@ def _dropped(before: Record, known: Record, present: Contracts, tasks: list[str]
 
 
 def _with(known: Mapping[str, list[Fields]], present: Mapping[str, Fields]) -> dict[str, list[Fields]]:
-    """Return the lists with new contracts at their ends."""
     lists = {name: list(fields) for name, fields in known.items()}
     for name, fields in present.items():
         if fields not in lists.setdefault(name, []):

@@ -70,7 +70,6 @@ def hint_of(error: Exception) -> str:
 
 
 def _of_owner(name: object) -> str:
-    """Return what helps a user who may not use a file: whose the closest visible folder is."""
     if not isinstance(name, str):
         return "check the permissions of the folder"
     place = Path(name)
@@ -262,7 +261,6 @@ def of_system(error: Exception) -> StorageError | None:
 
 
 def _no_working_directory() -> str:
-    """Return why this process has no working directory; empty if it has one."""
     try:
         os.getcwd()
     except OSError as error:
@@ -271,7 +269,6 @@ def _no_working_directory() -> str:
 
 
 def _way_to_write(place: str, error: OSError) -> str:
-    """Return what helps against a wrong path, rather than against the state of the file system."""
     path = place.rpartition("=")[2]
     if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
         return f"a file is where a folder must be, or the reverse: move it (`ls -ld {path}`), or name another place"

@@ -152,7 +152,6 @@ def is_event(value: Any) -> bool:
 
 
 def _may_be(kind: str, name: str, value: Any) -> bool:
-    """Return whether a value is allowed in the place of one of the field's type."""
     as_text = kind == "nonfinite" and name in _AS_TEXT
     return value is None or as_text or (name in _NUMBERS and value in _NOT_FINITE)
 

@@ -183,7 +183,6 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def _give(folder: Path, mode: int) -> None:
-    """Give a folder and what it contains this mode, files without the right to execute."""
     for path, _, names in os.walk(folder):
         os.chmod(path, mode)
         for name in names:

@@ -541,7 +541,6 @@ def _items(
 
 
 def _files(journal: Path) -> list[tuple[str, str, int, int]]:
-    """Return stem, path, mode and size of each file of a journal, sorted. A broken link has its own mode."""
     found = []
     try:
         with os.scandir(journal) as entries:

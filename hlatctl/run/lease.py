@@ -47,7 +47,6 @@ class Holder:
     token: str = ""
 
     def __str__(self) -> str:
-        """Return text for messages."""
         return f"process {self.pid or '?'} on {self.host or 'an unknown host'}"
 
     @property
@@ -218,7 +217,6 @@ def _when_locked(path: Path, when_busy: Callable[[Holder], None]) -> None:
 
 
 def _take(file: FileIO, path: Path, own: Holder, when_busy: Callable[[Holder], None]) -> bool:
-    """Write the name of a new holder into its locked file. Return False if another host's process has the lease."""
     if not _is_same(file, path):
         return False  # another process replaced it
     before = _named(path)
@@ -239,7 +237,6 @@ def _take(file: FileIO, path: Path, own: Holder, when_busy: Callable[[Holder], N
 
 @contextmanager
 def _beating(path: Path, own: Holder) -> Iterator[None]:
-    """Renew the heartbeat of a lease during the block."""
     over = threading.Event()
 
     def beat() -> None:
@@ -261,7 +258,6 @@ def _beating(path: Path, own: Holder) -> Iterator[None]:
 
 
 def _named(path: Path) -> Holder:
-    """Return the process that a lock file names, alive or not."""
     try:
         with open(path, errors="replace", opener=open_regular) as file:
             return _parse(file.read(_MAX_CHARS))

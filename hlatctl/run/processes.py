@@ -249,7 +249,6 @@ def _boot_id() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return the start time of a process. Empty if there is none, or only a zombie."""
     if not _PROC.joinpath("self").exists():
         return _output_of("ps", "-o", "lstart=", "-p", str(pid))
     fields = _stat(pid)
@@ -265,13 +264,11 @@ def _identified(pids: Iterable[int]) -> list[Identity]:
 
 
 def _own() -> list[Identity]:
-    """Return the processes of this user."""
     pids = [int(entry.name) for entry in _PROC.glob("[0-9]*")]
     return _identified(pid for pid in pids if _owner(pid) == os.geteuid())
 
 
 def _owner(pid: int) -> int | None:
-    """Return the user of a process; this user without ``/proc``, None if it has ended."""
     if not _PROC.joinpath("self").exists():
         return os.geteuid()
     try:
@@ -290,7 +287,6 @@ def _catches(pid: int, number: int) -> bool:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """Return the environment with which a process was started. Empty if it has ended."""
     try:
         return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -298,14 +294,12 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _variable(pid: int, name: str) -> str:
-    """Return an environment variable with which a process was started. Empty if unset, or if it has ended."""
     prefix = f"{name}=".encode()
     values = (value for value in _environment(pid) if value.startswith(prefix))
     return next((value.removeprefix(prefix).decode() for value in values), "")
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the state, the parent and the other fields of a process. Empty if it has ended."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -68,7 +68,6 @@ def package_versions(names: tuple[str, ...]) -> dict[str, str]:
 
 @functools.cache
 def _version(name: str) -> str:
-    """Return the version that this process imports. Empty if the package is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

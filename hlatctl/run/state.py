@@ -288,7 +288,7 @@ class RunState:
         evaluation_behind: an alarm reported that evaluation falls behind training, and milestones still wait.
         driver: token of the newest driver's lease.
         asked_driver: token of the driver that the newest stop request names; empty: no request.
-        trust: state of each checkpoint: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps after it).
+        trust: state of each checkpoint: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps follow).
     """
 
     run_id: str = ""

@@ -307,11 +307,9 @@ class StepSeries(Mapping[int, LineEvent]):
         self.ranges = [*ranges[:at], [row, row + 1], *ranges[at:]]
 
     def _after(self, start: int, stop: int, step: int) -> int:
-        """Return the first row of a range whose step is larger; its end if there is none."""
         return bisect_right(range(start, stop), step, key=lambda row: self.rows.at("step", row)) + start
 
     def _place(self, step: int) -> int | None:
-        """Return the row of the last step up to this one."""
         at = bisect_right(self.ranges, step, key=lambda part: self.rows.at("step", part[0])) - 1
         return self._after(self.ranges[at][0], self.ranges[at][1], step) - 1 if at >= 0 else None
 

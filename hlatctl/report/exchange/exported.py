@@ -135,7 +135,6 @@ def _is_loss(name: str) -> bool:
 
 
 def _grouped(scores: Scores, titles: list[str]) -> dict[str, Scores]:
-    """Return scores by the longest title that each begins with; others stand by themselves."""
     found: dict[str, Scores] = {}
     for name, score in scores.items():
         owners = [title for title in titles if name == title or _is_second(name, title, scores)]
@@ -144,7 +143,6 @@ def _grouped(scores: Scores, titles: list[str]) -> dict[str, Scores]:
 
 
 def _is_second(name: str, title: str, scores: Scores) -> bool:
-    """Return whether a score is another metric of the items of a title's first score."""
     return name.startswith(f"{title}_") and scores.get(title, {}).get("n") == scores[name].get("n")
 
 

@@ -137,7 +137,6 @@ def _out_of_range(name: str, metric: str, value: float | None, low: float, high:
 
 
 def _title(task: str, metric: str, variant: str, first: str) -> str:
-    """Return the name of a score; ``first`` is the task's first metric, empty for this one."""
     if not first:
         return task
     if metric == BITS_PER_BYTE:

@@ -213,7 +213,6 @@ def _prompt(doc: dict[str, Any]) -> str:
 
 
 def _target(doc: dict[str, Any]) -> str:
-    """Return the right answers' texts."""
     gold = doc["gold_index"]
     places = gold if isinstance(gold, list) else [gold]
     choices = doc["choices"] or ()

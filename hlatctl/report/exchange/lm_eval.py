@@ -198,7 +198,6 @@ def _requests(arguments: Any) -> list[list[Any]]:
 
 
 def _first_text(answers: Any) -> str:
-    """Return the first answer; of several samples per question, the first of them."""
     while isinstance(answers, list) and answers:
         answers = answers[0]
     return answers if isinstance(answers, str) else ""

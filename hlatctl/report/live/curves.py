@@ -167,7 +167,6 @@ def _described(key: str) -> dict[str, Any]:
 
 
 def _split(before: list[list[int]], after: list[list[int]]) -> tuple[int, list[tuple[int, int]]]:
-    """Return how many rows stay, and the ranges of rows that are missing."""
     kept = 0
     for index, (start, stop) in enumerate(after):
         old = before[index] if index < len(before) else None
@@ -202,7 +201,6 @@ def _values(steps: StepColumns, state: RunState, config: Config | None, key: str
 
 
 def _edges(count: int, points: int) -> np.ndarray[Any, Any]:
-    """Return where each group of neighbours begins, and the end of the last one."""
     groups = min(count, points)
     return np.arange(groups + 1, dtype=np.int64) * count // max(groups, 1)
 
@@ -223,7 +221,6 @@ def _reduced(values: np.ndarray[Any, Any], edges: np.ndarray[Any, Any]) -> dict[
 
 
 def _milestones(steps: StepColumns, state: RunState, axis: np.ndarray[Any, Any]) -> list[tuple[int, int, float | None]]:
-    """Return tokens, step and place on the axis of each milestone."""
     known = sorted(state.milestones.items())
     places = _at(steps, axis, [milestone.step for _, milestone in known])
     return [(tokens, milestone.step, place) for (tokens, milestone), place in zip(known, places, strict=True)]

@@ -150,7 +150,6 @@ def _attempts(state: RunState, config: Config | None) -> list[dict[str, Any]]:
 
 
 def _nodes(attempt: AttemptState | None) -> list[dict[str, Any]]:
-    """Return the nodes of the newest attempt, and those that it was not to use."""
     if attempt is None:
         return []
     running = "training" if attempt.ended_unix_s is None else "released"
@@ -179,7 +178,6 @@ def _evaluations(state: RunState) -> list[dict[str, Any]]:
 
 
 def _evaluation_queue(view: RunView) -> list[str]:
-    """Return lines about milestones that wait, and about the pace of evaluation while a driver lives."""
     if view.config is None or not view.state.milestones or view.state.evaluates:
         return []
     queue = evaluation_queue(view.state, view.config, time.time())
@@ -280,7 +278,6 @@ def log_tail(
 
 
 def _logs(run: RunPaths, attempt: int | None) -> Iterator[tuple[str, int]]:
-    """Yield name and bytes of each log below the run's own folder, the newest attempt's first; no links."""
     top = run.root / "logs"
     folders = sorted(os.walk(top, followlinks=False), key=lambda found: found[0], reverse=True)
     for folder, _, names in folders:

@@ -261,7 +261,6 @@ class OpenRun:
             self._changes.append((self.version, self._first_changed(before, after)))
 
     def _first_changed(self, before: list[list[int]], after: list[list[int]]) -> int:
-        """Return the first step that differs between two lists of rows that count."""
         row, steps = first_new_row(before, after), self.state.steps
         return steps.newest + 1 if row is None else int(steps.rows.at("step", row))
 
@@ -273,7 +272,6 @@ class OpenRun:
         return RunView(self.run, self.state, status, pid, self.config, self.problem, elsewhere)
 
     def _is_replaced(self, tail: JournalTail) -> bool:
-        """Return whether a file that was read is gone, another one, or shorter than before."""
         now, before = _inodes(self.run), self._inodes
         self._inodes = now
         if any(now.get(name) != inode for name, inode in before.items()):
@@ -307,7 +305,6 @@ def _inodes(run: RunPaths) -> dict[str, int]:
 
 
 def _config_stat(run: RunPaths) -> tuple[int, ...]:
-    """Return what changes with the file of the configuration; empty if there is none."""
     with suppress(OSError):
         status = os.stat(run.config)
         return status.st_ino, status.st_size, status.st_mtime_ns
@@ -332,8 +329,6 @@ JsonRow = dict[str, Any]
 
 @dataclass
 class _Known:
-    """A run: its row, the revision that changed it, and the files that the row was made from."""
-
     run: RunPaths
     row: JsonRow
     revision: int
@@ -434,7 +429,6 @@ class LiveIndex:
         return self.revision != before
 
     def _list(self, *, force: bool) -> None:
-        """List the folder if it has changed, and drop the runs that are gone."""
         if self._stored is None:
             self._stored = read_index(self.runs_dir)
         mtime_ns = -1
@@ -476,7 +470,6 @@ class LiveIndex:
         self._stored = {}
 
     def _look(self, run: RunPaths) -> JsonRow:
-        """Return the row of a run, made again if its files have changed."""
         now, known = files_of(run), self._known.get(run.run_id)
         stored = (self._stored or {}).get(run.run_id) if known is None else known.entry
         if stored and now is not None and stored.files == now:

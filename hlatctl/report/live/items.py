@@ -91,7 +91,6 @@ def _is_wanted(shown: str, value: float, before: float | None) -> bool:
 
 
 def _values(path: Path, run: RunPaths, first: str) -> tuple[str, dict[_Key, float]]:
-    """Return the metric that says whether items are right, and its value of each; ``first`` is that of the score."""
     metric, found = "", {}
     for key, row in _keyed(item_file.rows(path, run, ("item", "filter", "metrics"))):
         values = dict(row["metrics"])
@@ -102,7 +101,6 @@ def _values(path: Path, run: RunPaths, first: str) -> tuple[str, dict[_Key, floa
 
 
 def _items(path: Path, run: RunPaths, wanted: list[_Key], metric: str) -> dict[_Key, dict[str, Any]]:
-    """Return the wanted items that a file has; reading ends with the last of them."""
     left = set(wanted)
     matching = ((key, row) for key, row in _keyed(item_file.rows(path, run)) if key in left)
     return {key: _item(row, metric) for key, row in islice(matching, len(left))}
