@@ -37,9 +37,9 @@ TOKEN_ENV = "HLATCTL_TOKEN"
 #: The nodes of a round, as Slurm writes lists; a script that is submitted by hand runs on all nodes of its job.
 NODE_LIST_ENV = "HLATCTL_NODE_LIST"
 _POLL_S = 0.5
-#: Between two questions to a scheduler that does not answer.
+#: Interval between two queries to a scheduler that does not answer.
 _ASK_AGAIN_S = 5.0
-#: Beginnings of a node's state (sinfo(1), "NODE STATE CODES") in which no round is started on it.
+#: Prefixes of node states (sinfo(1), "NODE STATE CODES") in which a node can't start a round.
 UNUSABLE = ("down", "drain", "fail", "unk", "inval")
 
 
@@ -64,7 +64,7 @@ class Order:
     avoided: tuple[str, ...] = ()
 
     def choose(self, hosts: Sequence[str], unusable: Collection[str] = ()) -> list[str]:
-        """Return the hosts of the round, in their order; empty: there are too few."""
+        """Return the hosts of the round, in the given order; empty if there are too few."""
         fit = [host for host in hosts if host not in unusable and host not in self.excluded]
         if len(fit) < self.nodes:
             return []
@@ -84,7 +84,7 @@ class Round:
         return self.folder / f"round-{self.number:04d}.{kind}"
 
     def write(self, order: Order) -> None:
-        """Order it."""
+        """Write the order file."""
         files.write_json(self.file("order"), {"v": 1, **asdict(order)})
 
     def move(self, kind: str) -> bool:
@@ -97,7 +97,7 @@ class Round:
 
     @property
     def waits(self) -> bool:
-        """Whether it is ordered and nobody has taken it."""
+        """Whether the order still waits."""
         return self.file("order").exists()
 
     @property
@@ -113,7 +113,7 @@ class Round:
             return ()
 
     def order(self) -> Order:
-        """Return what it runs."""
+        """Return the round's order."""
         value: dict[str, Any] = files.read_json(self.file("order"))
         return Order(
             script=str(value["script"]),
@@ -138,7 +138,7 @@ def ended_file(base: Path) -> Path:
 
 
 def asked_from_outside(base: Path, nodes: int = 1) -> bool:
-    """Return whether all nodes of a job were asked to stop, and not by a driver's order.
+    """Return whether all nodes of a job were asked to stop by something other than the driver.
 
     If one node fails, srun asks the others to stop. A node without a record of its end has failed.
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 
-#: For each of the three measurements.
+#: Time for each of the three measurements.
 _WINDOW_S = 0.25
 _TIMEOUT_S = 30.0
 #: An array larger than a laptop's caches, copied in slices: a short piece of work is rarely interrupted.
@@ -28,7 +28,7 @@ _SLICE_BYTES = 4 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What one process reached while the others did the same.
+    """Speeds of one process while the others ran the same work.
 
     Args:
         shape: rows, inner dimension and columns of the product.

@@ -40,13 +40,13 @@ from hlatctl.run.errors import HlatctlError
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.processes import node_name
 
-#: What a scheduler's script tells this program, which passes it on.
+#: Environment variables that a scheduler's script sets and this program passes on.
 NODE_RANK_ENV = "NODE_RANK"
 NODES_ENV = "HLATCTL_NODES"
 MASTER_ADDR_ENV = "HLATCTL_MASTER_ADDR"
 MASTER_PORT_ENV = "HLATCTL_MASTER_PORT"
 INTERFACE_ENV = "HLATCTL_INTERFACE"
-#: The job's log, beside which the other nodes than the first write theirs.
+#: The job's log. Nodes other than the first write theirs next to it.
 LOG_ENV = "HLATCTL_LOG"
 #: The record of an environment that this node unpacks on its own disk, and runs the command in.
 ENVIRONMENT_ENV = "HLATCTL_ENVIRONMENT"
@@ -55,7 +55,7 @@ _RECORD_BYTES = 1024
 #: Exit code of a shell for a command that it can't start (POSIX, "Exit Status for Commands").
 _NOT_STARTED = 127
 _POLL_S = 0.05
-#: Interval between two looks at the file of orders, which may lie on storage that all nodes share.
+#: Interval between two reads of the file of orders, which may be on storage that all nodes share.
 _ORDERS_EVERY_S = 1.0
 #: Time for the kernel to end processes. One that hangs in a device driver is left.
 _END_S = 10.0

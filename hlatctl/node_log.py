@@ -21,17 +21,17 @@ from pathlib import Path
 
 from hlatctl.run.rank_output import prefix
 
-#: What a rank may print at once, and per second.
+#: Bytes that a rank may print in a burst, and per second.
 BURST_BYTES = 16 << 20
 RATE_BYTES_PER_S = 64 << 10
-#: Kept of what is left out, and the longest line; a longer one is broken.
+#: Bytes kept of dropped output, and maximum length of a line; longer lines are broken.
 TAIL_BYTES = 64 << 10
-#: Waits to be written to the log.
+#: Maximum bytes waiting to be written to the log.
 _QUEUE_BYTES = 16 << 20
 _PIPE_BYTES = 1 << 20
-#: A line that does not end (a prompt, a bar of progress) is written after this time without output.
+#: An unfinished line (a prompt, a progress bar) is written after this time without output.
 _IDLE_S = 2.0
-#: For processes that hang in a device driver and keep their pipes open, and for storage that does not answer.
+#: Limit for processes that hang in a device driver with open pipes, and for storage that does not answer.
 _CLOSE_S = 10.0
 
 
@@ -69,13 +69,13 @@ class RankLines:
         return self._gap() + self._lines(block)
 
     def idle(self, now_s: float) -> bytes:
-        """Return what waits for more output that has not come for a while: a line without an end, or a gap's end."""
+        """Return output that has waited for a while: an unfinished line, or the end of a gap."""
         if now_s - self._refilled_s < _IDLE_S:
             return b""
         return self.end()
 
     def end(self) -> bytes:
-        """Return everything that waits; an end is added to a line without one."""
+        """Return all remaining output; an unfinished last line gets a newline."""
         last = self._gap()
         return last + (self._lines(b"\n") if self._open else b"")
 
@@ -130,12 +130,12 @@ class NodeLog:
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._write)]
 
     def start(self) -> None:
-        """Take the output of ranks from now on."""
+        """Start taking the output of ranks."""
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Write what is left, once the ranks have ended."""
+        """Write the remaining output, after the ranks have ended."""
         os.close(self._woken)
         for thread in self._threads:
             thread.join(2 * _CLOSE_S)

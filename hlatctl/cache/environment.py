@@ -37,13 +37,13 @@ _UNUSED = ("site-packages", "test", "idlelib", "ensurepip")
 _SYSTEM = Path("/usr")
 #: Archives that no job has used for this time are removed.
 _KEEP_S = 30 * 86400.0
-#: Higher levels take several times as long and save a tenth.
+#: Higher compression levels take several times as long and save a tenth.
 _GZIP_LEVEL = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where an environment lies.
+    """Where an environment is.
 
     Args:
         base: prefix of the Python that created it; the same as ``prefix`` in a Conda environment.
@@ -58,14 +58,14 @@ class Layout:
 
     @property
     def has_own_base(self) -> bool:
-        """Whether its Python is a part of the archive: every node has the system's own."""
+        """Whether its Python is part of the archive; every node already has the system's."""
         return self.prefix != self.base and not self.base.is_relative_to(_SYSTEM)
 
     def check(self) -> None:
         """Check that the environment can be copied.
 
         Raises:
-            ConfigError: it is the system's Python, or packages lie elsewhere.
+            ConfigError: it is the system's Python, or packages are elsewhere.
         """
         if self.prefix.is_relative_to(_SYSTEM):
             raise ConfigError(
@@ -93,7 +93,7 @@ class Layout:
                 yield f"base/{path.relative_to(self.base)}", path
 
     def signs(self) -> Iterator[Path]:
-        """Return paths of which one changes when a package is installed or removed, or this project is edited."""
+        """Return paths; at least one changes when a package is installed or removed, or this project is edited."""
         library = self.prefix / self.library
         bases = (self.base / "bin", self.base / "lib", *self.base.glob("lib/python*")) if self.has_own_base else ()
         for folder in (self.prefix, self.prefix / "bin", self.prefix / "lib", self.prefix / "conda-meta", *bases):
@@ -140,7 +140,7 @@ class Packer:
 
 
 def pack(folder: Path, layout: Layout) -> dict[str, Any]:
-    """Return the record of the environment's archive, which is made if there is none of this content.
+    """Return the record of the environment's archive, which is created if no archive has this content.
 
     Args:
         folder: private folder on storage that all nodes share.
@@ -255,7 +255,7 @@ class Staged:
 
     @property
     def python(self) -> str:
-        """Its program."""
+        """The environment's Python program."""
         return os.fspath(self.prefix / "bin" / "python")
 
 

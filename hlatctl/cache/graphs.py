@@ -343,8 +343,8 @@ def _add(archive: tarfile.TarFile, name: str, file: io.BufferedIOBase) -> None:
     archive.addfile(member, file)
 
 
-#: A lock that no process holds here may be held on another machine, if the storage does not share locks. No compilation
-#: this long has been seen; if one is, its graph is compiled twice, which does no harm.
+#: A lock that no process holds here may be held on another machine if the storage does not share locks. No compilation
+#: this long is known; if one occurs, its graph is compiled twice, which does no harm.
 STALE_AFTER_S = 3600.0
 
 

@@ -24,7 +24,7 @@ from hlatctl.run.paths import step_name
 #: The run's configuration, to recreate its directory from.
 CONFIG = "config.yaml"
 _ID_CHARS = 12
-#: A service that needs longer for a small object is not usable.
+#: Time limit for a small object; a slower service is not usable.
 _PROBE_S = 60.0
 _NAME = re.compile(rf"step-(\d{{8,}})-([0-9a-f]{{{_ID_CHARS}}})")
 
@@ -87,10 +87,10 @@ def delete(mirror: Objects, copy: Copy) -> None:
 
 
 def check_writable(mirror_url: str) -> None:
-    """Write, read and delete a small object, to find out early that this is not possible.
+    """Write, read and delete a small object, to detect an unusable mirror early.
 
     Raises:
-        StorageError: it is not; the reason is the service's.
+        StorageError: the mirror is unusable; has the service's reason.
         DependencyError: a package is missing.
     """
     try:

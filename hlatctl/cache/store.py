@@ -30,7 +30,7 @@ from hlatctl.cache.trust import belongs_to_us, require_own
 from hlatctl.run.errors import DependencyError, StorageError
 
 NEURON, INDUCTOR, TORCH_NEURON = "neuron", "inductor", "torch_neuron"
-#: Written by ``manifest.py``.
+#: Written by ``hlatctl.cache.graphs``.
 MANIFEST = "cache_manifest.json"
 #: Written by the compiler's wrapper after all other files of a module.
 DONE = "model.done"
@@ -166,7 +166,7 @@ def connect(url: str, **options: Any) -> tuple[Any, str]:
         raise _missing(url, str(error)) from None
     except ValueError as error:
         raise StorageError(f"{url}: {error}", hint="use a folder, or a URL such as s3://bucket/folder") from None
-    except OSError as error:  # packages of some kinds of URLs connect at once
+    except OSError as error:  # packages of some kinds of URLs connect immediately
         raise StorageError(f"{url}: can't be reached ({error})", hint="check the URL and the network") from None
     return system, str(root).rstrip("/")
 
@@ -219,7 +219,7 @@ class Objects:
             return None
 
     def put(self, source: Path, path: str, moved: Callable[[], None] = lambda: None) -> None:
-        """Copy a file of this machine there. Stores of objects show it only when it is complete.
+        """Copy a local file to a path. Object stores show it only when it is complete.
 
         Args:
             moved: called occasionally while bytes arrive, if the package reports progress.
@@ -258,10 +258,10 @@ class Objects:
 
 
 def within(limit_s: float, work: Callable[[], _T]) -> _T:
-    """Return what ``work`` returns. Packages wait for a service that doesn't answer much longer than a person.
+    """Return the result of ``work``, with a time limit: packages wait very long for a service that doesn't answer.
 
     Raises:
-        TimeoutError: it takes longer; it is left to itself, in a thread that doesn't hold up the process's end.
+        TimeoutError: it takes longer; it continues in a thread that doesn't delay the process's exit.
     """
     result: list[_T] = []
     failure: list[Exception] = []
@@ -301,7 +301,7 @@ class Source(Protocol):
     """Files in some storage."""
 
     def open(self, path: str) -> io.RawIOBase:
-        """Open a file; several threads may open and read files at once."""
+        """Open a file; several threads may open and read files simultaneously."""
 
 
 class Store(Source, Protocol):
@@ -468,4 +468,4 @@ class Remote:
         return stream
 
     def require_trusted(self) -> None:
-        """Accept the store: the service controls who may write, and naming the URL is trusting it."""
+        """Accept the store: the service controls who may write, and a user who names the URL trusts it."""

@@ -37,7 +37,7 @@ def make_private(folder: Path) -> None:
 def require_own(place: Path, rule: str = _RULE, hint: str = "") -> None:
     """Refuse a file or folder, such as a cache, that another user could have filled, or can replace.
 
-    The folder or archive itself must belong to this user or root, and nobody else may write to it. Below a folder that
+    The folder or archive must belong to this user or root, and no other user may write to it. Below a folder that
     all users may write to (``/tmp``), every folder on the path must belong to them too.
 
     Args:
@@ -48,7 +48,7 @@ def require_own(place: Path, rule: str = _RULE, hint: str = "") -> None:
         StorageError: another user owns or may write to one of these.
     """
     place = Path(os.path.abspath(place))
-    # A link on the path could be replaced later, so its own place must be as safe as its target.
+    # A link on the path could be replaced later, so its location must be as safe as its target.
     for path in dict.fromkeys([place, Path(os.path.realpath(place))]):
         _require_own_way(path, rule, hint)
 

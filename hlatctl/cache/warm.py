@@ -23,7 +23,7 @@ from hlatctl.cache.trust import make_private
 from hlatctl.run.errors import StorageError, cannot_write
 from hlatctl.run.lease import Holder, hold
 
-#: Within a cache: files that are being copied, and the lock of the process that fills it.
+#: In a cache: files being copied, and the lock of the process that fills it.
 COPYING, _LOCK = ".copy", ".warm.lock"
 #: More than the cores, because a shared file system has a high latency.
 _THREADS = 16
@@ -32,7 +32,7 @@ _WAIT_S = 0.2
 
 @dataclass
 class Warmed:
-    """What a warm-up did.
+    """The result of a warm-up.
 
     Args:
         modules: number of complete modules in place now.
@@ -52,7 +52,7 @@ class Warmed:
 
 
 def warm(source: Store, target: Path) -> Warmed:
-    """Copy every complete module of a store that a folder lacks or has in another version.
+    """Copy every complete module of a store that is missing or different in a folder.
 
     If several processes fill one folder, the others wait for the first one and then have nothing to do.
 

@@ -37,7 +37,7 @@ def run_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def run_or_sweep_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the same, and the ids of sweeps."""
+    """Return the completions of :func:`run_names`, and ids of sweeps."""
     sweeps = _beginning(incomplete, [sweep.run_id for sweep in _listed(list_sweeps, ctx)])
     return [*run_names(ctx, incomplete), *sweeps]
 
@@ -118,7 +118,7 @@ def _overrides(about: str) -> Any:
     return typer.Argument(metavar="OVERRIDES", help=about, show_default=False, autocompletion=override_words)
 
 
-#: Of a new run, of a run that exists, and of its evaluation.
+#: Overrides of a new run, of an existing run, and of its evaluation.
 Overrides = Annotated[
     list[str] | None, _overrides("Configuration keys to set, such as experiment=quickstart train.tokens=10M.")
 ]
@@ -129,7 +129,7 @@ EvalOverrides = Annotated[
     list[str] | None, _overrides("Keys of the evaluation to set, such as eval=hlat_core eval.limit=100.")
 ]
 
-#: Bold and its end: they can neither hide text nor move the cursor.
+#: Bold on and off. They can neither hide text nor move the cursor.
 _EMPHASIS = re.compile("(\x1b\\[[01]m)")
 
 
@@ -154,7 +154,7 @@ def _use_config_dirs(ctx: typer.Context, value: list[Path] | None) -> list[Path]
     return value
 
 
-#: The callback does all that the option is for; commands take the argument and ignore it.
+#: The callback does all the work of the option; commands ignore the argument.
 ConfigDirs = Annotated[
     list[Path] | None,
     typer.Option(
@@ -230,7 +230,7 @@ def no_effects(config: Config, overrides: list[str] | None) -> list[str]:
 
 
 def find_run(name: str, runs_dir: Path | None) -> RunPaths:
-    """Return the run of an id, a unique beginning of one, or ``latest``; or else of a name that no other run has."""
+    """Return the run with an id, a unique prefix of one, or ``latest``; or else with a unique name."""
     folder = runs_folder(runs_dir)
     try:
         return runs.find_run(folder, name)
@@ -243,7 +243,7 @@ def find_run(name: str, runs_dir: Path | None) -> RunPaths:
 
 
 def find_sweep(name: str, runs_dir: Path | None) -> SweepPaths | None:
-    """Return the sweep of an id or a unique beginning of one. None if there is none."""
+    """Return the sweep with an id or a unique prefix of one. None if there is none."""
     return runs.find_sweep(runs_folder(runs_dir), name)
 
 
@@ -274,7 +274,7 @@ def announce(run: RunPaths) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print JSON on stdout; characters that a terminal obeys are escaped, also those of the direction of writing."""
+    """Print JSON on stdout; control characters are escaped, including those for text direction."""
     lines = json.dumps(value, indent=2, ensure_ascii=False).split("\n")
     write("\n".join(line if line.isprintable() else _escaped(line) for line in lines))
 
@@ -284,7 +284,7 @@ def _escaped(line: str) -> str:
 
 
 def write(text: object = "", *, nl: bool = True) -> None:
-    """Print on stdout. Characters that a terminal obeys are shown by their codes; every command prints with this.
+    """Print on stdout, with control characters shown by their codes. Every command prints with this.
 
     Args:
         text: untrusted text, for example from a file, a job or a model.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hlatctl.report.items import TaskItems
     from hlatctl.report.paired import Paired
 
-#: Tasks that an error names.
+#: Maximum number of tasks that an error names.
 _MOST_REASONS = 3
 
 

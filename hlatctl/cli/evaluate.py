@@ -477,7 +477,7 @@ def _row(records: list[dict[str, Any]]) -> list[str]:
     return [records[0]["dataset"], records[0]["split"], files, *facts, shown]
 
 
-#: Least time between two lines of one task.
+#: Minimum time between two lines of one task.
 _PLAIN_EVERY_S = 10.0
 
 

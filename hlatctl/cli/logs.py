@@ -225,9 +225,9 @@ TEXTS: dict[str, Callable[[Event], str]] = {
 
 _POLL_S = 0.5
 _BLOCK_BYTES = 1 << 16
-#: More bytes without an end are printed as they are.
+#: Longer unfinished lines are printed as they are.
 _MAX_LINE_BYTES = 1 << 20
-#: Colors, which are left out, and what draws a line anew: a progress bar becomes one line for each state.
+#: Colours, which are removed, and codes that redraw a line: a progress bar becomes one line for each state.
 _COLORS, _REDRAWS = re.compile("\x1b\\[[0-9;]*m"), re.compile("\r+\n?")
 _NODE = re.compile(r"node-\d+")
 _OF_OTHER_NODE = re.compile(r"\.node-(\d+)\.log$")

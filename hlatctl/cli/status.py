@@ -168,7 +168,7 @@ def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:
 
 
 def used_text(state: RunState) -> str:
-    """Return what the newest step used of rank 0's device, as far as it is known."""
+    """Return rank 0's device usage at the newest step, as far as known."""
     used = state.used
     parts = [
         f"MFU {number(used, 'mfu'):.1%}" if "mfu" in used else "",

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from hlatctl.run.state import RunState
 
 
-#: Least time between two plain lines. Each tenth of the run gets a line regardless.
+#: Minimum time between two plain lines. Each tenth of the run gets a line regardless.
 _PLAIN_EVERY_S = 10.0
 
 
@@ -170,7 +170,7 @@ _MOST_ROWS = 20
 
 
 def drive(run: RunPaths, *, detach: bool) -> None:
-    """Print the id of a run or a sweep and drive it to its end, here or in a process of its own.
+    """Print the id of a run or a sweep and drive it to its end, here or in a separate process.
 
     Raises:
         HlatctlError: the flow's own error.

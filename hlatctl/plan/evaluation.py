@@ -24,7 +24,7 @@ from hlatctl.units import count, counted, duration, size
 UTILISATION = 0.4
 #: Characters of a token in work measured on the data: the mean of Llama 2's tokenizer on the requests of hlat_core.
 CHARACTERS_PER_TOKEN = 3.3
-#: Batch that is assumed of written answers with `eval.batch_size=auto`.
+#: Assumed batch size of generated answers with `eval.batch_size=auto`.
 _AUTO_BATCH = 256
 _FILE = Path(__file__).with_name("evaluation_tasks.json")
 _VALIDATION = "validation"

@@ -17,7 +17,7 @@ Fp8Scaling = Literal["rowwise", "tensorwise"]
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How a run is executed. No configuration sets the last six fields: they are other software's.
+    """How a run is executed. The last six fields describe other software; no configuration sets them.
 
     Args:
         context_parallel_size: processes that share each sequence.
@@ -56,7 +56,7 @@ class Execution:
 
     @classmethod
     def of(cls, config: Config) -> Execution:
-        """Return what a configuration says."""
+        """Return the execution that a configuration describes."""
         parallel = config.parallel
         return cls(
             context_parallel_size=parallel.context_parallel_size,
@@ -71,7 +71,7 @@ class Execution:
 
 
 def replicas(config: Config, execution: Execution) -> int:
-    """Return the number of replicas of the model, each with sequences of its own."""
+    """Return the number of replicas of the model, each with different sequences."""
     parallel = config.parallel
     shared = parallel.tensor_parallel_size * parallel.pipeline_parallel_size * execution.context_parallel_size
     return config.world_size // shared

@@ -26,14 +26,14 @@ from hlatctl.units import size
 
 
 def activation_bytes(config: Config, execution: Execution, layers: int, stage: int) -> int:
-    """Return what a stage keeps for the backward passes of its micro-batches in flight."""
+    """Return the bytes that a stage keeps for the backward passes of its micro-batches in flight."""
     kept = in_flight(config, execution, stage) * layers * layer_bytes(config, execution)
     mask = sequences(config, execution) * config.train.seq_len**2 if config.data.mask_across_documents else 0
     return int(kept) + mask
 
 
 def layer_bytes(config: Config, execution: Execution) -> int:
-    """Return what one layer keeps of one micro-batch."""
+    """Return the bytes that one layer keeps of one micro-batch."""
     least = input_bytes(config, execution)
     if execution.recomputed == "full":
         return least
@@ -45,7 +45,7 @@ def layer_bytes(config: Config, execution: Execution) -> int:
 
 
 def unrecomputed_bytes(config: Config, execution: Execution) -> int:
-    """Return what one layer keeps of one micro-batch if no product of a weight is computed again.
+    """Return the bytes that one layer keeps of one micro-batch if no product of a weight is recomputed.
 
     Counted as in arXiv 2205.05198, section 4, but for this decoder: per token two norms, query, key and value, rotated
     query and key (and the inputs of their norms), the attention's output, and four tensors of the feed-forward layer's
@@ -137,7 +137,7 @@ def _backward(config: Config, execution: Execution) -> int:
     gradients = (3 * ffn + 4 * width if compiles(config) else ffn + 2 * width) * compute * count
     sent = (compute + FP32_BYTES) * layer_parameters(config) if shards_weights(config, execution) else 0
     if execution.recomputed in ("full", "budget"):
-        # What was kept is there already, but for a layer's input.
+        # Kept tensors are already counted, except a layer's input.
         kept = layer_bytes(config, execution) - input_bytes(config, execution)
         return sent + gradients + unrecomputed_bytes(config, execution) - kept
     again = count * (compute * (width + kv) + _head_norms(config)) if execution.recomputed == "selective" else 0
@@ -186,7 +186,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Memory:
-    """The need of the process that needs most, and the memory of its device (None: unknown)."""
+    """Memory of the process that needs most, and of its device (None: unknown)."""
 
     parts: list[Part]
     device_bytes: int | None
@@ -234,7 +234,7 @@ def _parts(config: Config, execution: Execution, stage: int) -> list[Part]:
     sharing = shards(config, execution)
     weight_shards = sharing if shards_weights(config, execution) else 1
     own_gradients = each.own_gradients * held // weight_shards
-    # They are allocated while activations are freed: both exist at once only from the second micro-batch on.
+    # They are allocated while activations are freed: both exist together only from the second micro-batch on.
     early = own_gradients if micro_batches(config, execution) > 1 else 0
     update = own_gradients - early + _update(config, stage, weight_shards)
     activations = activation_bytes(config, execution, len(process_layers(config, stage)), stage)

@@ -85,12 +85,12 @@ class PublishedRun:
 
     @property
     def step_error_fraction(self) -> float:
-        """The planned time of a step, relative to the published one, less 1."""
+        """The planned time of a step, relative to the published one, minus 1."""
         return self.time.total_s / self.published_step_s - 1.0
 
     @property
     def memory_error_fraction(self) -> float | None:
-        """The same of the memory."""
+        """The planned memory, relative to the published one, minus 1."""
         return None if self.memory_gib is None else self.memory.need_bytes / _GIB / self.memory_gib - 1.0
 
 

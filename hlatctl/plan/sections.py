@@ -291,7 +291,7 @@ _JUMP = 0.02
 
 
 def continuation_section(before: Config, after: Config, step: int) -> Section:
-    """Return what is left with a changed configuration.
+    """Return the rest of the run with a changed configuration.
 
     Args:
         before, after: the configuration before and after the change.
@@ -317,7 +317,7 @@ def continuation_section(before: Config, after: Config, step: int) -> Section:
 
 
 def rate_chart(before: Config, after: Config, step: int) -> str:
-    """Draw the learning rate over all steps as text: ``*`` with the change, ``.`` as it was planned."""
+    """Draw the learning rate over all steps as text: ``*`` with the change, ``.`` as planned."""
     last = max(before.total_steps, after.total_steps)
     steps = [1 + round(column * (last - 1) / (_WIDTH - 1)) for column in range(_WIDTH)]
     planned = [learning_rate(at, before) if at <= before.total_steps else None for at in steps]

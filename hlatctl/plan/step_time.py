@@ -49,7 +49,7 @@ _LOGIT_BYTES_MOVED = 24
 
 @dataclass(frozen=True)
 class Device:
-    """What one process's device reaches.
+    """Speeds of one process's device.
 
     Args:
         flops_per_s: speed of large products on the slowest device, for which all others wait.
@@ -76,7 +76,7 @@ class Device:
 
 
 def expected_largest(count: int) -> float:
-    """Return how many standard deviations the largest of so many normal values is expected to be above the mean.
+    """Return the expected largest of ``count`` normal values, in standard deviations above the mean.
 
     Blom's approximation (Statistical Estimates and Transformed Beta-Variables, 1958): 0 of one, 1.4 of 8, 2.6 of 128,
     and 3.4 of 2,048.
@@ -95,12 +95,12 @@ class Product:
 
     @property
     def flops(self) -> float:
-        """A multiplication and an addition are two."""
+        """FLOPs; a multiplication and an addition count as two."""
         return 2.0 * self.rows * self.inner * self.columns * self.count
 
     @property
     def entries(self) -> float:
-        """Of both operands and the result."""
+        """Entries of both operands and the result."""
         sizes = self.rows * self.inner + self.inner * self.columns + self.rows * self.columns
         return sizes * self.count
 
@@ -120,7 +120,7 @@ class Work:
 
     @property
     def total_s(self) -> float:
-        """All three."""
+        """Total of the three times."""
         return self.forward_s + self.backward_s + self.again_s
 
     def __add__(self, other: Work) -> Work:
@@ -262,17 +262,17 @@ def _entries(config: Config) -> int:
 
 #: Collectives of a layer's forward pass, and as many of its backward pass: into and out of attention and feed-forward.
 _EXCHANGES = 4
-#: What asynchronous tensor parallelism leaves visible of them: fitted to torchtitan's pair of runs of Llama 3.1 70B in
+#: Their share that asynchronous tensor parallelism can't hide: fitted to torchtitan's pair of runs of Llama 3.1 70B in
 #: BF16 (597.3 and 652.4 tokens/s; benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md).
 ASYNCHRONOUS_EXPOSED_FRACTION = 0.55
-#: By how much a collective slows computation beside it: it takes processors, caches and bandwidth of the memory. The
+#: How much a collective slows concurrent computation: it takes processors, caches and memory bandwidth. The
 #: mean of GPT and LLaMA models on A100, H100, MI210 and MI250, within a node (arXiv 2507.03114, abstract).
 OVERLAP_SLOWDOWN_FRACTION = 0.189
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A collective's time, and the part in which it slows computation beside it.
+    """A collective's time, and the part in which it slows concurrent computation.
 
     NCCL runs as many channels as the slowest link keeps busy, and each takes a processor. So bytes that wait for a
     slow network take as much from computation as if they went over the links in a node: for a longer time, but less.
@@ -285,7 +285,7 @@ class Exchange:
         return Exchange(self.total_s + other.total_s, self.slowing_s + other.slowing_s)
 
     def beside_s(self, computation_s: float) -> float:
-        """Return how much longer a computation takes with this beside it: what it doesn't hide, and what it slows."""
+        """Return how much longer a concurrent computation takes: the part that it doesn't hide, and the slowdown."""
         if not self.total_s:
             return 0.0
         hidden_fraction = min(1.0, computation_s / self.total_s)
@@ -437,7 +437,7 @@ def _matrices(config: Config) -> list[tuple[int, int]]:
     return [(queries, hidden)] * 2 + [(keys, hidden)] * 2 + [(ffn, hidden)] * 3
 
 
-#: Gradients that are exchanged together, at least (Megatron-LM's default, too).
+#: Minimum number of gradients that are exchanged together (also Megatron-LM's default).
 BUCKET_ENTRIES = 40_000_000
 
 

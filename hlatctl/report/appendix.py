@@ -15,7 +15,7 @@ from hlatctl.units import count, duration, printable, size, utc
 
 
 def environment_facts(provenance: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what the provenance says, as name and text; empty if there is none."""
+    """Return the facts of the provenance, as name and text; empty if there is none."""
     host, git = _object(provenance, "host"), _object(provenance, "git")
     packages = _object(provenance, "packages")
     commit = str(git.get("commit") or "")
@@ -80,7 +80,7 @@ def sources(record: Record) -> list[list[str]]:
 
 
 def data_facts(record: Record) -> list[tuple[str, str]]:
-    """Return what holds for all sources, as name and text."""
+    """Return the facts about all sources, as name and text."""
     data, found = record.config.data, record.dataset
     tokenizer, held_out = found.get("tokenizer") or {}, found.get("validation") or {}
     known = [

@@ -36,7 +36,7 @@ from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState
 from hlatctl.units import count
 
-#: Two-sided 95 %.
+#: Standard errors of a two-sided 95 % interval.
 Z_95 = NormalDist().inv_cdf(0.975)
 #: Standings of a cell in its row.
 BEST, TIE = "best", "tie"
@@ -197,7 +197,7 @@ class RunScores:
 class Column:
     """One run, or one published model with its ``source``. Empty lists mean unknown.
 
-    ``imported`` says where the scores of others are from; empty for a run of our own.
+    ``imported`` is the source of imported scores; empty if the run has its own.
     """
 
     name: str
@@ -448,7 +448,7 @@ def read_scores(run: RunPaths, tokens: int | None, warn: Callable[[str], None]) 
 
     Raises:
         EvaluationError: the run has no evaluated milestone.
-        ConfigError: it has none of that many tokens.
+        ConfigError: it has no evaluated milestone with these tokens.
     """
     state = read_state(run)
     milestone = evaluated_milestone(run, state.milestones, tokens)
@@ -468,7 +468,7 @@ def read_scores(run: RunPaths, tokens: int | None, warn: Callable[[str], None]) 
 
 
 def evaluated_milestone(run: RunPaths, milestones: dict[int, MilestoneState], tokens: int | None) -> MilestoneState:
-    """Return the evaluated milestone of so many tokens, or the newest one; the errors are those of `read_scores`."""
+    """Return the evaluated milestone with these tokens, or the newest one; raises the errors of `read_scores`."""
     evaluated = {at: milestone for at, milestone in milestones.items() if milestone.status == "evaluated"}
     if not evaluated:
         pending = ", ".join(f"{count(at)} {milestone.status}" for at, milestone in sorted(milestones.items()))

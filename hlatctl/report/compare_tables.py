@@ -109,7 +109,7 @@ def plain(comparison: Comparison) -> tuple[list[str], list[str | list[str]], lis
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as a JSON value, version 1 of its form."""
+    """Return the comparison as a JSON value, version 1 of its format."""
     return {"v": 1, **dataclasses.asdict(comparison)}
 
 

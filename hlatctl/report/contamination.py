@@ -47,7 +47,7 @@ class Hit:
 
 @dataclass(frozen=True, kw_only=True)
 class Scanned:
-    """What a scan says of one task.
+    """The scan's result for one task.
 
     Args:
         milestone_tokens: the documents up to this milestone were scanned.
@@ -64,7 +64,7 @@ class Scanned:
 
 
 def newest(run: RunPaths, milestones: Iterable[int]) -> dict[str, Scanned]:
-    """Return what is known of each task, by its name. Damaged results count as missing.
+    """Return the newest known result of each task, by name. Damaged results count as missing.
 
     Args:
         milestones: tokens of the milestones to look at.
@@ -80,7 +80,7 @@ def scanned(tasks: Mapping[str, Any], milestone_tokens: int) -> dict[str, Scanne
     """Return the tasks of one result.
 
     Raises:
-        DAMAGED: it is damaged.
+        DAMAGED: the result is damaged.
     """
     return {name: _scanned(task, milestone_tokens) for name, task in tasks.items()}
 
@@ -118,7 +118,7 @@ def _hit(item: Mapping[str, Any]) -> Hit:
     )
 
 
-#: Share of an item's n-grams from which on it is mostly in the corpus (PaLM).
+#: An item with at least this share of its n-grams in the corpus is mostly in it (PaLM).
 MOSTLY = 0.7
 HEADER = (
     "task",
@@ -145,7 +145,7 @@ class Mean:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """One task.
+    """One task's overlap.
 
     Args:
         scanned: the scan's result.
@@ -173,7 +173,7 @@ class Overlaps:
 
 
 def read_overlaps(run: RunPaths, state: RunState) -> Overlaps | None:
-    """Return what the newest complete scans say of each task; None if there is no complete scan."""
+    """Return the results of the newest complete scans by task; None if there is no complete scan."""
     found = newest(run, state.milestones)
     if not found:
         return None
@@ -185,7 +185,7 @@ def read_overlaps(run: RunPaths, state: RunState) -> Overlaps | None:
 
 
 def unscanned(run: RunPaths, state: RunState, rows: Sequence[Overlap]) -> list[str]:
-    """Return what the newest milestone with items has, and no row: tasks, or ``TASK (N items)``."""
+    """Return what the newest milestone with items has and no row covers: tasks, or ``TASK (N items)``."""
     folders = [items.folder_of(run, milestone) for _, milestone in sorted(state.milestones.items(), reverse=True)]
     tasks = next(filter(None, map(items.files_of, folders)), {})
     known = {row.task: row.unscanned for row in rows}
@@ -194,19 +194,19 @@ def unscanned(run: RunPaths, state: RunState, rows: Sequence[Overlap]) -> list[s
 
 
 def in_corpus(run: RunPaths, milestone_tokens: int, task: str) -> dict[str, str]:
-    """Return what is in the corpus of each overlapping item of a task, by item; none if the task is not scanned."""
+    """Return a description of each overlapping item of a task, by item; empty if the task is not scanned."""
     found = newest(run, [milestone_tokens])
     return {name: _in_words(hit) for name, hit in found[task].overlapping.items()} if task in found else {}
 
 
 def lacks(run: RunPaths, milestone_tokens: int, task: str) -> bool:
-    """Return whether the corpus up to a milestone was scanned for other tasks than this one."""
+    """Return whether the corpus up to a milestone was scanned, but not for this task."""
     found = newest(run, [milestone_tokens])
     return bool(found) and task not in found
 
 
 def items_of(run: RunPaths, milestone: MilestoneState) -> dict[str, TaskItems]:
-    """Return the items of a milestone; none if it has none, or if a file is damaged."""
+    """Return the items of a milestone; empty if it has none, or if a file is damaged."""
     try:
         return read_items(run, milestone)
     except EvaluationError:

@@ -68,7 +68,7 @@ def of_imported(record: Mapping[str, Any], origin: Mapping[str, Any]) -> Conditi
 
 
 def agree(one: Conditions, other: Conditions) -> bool:
-    """Return whether two scores were measured equally as far as is known, and enough is known."""
+    """Return whether two scores are known to be measured equally."""
     known = None not in (one.shots, one.whole, one.definition)
     return known and all(
         getattr(one, name) == getattr(other, name) for name in ("shots", "limit", "whole", "definition")

@@ -29,8 +29,8 @@ class EvaluationQueue:
         oldest_waiting_since_unix_s: when the checkpoint of the longest-waiting milestone was complete.
         evaluation_s: median time of the newest evaluations, including the export.
         interval_s: time that training takes between two milestones at its current pace; None if no milestone is left.
-        ratio: ``evaluation_s`` of one milestone, shared by those evaluated at once, over ``interval_s``. Above 1,
-            evaluation falls behind as long as training goes on.
+        ratio: ``evaluation_s`` per simultaneous evaluation, over ``interval_s``. Above 1,
+            evaluation falls behind while training continues.
         caught_up_s: time until no milestone waits; 0 if none does.
         all_evaluated_s: time until the last milestone of the run is evaluated.
         after_training_s: the part of ``all_evaluated_s`` after training ends.
@@ -200,7 +200,7 @@ def waiting_text(queue: EvaluationQueue) -> str:
 
 
 def forecast_text(queue: EvaluationQueue) -> str:
-    """Return how fast evaluation is beside training, and when it catches up; empty if neither is known."""
+    """Return how fast evaluation is compared with training, and when it catches up; empty if neither is known."""
     if queue.evaluation_s is None:
         return ""
     parts = [f"{duration(queue.evaluation_s)} a milestone"]
@@ -214,7 +214,7 @@ def forecast_text(queue: EvaluationQueue) -> str:
 
 
 def untimed_text(evaluated: int) -> str:
-    """Return why nothing is forecast although so many milestones are evaluated; empty before the first."""
+    """Return why there is no forecast although milestones are evaluated; empty before the first."""
     if not evaluated:
         return ""
     return f"no forecast: {counted(evaluated, 'evaluated milestone')} without recorded times, as of an earlier release"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hlatctl.units import counted, duration, utc
 
-#: Of the table, which fits 100 columns: medians, and the 95th percentile of the duration.
+#: Header of the table, which fits 100 columns: medians, and the 95th percentile of the duration.
 HEADER = ("variant", "duration", "p95", "uptime", "goodput", "lost work", "failures", "USD")
 #: Messages of unfinished simulations that are printed of each variant.
 _MESSAGES = 2

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-#: Of numpy, which is imported when it is needed.
+#: An array of numpy, which is imported when needed.
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 STEP = "step"
@@ -47,12 +47,12 @@ _TELLING = ("head_", "run_", "attempt_", "stage_", "stop_", "train_", "compile_"
 _NOTHING: Event = {}
 #: Longer times are cut to this one, 36,000 years in microseconds: sums of a few fit in 64 bits.
 _MOST_US = 1 << 60
-#: Steps that are in memory at once, as they lie in files.
+#: Steps that are in memory at a time, as they are stored in files.
 BLOCK_ROWS = SEGMENT_ROWS
 
 
 class Item(NamedTuple):
-    """An event, or neighbouring steps of one attempt.
+    """An event, or consecutive steps of one attempt.
 
     Args:
         kind, attempt: kind and attempt of the event; the kind is ``step`` for steps.
@@ -92,7 +92,7 @@ class _Mark(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Neighbouring steps of a journal, also those that count no more.
+    """Consecutive steps of a journal, including those that no longer count.
 
     Args:
         first: row of the first step.
@@ -711,7 +711,7 @@ class Checkpointing:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """A run's wall time by category, and what follows from it.
+    """A run's wall time by category, and the figures derived from it.
 
     Args:
         wall_s: time from the journal's first event to its newest, or to the end of a finished run.
@@ -882,7 +882,7 @@ class Price:
 
 
 def prices(config: Config, time: Goodput, tokens: int) -> list[Price]:
-    """Return the run's price first, then its plan's and its baseline's, as far as they are known; empty without one.
+    """Return the prices of the run, its plan and its baseline, as far as known; empty without a price.
 
     Args:
         time: the run's goodput, with its cost.

@@ -24,7 +24,7 @@ _PROMPT_CHARS, _ANSWER_CHARS = 1_200, 1_200
 class Shown:
     """One item. ``value`` is that of ``metric``; the other fields are columns (``hlatctl.run.evaluations``).
 
-    ``corpus`` says what of it is in the training corpus (``hlatctl.report.contamination``); empty if nothing is known.
+    ``corpus`` describes its overlap with the training corpus (``hlatctl.report.contamination``); empty if unknown.
     """
 
     task: str
@@ -56,7 +56,7 @@ def read(
         right: select right or wrong items; None: all. An item is right if its metric is at least 1.
         limit: maximum number of items.
         metric: metric to show; empty: the one that says whether an item is right (:func:`deciding`).
-        corpus: text of each item that is in the training corpus (``contamination.in_corpus``); None: unknown.
+        corpus: each item's overlap with the training corpus (``contamination.in_corpus``); None: unknown.
 
     Raises:
         ConfigError: the milestone has no such task, or the task no such metric.
@@ -128,7 +128,7 @@ def rows(path: Path, run: RunPaths, columns: Sequence[str] | None = None) -> Ite
 
 
 def first_metric(path: Path, task: str) -> str:
-    """Return the metric of a task's first score, which is beside its file of items; empty if it is unknown."""
+    """Return the metric of a task's first score, from the file next to its items; empty if unknown."""
     try:
         return str(read_json(path.parent / "tasks" / f"{task}.json")["scores"][task]["metric"])
     except (OSError, *DAMAGED):
@@ -136,7 +136,7 @@ def first_metric(path: Path, task: str) -> str:
 
 
 def deciding(metrics: Collection[str], first: str) -> str:
-    """Return the metric of an item that says whether it is right: the first score's, or the first that is no loss."""
+    """Return the metric that says whether an item is right: the first score's, or the first that is not a loss."""
     better_high = [name for name in metrics if name not in LOWER_IS_BETTER]
     return first if first in better_high else next(iter([*better_high, *metrics]), "")
 

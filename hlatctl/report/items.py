@@ -26,7 +26,7 @@ _FORMS = (("items-", ".parquet"), ("samples-", ".jsonl"))
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What one question gave under one filter, or what one program did.
+    """The result of one question under one filter, or of one program.
 
     Args:
         item: number in the dataset, or the problem's id.
@@ -129,7 +129,7 @@ def _of_program(line: dict[str, Any]) -> Line:
     )
 
 
-#: Of a code task: the metric that one program gives.
+#: The metric of one program in a code task.
 _PASSED = "passed"
 
 
@@ -158,7 +158,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskItems:
-    """The items of a score by key, and the metric; ``items`` is None if a value is no finite number."""
+    """The items of a score by key, and the metric; ``items`` is None if a value is not finite."""
 
     metric: str
     items: dict[str, Item] | None
@@ -183,9 +183,9 @@ def read_items(run: RunPaths, milestone: MilestoneState) -> dict[str, TaskItems]
 
 
 def groups(run: RunPaths, tasks: Mapping[str, TaskItems]) -> dict[str, list[str]]:
-    """Return the tasks of each headline: those of an outermost group under its name, and the others by themselves.
+    """Return the tasks of each headline: those of an outermost group under its name, the others alone.
 
-    A group that lacks a task is none: its score would be another one than that of its name.
+    A group with a missing task is excluded, because its score would mean something else.
     """
     own = contract.read_record(run).groups
     grouped = {name: members for name, members in own.items() if all(task in tasks for task in members)}

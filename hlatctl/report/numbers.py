@@ -52,7 +52,7 @@ def mean_paid_nodes(state: RunState, config: Config) -> float:
 
 
 def size_since_step(state: RunState) -> int:
-    """Return the last step that was trained by another number of processes than the newest; 0: none was."""
+    """Return the last step trained by a different number of processes than the newest; 0 if none."""
     changed = (a for a in state.amendments if {_IN_FORCE_NODES, _PER_NODE} & set(a.changes))
     return max((a.applied_step for a in changed if a.applied_step is not None), default=0)
 
@@ -265,7 +265,7 @@ def column(state: RunState, name: str) -> Sequence[float]:
 
 
 def finite_or_nan(value: Any) -> float:
-    """Return a journal's number as a finite float; NaN for the texts ``nan`` and ``inf``, and for what is no number."""
+    """Return a journal's number as a finite float; NaN for the texts ``nan`` and ``inf``, and for anything else."""
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -59,7 +59,7 @@ def contrast(first: RunScores, second: RunScores, task: str) -> Contrast:
 
 
 def together(parts: Iterable[Contrast]) -> Contrast:
-    """Return how the contracts of a group's tasks differ; of a field that differs in several, the first values."""
+    """Return how the contracts of a group's tasks differ; a field that differs in several has its first values."""
     every, found = list(parts), dict[str, tuple[str, str]]()
     for part in every:
         found = {**part.differences, **found}
@@ -78,12 +78,12 @@ def _of_conditions(one: Conditions, other: Conditions) -> dict[str, tuple[str, s
     return {name: (str(a), str(b)) for name, (a, b) in values.items() if None not in (a, b) and a != b}
 
 
-#: Chance of one false discovery over all rows.
+#: Probability of one false discovery over all rows.
 LEVEL = 0.05
 _RESAMPLES = 2_000
-#: Of a bound: 1 / (4 x chance that a standard normal value is at least the square root of 2).
+#: Factor of a bound: 1 / (4 x probability that a standard normal value is at least the square root of 2).
 _TAIL_FACTOR = 1 / (2 * math.erfc(1.0))
-#: Values drawn at once; bounds memory.
+#: Values drawn together; bounds memory.
 _BATCH_VALUES = 4_000_000
 
 
@@ -129,13 +129,13 @@ class PairedRow:
 
     @property
     def is_real(self) -> bool:
-        """Whether the difference is more than chance."""
+        """Whether the difference is statistically significant."""
         return self.holm < LEVEL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """All rows, and why other names have none."""
+    """All rows, and the reason for each name without a row."""
 
     rows: list[PairedRow]
     left_out: dict[str, str]
@@ -338,7 +338,7 @@ _MOST_FIELDS, _VALUE_CHARS = 4, 24
 
 
 def text(paired: Paired, first: str, second: str, flips: int) -> str:
-    """Return a table, what can be said, and at most so many items of each row on which the two differ.
+    """Return a table, conclusions, and up to ``flips`` items of each row on which the two differ.
 
     Control characters in tasks and answers are shown by their codes.
     """

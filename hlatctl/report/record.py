@@ -22,7 +22,7 @@ from hlatctl.run.paths import RunPaths, answered, table_name, trace_name
 from hlatctl.run.state import RunState
 from hlatctl.units import size
 
-#: Of thousands of processes; their folder has all.
+#: Maximum number of files named; the folder has those of all processes.
 _MOST_FILES = 8
 
 

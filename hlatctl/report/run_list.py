@@ -82,7 +82,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A run as its journal describes it; its status is that without a driver.
+    """A run as its journal describes it, with the status that it has without a driver.
 
     Args:
         driven: status while a process drives the run; None: it has ended, so a driver doesn't matter.
@@ -205,7 +205,7 @@ def _version(status: os.stat_result) -> list[int]:
 
 
 def read_index(runs_dir: Path) -> dict[str, Entry]:
-    """Return the entries of a folder's index; none if it is missing, damaged, or not this user's."""
+    """Return the entries of a folder's index; empty if it is missing, damaged, or not this user's."""
     path = _index_file(runs_dir)
     try:
         if path.stat().st_uid != os.geteuid():
@@ -239,7 +239,7 @@ def _code() -> int:
     return source_crc(Path(__file__).parent, ("run_list", "run_view"), code())
 
 
-#: What rows can be sorted by, and the value of a row; rows without one come first.
+#: Sort keys and a row's value of each; rows without a value come first.
 SORT_KEYS = {
     "run": lambda row: row.run_id,
     "status": lambda row: row.status,
@@ -282,7 +282,7 @@ class Filter:
 
 
 def tag_filter(words: Iterable[str]) -> dict[str, str | None]:
-    """Return the tags that ``k`` and ``k=v`` ask for."""
+    """Return the tags that ``k`` and ``k=v`` select."""
     return {word.partition("=")[0]: word.partition("=")[2] if "=" in word else None for word in words}
 
 
@@ -290,7 +290,7 @@ def since(text: str, now_unix_s: float) -> float:
     """Return the Unix time that ``90m``, ``12h``, ``7d``, ``2w`` or ``2026-11-01`` (UTC) stands for.
 
     Raises:
-        ConfigError: it has no such form.
+        ConfigError: the text has another format.
     """
     if match := re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([mhdw])", text):
         return now_unix_s - float(match[1]) * _UNITS_S[match[2]]
@@ -314,7 +314,7 @@ def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row
 
 
 def differing(rows: Sequence[Row]) -> list[str]:
-    """Return each row's overrides that not all of the rows have, with keys as short as they stay distinct."""
+    """Return each row's overrides that some other row doesn't have, with the shortest distinct keys."""
     chosen = [dict(override.lstrip("+~").split("=", 1) for override in row.overrides) for row in rows]
     keys = dict.fromkeys(key for values in chosen for key in values)
     shown = [key for key in keys if len({values.get(key) for values in chosen}) > 1]
@@ -344,10 +344,10 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else -math.inf
 
 
-#: Between two looks at all runs of the folder: 5,000 of them take a second.
+#: Interval between two scans of all runs of the folder; 5,000 runs take a second.
 SCAN_S = 30.0
 _DAY_S = 86_400.0
-#: Most runs that have ended; the newest ones.
+#: Maximum number of ended runs; the newest are shown.
 _MOST_ENDED = 100
 #: Statuses of runs that a process drives.
 ALIVE = ("running", "stopping")

@@ -41,7 +41,7 @@ class Course:
 
     @property
     def title(self) -> str:
-        """What was measured, such as ``MMLU (5-shot accuracy)``."""
+        """Title of the measurement, such as ``MMLU (5-shot accuracy)``."""
         return f"{self.row.group} ({self.how})"
 
     @property
@@ -101,7 +101,7 @@ def read_courses(run: RunPaths, state: RunState) -> RunCourses:
 
 
 def courses_of(scored: Sequence[RunScores], published: baselines.Baselines) -> RunCourses:
-    """Return the scores of milestones, ascending, beside published ones; pure."""
+    """Return the scores of milestones, ascending, next to published ones; pure."""
     if not scored:
         return RunCourses(courses=[], table=None)
     count = len(scored)

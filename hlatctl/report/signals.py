@@ -21,9 +21,9 @@ from hlatctl.run.fold import read_state
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState, RunState
 
-#: Standard errors that are no noise.
+#: Standard errors above which a difference is not noise.
 CLEAR = 2.0
-#: Milestones that have an order.
+#: Minimum number of milestones for an order.
 ORDERED = 3
 
 
@@ -104,7 +104,7 @@ def signals(milestones: Sequence[MilestoneState], *, variants: bool = False) -> 
 
 
 def text(rows: Sequence[Signal]) -> str:
-    """Return a table, with a mark at each task that says something."""
+    """Return a table, with a mark at each task that has a signal."""
     header, cells = table(rows)
     return "\n".join([*aligned([header, *cells], left=2), "", note(rows)]) + "\n"
 

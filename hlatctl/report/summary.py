@@ -23,9 +23,9 @@ from hlatctl.run.labels import MARK, REPORT, in_words
 from hlatctl.run.paths import RunPaths
 from hlatctl.units import count, duration, size, utc, value_text
 
-#: Rows of scores; the tables have all.
+#: Maximum rows of scores; the tables have all.
 _MOST_SCORES = 8
-#: The published models that a score is shown beside: the paper's, and the strongest baseline in its tables.
+#: Published models shown next to a score: the paper's, and the strongest baseline in its tables.
 _BESIDE = ("HLAT-7B", "LLaMA-2-7B")
 
 Fact = tuple[str, str]
@@ -148,7 +148,7 @@ def render(record: Record) -> str:
 
 
 def facts(run: Numbers) -> list[tuple[str, str]]:
-    """Return the known facts of a run beside its headline, as name and text."""
+    """Return the known facts of a run except its headline, as name and text."""
     known = [
         ("status", run.status + (f": {run.message}" if run.message else "")),
         ("name", run.name),

@@ -106,7 +106,7 @@ LOSS, SETTINGS, IMPORTANCES = "loss", "settings", "importances"
 #: Colours of the best arms, best first; all others are grey.
 _COLOURS = (INK, HIGHLIGHT, GREEN, PURPLE, ORANGE, SKY, "#000000", "#f0e442")
 _OTHERS = "#d3d7dc"
-#: Of both columns of a paper.
+#: Width of both columns of a paper.
 _WIDTH_IN = 7.0
 #: Longest text of a setting in a legend, in characters.
 _LONGEST = 44

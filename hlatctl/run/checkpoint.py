@@ -46,12 +46,12 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Total size of its files."""
+        """Total size of the checkpoint's files."""
         return sum(int(entry["bytes"]) for entry in self.files)
 
     @property
     def sha256(self) -> str:
-        """Hash of its content. It detects damage and identifies the checkpoint across runs."""
+        """Hash of the content. It detects damage and identifies the checkpoint across runs."""
         return files.sha256_json(asdict(self))
 
 
@@ -159,7 +159,7 @@ class RankStates:
 
     @classmethod
     def of(cls, ranks: Sequence[dict[str, Any]]) -> RankStates:
-        """Make them from each rank's ``{"loader": rows, "rng": state}``."""
+        """Return the states from each rank's ``{"loader": rows, "rng": state}``."""
         places: dict[str, int] = {}
         of_rank = [places.setdefault(json.dumps(rank["rng"], sort_keys=True), len(places)) for rank in ranks]
         loader = [row for rank in ranks for row in rank["loader"]]

@@ -102,12 +102,12 @@ def _text(value: Any) -> str:
 
 
 _IN_USE = "contracts-in-use.json"
-#: Of a task, in the folder of a contract's results; answers are reused by the next try.
+#: Files of a task in the folder of a contract's results; the next try reuses answers.
 _STORED = ("tasks/{}.json", "answers/{}.jsonl", "items-{}.parquet")
 
 
 class Use:
-    """The use of a run's contracts now.
+    """Which contracts of a run are in use now.
 
     Args:
         run: run directory. Its journal is read at most once, and only for contracts without result files.
@@ -138,7 +138,7 @@ class Use:
 
 
 def announce(run: RunPaths, milestone_tokens: int, hashes: Iterable[str]) -> None:
-    """Name the contracts of an evaluation of this process, which holds the milestone's lease."""
+    """Record the contracts that this process evaluates under; it holds the milestone's lease."""
     named = holder(run.eval_lease(milestone_tokens))
     files.write_json(_file(run, milestone_tokens), {"token": named.token if named else "", "contracts": list(hashes)})
 
@@ -173,12 +173,12 @@ _OF_WHOLE = ("tasks", "figures", VALIDATION)
 
 
 def of_tasks(whole: Fields) -> str:
-    """Return the hash that the scores of tasks carry: of all fields except the held-out text."""
+    """Return the hash stored with the scores of tasks, over all fields except the held-out text."""
     return digest({key: value for key, value in whole.items() if key != VALIDATION})
 
 
 def of_validation(whole: Fields) -> str:
-    """Return the hash that the scores of the held-out text carry."""
+    """Return the hash stored with the scores of the held-out text."""
     return digest({VALIDATION: whole.get(VALIDATION)})
 
 
@@ -227,7 +227,7 @@ class Record:
         return {name: list(figure["tasks"]) for name, figure in figures.items()}
 
     def fields(self, task: str, contract: str) -> Fields:
-        """Return a task's contract by the hash that its results carry. Empty if it is not recorded."""
+        """Return a task's contract by the hash in its results. Empty if it is not recorded."""
         for whole in self.wholes:
             if of_tasks(whole) == contract:
                 return tasks_of(whole).get(task, {})
@@ -325,7 +325,7 @@ def admit(run: RunPaths, present: Contracts, *, new: bool = False, milestone_tok
     Args:
         new: accept contracts that differ from all recorded ones of their tasks.
         milestone_tokens: milestone whose lease this process holds. Its contracts are in use until
-            ``contract_use.withdrawn`` ends, or until the lease does.
+            :func:`withdrawn` ends, or until the lease does.
 
     Raises:
         EvaluationError: one differs. Names the task, the first field and both values.

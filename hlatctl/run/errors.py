@@ -53,7 +53,7 @@ OF_STORAGE = (*FULL, *_DENIED, errno.EROFS, errno.EIO, errno.EFBIG)
 
 
 def hint_of(error: Exception) -> str:
-    """Return what helps against a failure of a file system; empty for other errors.
+    """Return a hint for a failure of a file system; empty for other errors.
 
     Exceptions of libraries in other languages have the system's text but not its number.
     """
@@ -91,7 +91,7 @@ def _name(user: int) -> str:
         return f"user {user}"
 
 
-#: Codes of errors that the restart policy treats in a way of their own.
+#: Codes of errors that the restart policy treats specially.
 DISK_FULL, NONFINITE, STORAGE_AWAY = "disk_full", "nonfinite", "storage_away"
 
 #: Environment variable: the file to which a launched process writes its error, for the process that launched it.
@@ -140,7 +140,7 @@ class RunExistsError(HlatctlError):
 
 
 class RunNotFoundError(HlatctlError):
-    """No run of that name, or more than one."""
+    """No run has the name, or more than one does."""
 
     exit_code = 13
 
@@ -231,7 +231,7 @@ class DamagedFileError(HlatctlError):
 
 
 def code_of(error: BaseException) -> str:
-    """Return the code of an exception that isn't ours: ``disk_full`` or empty.
+    """Return the code of a foreign exception: ``disk_full`` or empty.
 
     Exceptions of libraries in other languages have the system's text but not its number.
     """
@@ -240,7 +240,7 @@ def code_of(error: BaseException) -> str:
 
 
 def cannot_write(place: object, error: OSError, *, hint: str = "") -> StorageError:
-    """Return the error of a place that can't be written. Without a hint, it says what helps against its cause."""
+    """Return the error of a place that can't be written. Without a hint, it gets one for its cause."""
     text = f"{place}: can't be written ({error.strerror or error})"
     return StorageError(text, hint=hint or hint_of(error) or _way_to_write(str(place), error), code=code_of(error))
 
@@ -380,5 +380,5 @@ def suggest(name: str, known: Sequence[str], *, prefix: str = "", otherwise: str
 
 
 def unset(key: str) -> str:
-    """Return a hint to a key that should not be set: ``~KEY`` is an error where only the override sets it."""
+    """Return a hint for a key that should not be set: ``~KEY`` is an error where only the override sets it."""
     return f"leave it out, or use ~{key} if a file sets it"

@@ -20,7 +20,7 @@ _LOSS = "validation_loss"
 ACCURACIES = ("acc", "acc_norm", "acc_bytes", "acc_per_token")
 #: Metric of right answers and of held-out text.
 BITS_PER_BYTE = "bits_per_byte"
-#: Metrics of which less is better.
+#: Metrics for which less is better.
 LOWER_IS_BETTER = frozenset({BITS_PER_BYTE, "loss_nats_per_token", "perplexity", "word_perplexity", "byte_perplexity"})
 #: Ends the name of the bits per byte of right answers.
 _BITS = "_bpb"
@@ -32,7 +32,7 @@ def bits_of(name: str) -> str:
 
 
 def is_better_low(name: str) -> bool:
-    """Return whether less is better of a score of this name: held-out text, and bits per byte."""
+    """Return whether less is better for a score of this name: held-out text, and bits per byte."""
     return name.startswith(HELD_OUT) or name.endswith(_BITS)
 
 
@@ -105,7 +105,7 @@ def schema(pyarrow: Any) -> Any:
     return pyarrow.schema([pyarrow.field(name, types[kind]) for name, (kind, _) in COLUMNS.items()])
 
 
-#: Milestones that an error suggests.
+#: Maximum number of milestones that an error suggests.
 _NEAREST = 3
 
 

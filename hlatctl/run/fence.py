@@ -18,7 +18,7 @@ from pathlib import Path
 from hlatctl.run.errors import RunBusyError, cannot_write
 from hlatctl.run.paths import RunPaths, attempt_of
 
-#: A look at the file is trusted for so long, unless something is about to be committed.
+#: How long a read of the file is trusted, unless something is about to be committed.
 _LOOK_EVERY_S = 2.0
 #: The number has a fixed width, so that a full disk has room for a new one.
 _WIDTH = 12
@@ -63,7 +63,7 @@ def begin(run: RunPaths, attempt: int) -> None:
 
 
 class Fence:
-    """What one process of an attempt asks before it writes.
+    """The check of one process of an attempt before it writes.
 
     Args:
         attempt: attempt of this process; 0: no attempt, which is never over.
@@ -76,7 +76,7 @@ class Fence:
     def check(self, *, now: bool = False) -> None:
         """Raise an error if the attempt is over.
 
-        Costs the reading of one small file, at most once in two seconds unless ``now``.
+        Reads one small file, at most once in two seconds unless ``now``.
 
         Raises:
             RunBusyError: it is over, so this process must not write.

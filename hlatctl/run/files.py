@@ -41,9 +41,9 @@ from typing import IO, Any, TypeVar
 
 from hlatctl.run.errors import DamagedFileError, HlatctlError, StorageError, cannot_write
 
-#: How long a process looks at most whether a file is locked, if nothing delays it.
+#: Maximum time that a process takes to check whether a file is locked, if nothing delays it.
 _LOOK_S = 0.001
-#: After this time with shared locks alone, they count: somebody keeps one.
+#: After this time with shared locks only, they count, because a process keeps one.
 _LOOKS_S = 10.0
 
 
@@ -146,7 +146,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
     If the block raises, the temporary file is removed and ``path`` stays as it was.
     """
-    # Not the process id: hosts that share the folder have the same ones.
+    # Not the process id: hosts that share the folder use the same ids.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         yield temporary
@@ -191,7 +191,7 @@ def _give(folder: Path, mode: int) -> None:
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder beside the target, to fill and rename. It is removed at the end unless it was renamed.
+    """Yield an empty folder next to the target, to fill and rename. It is removed at the end unless it was renamed.
 
     Folders for the same target that killed processes left are removed first. This process locks its own folder, so
     that no other process removes it.
@@ -234,7 +234,7 @@ def fsync(path: Path) -> None:
 DAMAGED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 #: Files of this project are nested at most 10 deep. Code that walks through a value can rely on this limit.
 _MAX_DEPTH = 100
-#: No count, size or seed is larger; 2**64 has 20 digits. Every smaller number fits in a float.
+#: Maximum digits: no count, size or seed has more; 2**64 has 20 digits. Every smaller number fits in a float.
 _MAX_INT = 2**64
 _MAX_INT_DIGITS = 20
 #: Limit of a file that is read as a whole, unless its reader names another one. A tokenizer of 1M words is smaller.
@@ -269,7 +269,7 @@ def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
         most: maximum size in bytes.
 
     Raises:
-        OSError: it is missing, too large, is no regular file, or can't be read.
+        OSError: it is missing, too large, not a regular file, or can't be read.
     """
     with open(path, "rb", opener=open_regular) as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -283,7 +283,7 @@ def read_text(path: Path, most: int = MAX_FILE_BYTES) -> str:
     """Return a regular file's content as UTF-8 text.
 
     Raises:
-        OSError: it is missing, too large, is no regular file, or can't be read.
+        OSError: it is missing, too large, not a regular file, or can't be read.
         ValueError: it is not UTF-8.
     """
     return read_bytes(path, most).decode()
@@ -293,7 +293,7 @@ def check_size(path: Path, most: int = MAX_FILE_BYTES) -> None:
     """Refuse a file that is too large, before a library reads it as a whole.
 
     Raises:
-        OSError: it is missing, too large, or is no regular file.
+        OSError: it is missing, too large, or not a regular file.
     """
     with open(path, "rb", opener=open_regular) as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -325,7 +325,7 @@ def open_regular(path: str, flags: int) -> int:
     """Open a regular file without blocking: ``open(path, opener=open_regular)``.
 
     Raises:
-        OSError: it is missing, is no regular file, or can't be opened.
+        OSError: it is missing, not a regular file, or can't be opened.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
@@ -460,7 +460,7 @@ def read_json(path: Path, most: int = MAX_FILE_BYTES) -> Any:
 
     Raises:
         OSError: it is missing, too large, or can't be read.
-        ValueError: it is not JSON. :func:`hlatctl.run.files.reading` raises an error that names the file.
+        ValueError: it is not JSON. :func:`reading` raises an error that names the file.
     """
     return parse_json(read_bytes(path, most), any_number=True)
 
@@ -644,7 +644,7 @@ def read_shared_text(path: Path) -> str:
     name may be read in this way.
 
     Raises:
-        OSError: the file is missing, is no regular file, or can't be read.
+        OSError: the file is missing, not a regular file, or can't be read.
         ValueError: it is not UTF-8.
     """
     folder = os.environ.get(JOB_FOLDER_ENV)

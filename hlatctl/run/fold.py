@@ -41,17 +41,17 @@ from hlatctl.run.state import (
 )
 from hlatctl.run.steps import Home, Rows, Segment, StepSeries, segment_name, write_derived
 
-#: ``what`` of the alarm that milestones wait longer and longer.
+#: ``what`` of the alarm that evaluation falls behind training.
 BEHIND = "evaluation_behind"
 
 
 def evaluation_taken(state: RunState, event: Event) -> None:
-    """An evaluator takes a milestone from the queue. ``eval_taken``; the milestone is known."""
+    """Apply ``eval_taken``: an evaluator takes a known milestone from the queue."""
     state.milestones[int(event["milestone_tokens"])].taken_unix_s = float(event["time_unix_s"])
 
 
 def task_finished(state: RunState, event: Event) -> None:
-    """Keep the time of a task that was done in one go: one that an earlier try began takes less."""
+    """Store the time of a task that ran without a break; one that an earlier try began takes less."""
     progress = state.milestones[int(event["milestone_tokens"])].progress
     task = str(event["task"])
     if progress and progress.task == task and progress.began_unix_s and not progress.done_before:
@@ -59,7 +59,7 @@ def task_finished(state: RunState, event: Event) -> None:
 
 
 def evaluation_finished(state: RunState, milestone: MilestoneState, event: Event) -> None:
-    """Keep the times of an evaluation under the run's first contract, before its progress is forgotten."""
+    """Store the times of an evaluation under the run's first contract, before its progress is removed."""
     if str(event.get("contract", "")) == state.contract:
         if milestone.taken_unix_s is not None:
             milestone.wall_s = float(event["time_unix_s"]) - milestone.taken_unix_s
@@ -75,12 +75,12 @@ def evaluation_caught_up(state: RunState) -> None:
 
 
 def evaluation_alarm(state: RunState, event: Event) -> None:
-    """Note that an alarm said that evaluation falls behind."""
+    """Record the alarm that evaluation falls behind."""
     state.evaluation_behind |= event.get("what") == BEHIND
 
 
 def job_queued(state: RunState, event: Event) -> None:
-    """The job waits; an earlier time of the same wait is kept."""
+    """Record that a job waits, with the earliest time of the same wait."""
     name, reason = str(event["job"]), str(event.get("reason") or "")
     since_unix_s = state.queued[name].since_unix_s if name in state.queued else float(event["time_unix_s"])
     start = event.get("expected_start_unix_s")
@@ -89,7 +89,7 @@ def job_queued(state: RunState, event: Event) -> None:
 
 
 def job_started(state: RunState, event: Event) -> None:
-    """The job runs on its hosts."""
+    """Record that a job runs on its hosts."""
     job_left_queue(state, event)
     newest = state.attempt
     if event["job"] == TRAIN_JOB and newest and newest.number == event["attempt"]:
@@ -97,17 +97,17 @@ def job_started(state: RunState, event: Event) -> None:
 
 
 def job_left_queue(state: RunState, event: Event) -> None:
-    """The job no longer waits."""
+    """Record that a job no longer waits."""
     state.queued.pop(str(event["job"]), None)
 
 
 def only_training_waits(state: RunState) -> None:
-    """Forget the jobs of stages, which end with their driver."""
+    """Remove the jobs of stages, which end with their driver."""
     state.queued = {name: job for name, job in state.queued.items() if name == TRAIN_JOB}
 
 
 def training_left(state: RunState) -> None:
-    """Training's job no longer waits: its attempt has ended."""
+    """Record that training's job no longer waits, because its attempt has ended."""
     state.queued.pop(TRAIN_JOB, None)
 
 
@@ -115,11 +115,11 @@ Apply = Callable[[RunState, Event], None]
 
 #: New bytes of journal after which the state is kept again: about 7,000 steps, which fold in 0.1 s.
 KEEP_BYTES = 2 << 20
-#: The newest events are left out: a host whose clock is slow may still write earlier ones.
+#: The newest events are not included: a host whose clock is slow may still write earlier ones.
 _SETTLED_S = 600.0
-#: Bytes at the beginning, and before the place, of each file that must be as they were.
+#: Bytes at the beginning of each file, and before its offset, that must be unchanged.
 _WITNESS_BYTES = 1024
-#: A state is smaller: it has up to 65,536 rows of 128 bytes, and what the journal says of attempts and checkpoints.
+#: Maximum size of a state, which has up to 65,536 rows of 128 bytes, attempts and checkpoints.
 _MAX_BYTES = 256 << 20
 #: The state is discarded if one of these modules has changed.
 _CODE = ("events", "fold", "journal", "labels", "state", "step_metrics", "steps", "stopping")
@@ -280,7 +280,7 @@ def _crc(parts: list[bytes]) -> int:
 
 @cache
 def code() -> int:
-    """Return a checksum of the modules that fold, in the place of a version number."""
+    """Return a checksum of the modules that fold, as a version number."""
     return source_crc(Path(__file__).parent, _CODE)
 
 

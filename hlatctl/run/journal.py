@@ -44,7 +44,7 @@ _MAX_INT = 2**64
 _INFINITY = float("inf")
 #: Limit of a line; a longer one counts as damaged. The largest that a run writes lists a few thousand nodes or scores.
 MAX_BYTES = 4 << 20
-#: Bytes of a file that are read at once, from its end, to find its last event.
+#: Bytes that are read at a time, from the end of a file, to find its last event.
 _END_BYTES = 1 << 16
 
 
@@ -122,7 +122,7 @@ def last_event(path: Path) -> LineEvent | None:
 
 
 def ignored(count: int, writer: str, before: LineEvent, beside: LineEvent) -> LineEvent:
-    """Return the warning that stands in the place of damaged lines.
+    """Return the warning that replaces damaged lines.
 
     Args:
         count: number of damaged lines.
@@ -158,17 +158,17 @@ NOTIFY_WRITER = "notify"
 DRILL_WRITER = "drill"
 #: Prefix of the names of the training processes' writers.
 TRAIN_WRITER = "train-"
-#: Between the time of an event and that of the next one by a clock that was set back; more than a float's resolution.
+#: Step from an event's time to the next one's after a clock was set back; more than a float's resolution.
 _NEXT_S = 1e-6
 _MAX_UNWRITTEN_BYTES = 64 << 20
-#: Files with fewer new bytes are read at once and closed, so that a run with hundreds of writers needs few open files.
+#: Files with fewer new bytes are read whole and closed, so that a run with hundreds of writers needs few open files.
 _SMALL_BYTES = 1 << 20
 
 #: Index of a warning of damaged lines at the end of a file; larger than any other.
 _AT_END = 1 << 62
 #: How far a writer's file has been read: offset in bytes; newest time, number and time of the last event.
 Place = tuple[int, float, int, float]
-#: Time that orders it, writer, index within the file, the event, and the place after it.
+#: Ordering time, writer, index within the file, event, and offset after it.
 _Item = tuple[float, str, int, Event, Place]
 
 
@@ -246,7 +246,7 @@ class JournalWriter:
             fields: JSON values. NaN and infinities are written as strings, because JSON doesn't have them.
 
         Raises:
-            StorageError: it can't be written for another reason than a full disk, or too many bytes are kept already.
+            StorageError: it can't be written for a reason other than a full disk, or too many bytes are waiting.
         """
         with self._appending:
             now_unix_s = self._now_unix_s()
@@ -273,7 +273,7 @@ class JournalWriter:
         """Write the events that did not fit on the disk, if there is space now.
 
         Raises:
-            StorageError: they can't be written for another reason.
+            StorageError: they can't be written for a reason other than a full disk.
         """
         with self._appending:
             self._write(b"")
@@ -394,7 +394,7 @@ class JournalTail:
     def stream(self) -> Iterator[Event]:
         """Yield the events since the last call, in order of time. The memory doesn't grow with their number.
 
-        An event counts as read when the next one is asked for.
+        An event counts as read when the caller takes the next one.
 
         Raises:
             StorageError: a file of the journal can't be read.
@@ -451,7 +451,7 @@ def read_events(run: RunPaths, *, wanted: Callable[[bytes], bool] | None = None)
 
 
 def writer_events(run: RunPaths, writer: str) -> list[Event]:
-    """Return the events of one writer; for those whose files are much smaller than a run's journal.
+    """Return the events of one writer, whose file must be much smaller than the run's journal.
 
     Raises:
         StorageError: the file can't be read.
@@ -469,7 +469,7 @@ def _events_of(path: Path) -> list[Event]:
 
 
 def no_steps(line: bytes) -> bool:
-    """Return whether a line holds another event than a ``step``; for ``wanted``."""
+    """Return whether a line holds an event other than a ``step``; for ``wanted``."""
     return b'"kind":"step"' not in line and b'"kind": "step"' not in line
 
 

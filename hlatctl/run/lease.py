@@ -28,11 +28,11 @@ from hlatctl.run.paths import RunPaths
 _POLL_S = 0.2
 #: Interval of heartbeats, and the age at which another host's process may take a lease over.
 _BEAT_S, _STALE_S = 5.0, 60.0
-#: Two hosts that take the same lease over at once both see, after this time, which of them wrote last.
+#: After this time, two hosts that take over the same lease simultaneously both see which of them wrote last.
 _SETTLE_S = 2.0
 #: Time for a process that has got a lock to write its name; on a full disk it can't.
 _NAMING_S, _NAMING_POLL_S = 1.0, 0.01
-#: More than a lock file contains.
+#: Maximum bytes read; a lock file contains less.
 _MAX_CHARS = 1000
 _PID = re.compile(r"[0-9]{1,10}")
 
@@ -103,9 +103,9 @@ def hold_evaluator(run: RunPaths) -> Iterator[None]:
 
 
 def successor(run: RunPaths) -> Holder | None:
-    """Return the process that has taken a run over from this one, its driver; None: none has, or this isn't its driver.
+    """Return the process that took over a run from this driver; None if none did, or if this isn't its driver.
 
-    Costs one look at a small file.
+    Reads one small file.
     """
     own = _OWN.get(run.driver_lock)
     named = _named(run.driver_lock) if own else _UNKNOWN
@@ -116,7 +116,7 @@ def check_driver(run: RunPaths) -> None:
     """Check before each write that no other process has taken the run over, on a host whose locks are not seen here.
 
     Raises:
-        RunBusyError: one has.
+        RunBusyError: another process has.
     """
     if other := successor(run):
         raise RunBusyError(
@@ -137,7 +137,7 @@ def driver_pid(run: RunPaths) -> int | None:
 
 
 def driver_token(run: RunPaths) -> str:
-    """Return what tells a run's driver from its earlier and later ones. Empty if no process drives it."""
+    """Return the token that identifies a run's driver among earlier and later ones. Empty if no process drives it."""
     deadline = time.monotonic() + _NAMING_S
     while True:
         named = _OWN.get(run.driver_lock) or driver(run)

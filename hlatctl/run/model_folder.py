@@ -32,7 +32,7 @@ _GENERATION = "generation_config.json"
 
 
 def lacking(folder: Path) -> str:
-    """Return the first missing file of a folder. Empty if it is complete. Pickled weights don't count."""
+    """Return the first missing file of a model's folder. Empty if it is complete. Pickled weights don't count."""
     return next((what for pattern, what in _NEEDED.items() if not any(folder.glob(pattern))), "")
 
 
@@ -40,7 +40,7 @@ def check_sizes(folder: Path) -> None:
     """Refuse files that transformers would read as a whole into memory, all except weights.
 
     Raises:
-        OSError: names a file that is too large or is no regular file.
+        OSError: a file is too large or not a regular file; names it.
     """
     for path in sorted({path for pattern in ("*.json", *_TOKENIZER) for path in folder.glob(pattern)}):
         if not path.is_dir():

@@ -20,7 +20,7 @@ _POLL_S = 0.05
 
 
 def clear(folder: Path) -> None:
-    """Remove what an earlier job has left, before another one is started."""
+    """Remove the files of an earlier job, before another one is started."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
@@ -31,12 +31,12 @@ def give(folder: Path, number: int, argv: tuple[str, ...]) -> None:
 
 
 def is_done(folder: Path, number: int) -> bool:
-    """Whether a work has succeeded."""
+    """Return whether the work of an order has succeeded."""
     return (folder / f"{number}.done").is_file()
 
 
 def done(folder: Path, number: int) -> None:
-    """Answer that a work has succeeded."""
+    """Record that the work of an order has succeeded."""
     files.write_text(folder / f"{number}.done", "")
 
 

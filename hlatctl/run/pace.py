@@ -13,7 +13,7 @@ from hlatctl.run.state import EvaluationProgress, RunState
 _NEWEST_STEPS = 20
 #: First steps of an attempt, which are not counted: they compile, allocate and fill caches.
 _FIRST_STEPS = 2
-#: Least number of measurements for a pace.
+#: Minimum number of measurements for a pace.
 _LEAST = 2
 
 

@@ -78,7 +78,7 @@ class RunPaths:
 
     @property
     def provenance(self) -> Path:
-        """argv, git state, versions, host."""
+        """``provenance.json``: argv, git state, versions, host."""
         return self.root / "provenance.json"
 
     @property
@@ -145,12 +145,12 @@ class RunPaths:
         return self.root / "logs" / attempt_name(attempt)
 
     def hang(self, attempt: int) -> Path:
-        """Folder of what the processes of an attempt that hung have left (``hlatctl.run.paths``)."""
+        """Folder of the evidence that the processes of a hung attempt left."""
         return self.logs(attempt) / "hang"
 
     @property
     def driver_log(self) -> Path:
-        """``logs/driver.log``: what the driver has said."""
+        """``logs/driver.log``: the driver's output."""
         return self.root / "logs" / "driver.log"
 
     def launch(self, attempt: int) -> Path:
@@ -158,7 +158,7 @@ class RunPaths:
         return self.root / "launch" / attempt_name(attempt)
 
     def orders(self, attempt: int) -> Path:
-        """``train.amendment``: what the driver asks of a training attempt because of amendments."""
+        """What the driver asks of a training attempt because of amendments (``train.amendment``)."""
         return self.launch(attempt) / "train.amendment"
 
     @property
@@ -198,15 +198,15 @@ class RunPaths:
 
     @property
     def profiles(self) -> Path:
-        """Folder of the profiles that `hlatctl profile` asked for."""
+        """Folder of the profiles of `hlatctl profile`."""
         return self.root / "profiles"
 
     def profile(self, number: int) -> Path:
-        """Folder of one complete profile (``hlatctl.run.paths``)."""
+        """Folder of one complete profile."""
         return self.profiles / f"{number:04d}"
 
     def partial_profile(self, number: int) -> Path:
-        """Folder in which training makes a profile."""
+        """Folder in which training writes a profile."""
         return self.profiles / f".{number:04d}.partial"
 
     @property
@@ -324,19 +324,19 @@ def collectives_name(rank: int) -> str:
 
 
 def answered(folder: Path) -> int:
-    """Return how many processes have left their stacks."""
+    """Return how many processes have written their stacks."""
     return sum(1 for _ in folder.glob("rank-*.stacks.txt"))
 
 
 #: A trace has every operator of every step.
 MOST_STEPS = 20
-#: Ranks of a profile. All ranks of a run write into one folder at once, and people look at a few.
+#: Ranks of a profile. All of them write into one folder simultaneously, and people look at a few.
 MOST_RANKS = 16
 
 
 @dataclass(frozen=True)
 class ProfileOrder:
-    """One profile that was asked for.
+    """One requested profile.
 
     Args:
         number: number in the run, from 1.

@@ -28,17 +28,17 @@ from hlatctl.run.errors import LaunchError
 
 #: Environment variable of all processes of a job: its token. It finds them even after their parents have died.
 JOB_ENV = "HLATCTL_JOB"
-#: Environment variable of processes that ``hlatctl.run.processes`` prepares: the id of the process that starts them.
+#: Environment variable of processes that this module prepares: the id of the process that starts them.
 PARENT_ENV = "HLATCTL_PARENT"
 
-#: The most that a job's process raises its limit to; the kernel's default hard limit of a machine (fs.nr_open).
+#: Maximum to which a job's process raises its limit; the kernel's default hard limit (fs.nr_open).
 _MOST_OPEN_FILES = 1 << 20
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 #: Counters of this container, or else of the machine.
 _OOM_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), _PROC / "vmstat")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-#: Loaded early: between fork and exec nothing may be imported.
+#: Loaded early, because nothing may be imported between fork and exec.
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 #: Indexes in /proc/PID/stat after the command's name (proc_pid_stat(5)).
 _STATE, _PARENT, _START = 0, 1, 19
@@ -59,7 +59,7 @@ class Identity:
 
 
 def identify(pid: int) -> Identity | None:
-    """Return the process of an id. None if there is none, or only a zombie."""
+    """Return the process with an id. None if there is none, or only a zombie."""
     started = _started(pid) if pid > 0 else ""
     return Identity(pid=pid, started=started, boot_id=_boot_id()) if started else None
 
@@ -98,7 +98,7 @@ def send(process: Identity, number: signal.Signals) -> bool:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when its parent dies; remains over ``exec``. Does nothing but on Linux.
+    """Have the kernel kill this process when its parent dies, even after ``exec``. Linux only.
 
     The kernel reports only later deaths, so a process whose parent has died before kills itself.
 
@@ -309,7 +309,7 @@ def _stat(pid: int) -> list[str]:
 
 #: Variables of OpenMP, and of libraries that follow it.
 THREADS, WAITS = "OMP_NUM_THREADS", "OMP_WAIT_POLICY"
-#: A thread that waits for others gives its core away. By default it spins for a while, and beside other work the
+#: A waiting thread yields its core. By default it spins for a while, and during other work the
 #: others need that core.
 GIVES_CORE_AWAY = "passive"
 
@@ -318,8 +318,8 @@ def child_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return an environment for a process that this one starts, by default a copy of this one's.
 
     Python finds the packages of this process there, and the new process can end with this one
-    (:func:`hlatctl.run.processes.end_with_parent`).
-    Threads of OpenMP give their core away while they wait, unless the user has set another policy.
+    (:func:`end_with_parent`).
+    OpenMP threads yield their core while they wait, unless the user has set another policy.
     """
     env = os.environ if env is None else env
     package_root = os.fspath(Path(hlatctl.__file__).parent.parent)
@@ -348,7 +348,7 @@ def wait_and_close(process: subprocess.Popen[bytes]) -> None:
 
 
 NODE_NAME_ENV = "HLATCTL_NODE_NAME"
-#: Hosts that a text names.
+#: Maximum number of hosts in a text.
 _NAMED = 8
 
 
@@ -358,7 +358,7 @@ def node_name() -> str:
 
 
 def host_names(hosts: Sequence[str]) -> str:
-    """Return the names of hosts as text, of many only the first ones."""
+    """Return the names of hosts as text, shortened if there are many."""
     if len(hosts) <= _NAMED:
         return ", ".join(hosts) or "unknown nodes"
     return f"{', '.join(hosts[:_NAMED])} and {len(hosts) - _NAMED:,} more"
@@ -372,7 +372,7 @@ _FIRST = "1000"
 
 
 def free_host_bytes() -> int:
-    """Return the memory that processes can still take: the host's, or the control group's if it has less."""
+    """Return the memory still available to processes: the host's, or the control group's if it has less."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
     free = int(fields["MemAvailable"].split()[0]) << 10
     with suppress(OSError, ValueError):  # no such control group, or no limit ("max")

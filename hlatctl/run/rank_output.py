@@ -14,7 +14,7 @@ from pathlib import Path
 
 #: Names the socket of the node's program, in a private folder.
 SOCKET_ENV = "HLATCTL_LOG_SOCKET"
-#: The node's program answers at once, even to all of its ranks; a rank doesn't wait longer for one that can't.
+#: Limit of a rank's wait for the node's program, which answers immediately, even to all of its ranks.
 _ANSWER_S = 30.0
 _PREFIX = re.compile(rb"\[rank(\d+)\]: ")
 

@@ -15,12 +15,12 @@ _SELDOM = 50_000
 
 
 def begin() -> None:
-    """Search for garbage seldom from now on, and not at the end. A program's first call."""
+    """Collect garbage rarely from now on, and not at exit. A program calls this first."""
     gc.set_threshold(_SELDOM, *_USUAL[1:])
     atexit.register(gc.freeze)
 
 
 def imported() -> None:
-    """Search as usual from now on, but not among the objects that exist now. Before work that fills memory."""
+    """Collect garbage as usual from now on, except among existing objects. Call it before work that fills memory."""
     gc.freeze()
     gc.set_threshold(*_USUAL)

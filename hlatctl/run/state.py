@@ -85,7 +85,7 @@ class AttemptState:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended otherwise than with training, by a person's request, or to evaluate its milestone."""
+        """Whether it ended other than by finishing, on request, or to evaluate its milestone."""
         return self.ended_unix_s is not None and self.cause not in ("finished", "stopped", "amended", "evaluation")
 
 
@@ -185,7 +185,7 @@ class MilestoneState:
 
     @property
     def waits(self) -> bool:
-        """Whether it is still to be evaluated, and no evaluator has taken it."""
+        """Whether it waits for evaluation and no evaluator has taken it."""
         return (self.status == "due" or self.is_partial) and self.taken_unix_s is None and self.progress is None
 
     @property
@@ -224,7 +224,7 @@ class AmendmentState:
 
     @property
     def late(self) -> str:
-        """What was asked for, in words, if it began after a later step; else empty."""
+        """The requested step, in words, if it began later; else empty."""
         applied, asked = self.applied_step, self.at_step
         if applied is None or asked is None or not self.newest_step < asked < applied:
             return ""
@@ -240,7 +240,7 @@ class AmendmentState:
 
 @dataclass
 class ProfileState:
-    """A profile that was asked for: ``asked``, ``done`` or ``failed``.
+    """A requested profile: ``asked``, ``done`` or ``failed``.
 
     Args:
         number: number of the entry, from 1.
@@ -288,7 +288,7 @@ class RunState:
         evaluation_behind: an alarm reported that evaluation falls behind training, and milestones still wait.
         driver: token of the newest driver's lease.
         asked_driver: token of the driver that the newest stop request names; empty: no request.
-        trust: state of each checkpoint: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps follow).
+        trust: state of each checkpoint: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps later).
     """
 
     run_id: str = ""
@@ -345,12 +345,12 @@ class RunState:
 
     @property
     def restarts(self) -> int:
-        """Number of attempts that the driver began after a failure. Those that a person caused are none."""
+        """Number of attempts that the driver began after a failure. Restarts caused by a person are not counted."""
         return sum(attempt.has_failed and attempt.decision != "stop" for attempt in self.attempts[:-1])
 
     @property
     def open_profile(self) -> ProfileState | None:
-        """The profile that is asked for and not made yet."""
+        """The requested profile that is not recorded yet."""
         return next((profile for profile in self.profiles if profile.status == "asked"), None)
 
     @property

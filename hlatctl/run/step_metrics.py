@@ -98,7 +98,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 def of(name: str) -> StepMetric:
-    """Return the row of a number; one of its own for a number that has none."""
+    """Return the row of a number; a new one for a number without a row."""
     return BY_NAME.get(name) or StepMetric(name=name, title=name.replace("_", " ").capitalize())
 
 
@@ -114,7 +114,7 @@ def others(event: Mapping[str, Any]) -> list[str]:
 
 
 def texts(event: Mapping[str, Any]) -> list[str]:
-    """Return the numbers of a step as text, such as ``loss 4.1234``. Unknown ones are left out."""
+    """Return the numbers of a step as text, such as ``loss 4.1234``, without unknown ones."""
     return [
         metric.text.format(float(event[metric.name]) / metric.scale)
         for metric in STEP_METRICS

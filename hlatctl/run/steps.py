@@ -48,7 +48,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Home:
-    """Where full segments are kept.
+    """Where full segments are stored.
 
     Args:
         rebuild: returns the rows from the journal if a file is missing or damaged.
@@ -80,7 +80,7 @@ class Rows:
         """Append a step event.
 
         Raises:
-            KeyError, TypeError, ValueError, OverflowError: it lacks step or tokens, or one of its numbers is too large.
+            KeyError, TypeError, ValueError, OverflowError: step or tokens are missing, or a number is too large.
         """
         present, values = 0, []
         for index, name in enumerate(FIELDS):
@@ -264,7 +264,7 @@ class StepSeries(Mapping[int, LineEvent]):
         return self.rows.columns(*names, ranges=self.ranges)
 
     def add(self, event: LineEvent) -> None:
-        """Add a step, in the place of an earlier one with the same number.
+        """Add a step, replacing an earlier one with the same number.
 
         Raises:
             KeyError, TypeError, ValueError, OverflowError: see :meth:`Rows.append`.
@@ -280,7 +280,7 @@ class StepSeries(Mapping[int, LineEvent]):
             self.ranges.append([row, row + 1])
 
     def supersede(self, after: int) -> None:
-        """Drop the steps after this one: they are trained again."""
+        """Drop the steps after this one, because they are trained again."""
         while self.ranges and self.rows.at("step", self.ranges[-1][0]) > after:
             self.ranges.pop()
         if self.ranges:

@@ -40,7 +40,7 @@ class Entry:
 
     @property
     def count(self) -> int | None:
-        """Items of the first score; None if it doesn't say."""
+        """Number of items of the first score; None if unknown."""
         first = next(iter(self.scores.values()), {})
         return first.get("n") if isinstance(first.get("n"), int) else None
 
@@ -80,7 +80,7 @@ class Exported:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where the scores are from; each form has it under ``hlatctl``."""
+        """Origin of the scores; each format has it under ``hlatctl``."""
         return {
             "run_id": self.run.run_id,
             "step": self.milestone.step,

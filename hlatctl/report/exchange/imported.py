@@ -19,7 +19,7 @@ from hlatctl.run.evaluations import BITS_PER_BYTE, HELD_OUT, bits_of, schema
 from hlatctl.run.files import DAMAGED, open_regular, parse_json, why
 from hlatctl.units import one_line, size
 
-#: A file has at most so many figures; MMLU, BBH and a dozen other tasks have about 200.
+#: Maximum figures per file; MMLU, BBH and a dozen other tasks have about 200.
 MOST_FIGURES = 20_000
 #: Metrics whose scores have a range, by the whole name. Others can be any number. Tasks disagree on whether F1 and the
 #: metrics of translations and summaries are fractions or percentages.
@@ -35,7 +35,7 @@ _RANGES = (
 )
 _ROUNDING = 1e-6
 _MOST_NAME_CHARS, _MOST_METRIC_CHARS, _MOST_TEXT_CHARS = 120, 60, 200
-#: Ends of the names of standard errors and, in our own exports, of scores of guessing.
+#: Suffixes of standard errors and, in this project's exports, of scores of guessing.
 STDERR, CHANCE = "_stderr", "_chance"
 
 
@@ -61,7 +61,7 @@ class Figure:
 
 @dataclass(kw_only=True)
 class Figures:
-    """What a file has. Texts are one line and at most 200 characters; empty if unknown.
+    """The content of a file. Texts have one line and at most 200 characters; empty if unknown.
 
     Args:
         form: ``lm_eval``, ``lighteval`` or ``olmes``.
@@ -89,7 +89,7 @@ class Figures:
 
         Raises:
             ValueError: two tasks have the same name, or there are too many figures.
-            DataError: a score or its standard error can't have its value.
+            DataError: a score or its standard error is out of range.
         """
         name = clean_name(task)
         if name.startswith(HELD_OUT):
@@ -123,7 +123,7 @@ def check_item(metrics: Mapping[str, float]) -> None:
     """Check the metrics of one item. Evaluators write some metrics of an item in other units than its task's score.
 
     Raises:
-        DataError: a fraction is not one.
+        DataError: a fraction is not between 0 and 1.
     """
     for metric, value in metrics.items():
         if _FRACTION.fullmatch(metric) and not 0 <= value <= 1:
@@ -172,7 +172,7 @@ def clean_name(name: str) -> str:
     """Return a name of letters, digits and ``_``; ``pass@10`` becomes ``pass_at_10``.
 
     Raises:
-        ValueError: nothing is left of it, or it is too long.
+        ValueError: the cleaned name is empty or too long.
     """
     cleaned = re.sub(r"[^A-Za-z0-9]+", "_", name.replace("@", "_at_")).strip("_")
     if not cleaned or len(cleaned) > _MOST_NAME_CHARS:
@@ -181,7 +181,7 @@ def clean_name(name: str) -> str:
 
 
 def finite(value: Any) -> float | None:
-    """Return a finite number as float; None for anything else, as ``N/A``."""
+    """Return a finite number as float; None for anything else, such as ``N/A``."""
     try:
         return float(value) if type(value) in (int, float) and math.isfinite(value) else None
     except OverflowError:  # an integer that no float can hold
@@ -201,7 +201,7 @@ def some(value: Any) -> int | float | None:
 
 
 def text(value: Any) -> str:
-    """Return a text as one bounded line; empty for anything else than texts and numbers."""
+    """Return a text or number as one bounded line; empty for anything else."""
     return one_line(str(value))[:_MOST_TEXT_CHARS] if type(value) in (str, int, float) else ""
 
 
@@ -222,9 +222,9 @@ def origin_text(imported: Mapping[str, Any]) -> str:
 
 #: A task has at most some 100,000 items. Samples of MMLU with five solved examples have about 100 MiB.
 MOST_ITEMS, MOST_FILE_BYTES = 1_000_000, 1 << 30
-#: A line, or an item, has a document, its prompt and the answers.
+#: Maximum size of a line or an item, which has a document, its prompt and the answers.
 _MOST_LINE_BYTES = 16 << 20
-#: Items in memory.
+#: Maximum items in memory.
 _BATCH_ROWS, _BATCH_CHARS = 256, 64 << 20
 
 Row = dict[str, Any]
@@ -317,7 +317,7 @@ def row(
         metrics: only finite numbers are kept.
 
     Raises:
-        DataError: a metric can't have its value.
+        DataError: a metric is out of range.
     """
     figures = {text(n): number for n, value in metrics.items() if (number := _value(value)) is not None}
     check_item(figures)
@@ -342,7 +342,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises:
         OSError: it can't be read.
-        ValueError: it is too large, or a line is no object.
+        ValueError: the file is too large, or a line is not a JSON object.
     """
     read = 0
     with open(path, "rb", opener=open_regular) as file:
@@ -359,7 +359,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether there is such a file; also for names that no file can have."""
+    """Return whether a file exists; accepts names that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):

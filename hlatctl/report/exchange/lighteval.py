@@ -36,7 +36,7 @@ _ALL, _AVERAGE = "all", ":_average"
 
 
 def write(exported: Exported) -> dict[str, Any]:
-    """Return the file's content. There is no mean of all tasks, and nothing that lighteval alone would know."""
+    """Return the file's content, without a mean of all tasks and without values that only lighteval knows."""
     titles = {entry.name: f"{entry.name}|{entry.shots or 0}" for entry in exported.entries}
     return {
         "config_general": {
@@ -71,10 +71,10 @@ def write(exported: Exported) -> dict[str, Any]:
 
 
 def read(value: dict[str, Any]) -> Figures:
-    """Return the figures of a file; the mean of all its tasks is left out.
+    """Return the figures of a file, without the mean of all tasks.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: the file doesn't have this format.
     """
     general = value["config_general"]
     found = Figures(
@@ -125,9 +125,9 @@ _COLUMNS = {
     "metric": (),
     "model_response": ("input", "text", "text_post_processed", "logprobs"),
 }
-#: In a column: an item has some ten choices, and as many solved examples with theirs.
+#: Maximum values per column: an item has some ten choices, and as many solved examples with theirs.
 _MOST_VALUES = 10_000_000
-#: Rows in memory: so many, or fewer if one text can be as large as a whole column.
+#: Maximum rows in memory; fewer if one text can be as large as a whole column.
 _MOST_BATCH_ROWS, _MOST_BATCH_BYTES = 64, 256 << 20
 
 

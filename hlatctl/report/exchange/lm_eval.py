@@ -62,7 +62,7 @@ def read(value: dict[str, Any]) -> Figures:
     """Return the figures of a file.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: the file doesn't have this format.
     """
     config = mapping(value.get("config"))
     found = Figures(

@@ -35,7 +35,7 @@ from hlatctl.run.files import parse_json, read_bytes
 
 FORM = "olmes"
 _PRIMARY = "primary_score"
-#: Of settings that ``metrics.json`` omits if they have these values.
+#: Defaults of settings, which ``metrics.json`` omits.
 _DEFAULTS = {"num_shots": 0, "limit": None}
 
 
@@ -55,7 +55,7 @@ def read(value: dict[str, Any]) -> Figures:
     """Return the primary scores of a file, and metrics with a standard error, which OLMES itself doesn't write.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: the file doesn't have this format.
     """
     model = mapping(value.get("model_config"))
     found = Figures(form=FORM, model=text(model.get("model")) or text(model.get("model_path")))

@@ -70,7 +70,7 @@ def read(path: Path, items_to: Path | None = None) -> Source:
 
     Raises:
         ConfigError: there is no such file, or a folder has several.
-        DataError: the file is too large, is not JSON, or has no form that is known.
+        DataError: the file is too large, is not JSON, or has an unknown format.
     """
     path = _only_file(path) if os.path.isdir(path) else path  # Path.is_dir raises for names that no file can have
     try:
@@ -132,7 +132,7 @@ def _only_file(folder: Path) -> Path:
 
 def _value(path: Path, content: bytes) -> dict[str, Any]:
     if path.suffix != ".jsonl":
-        value = parse_json(content, any_number=True)  # a figure that is no finite number is left out
+        value = parse_json(content, any_number=True)  # figures that are not finite numbers are dropped
     else:
         tasks = [parse_json(line, any_number=True) for line in content.splitlines() if line.strip()]
         value = {"all_primary_scores": [], "tasks": tasks, "model_config": tasks[0].get("model_config")}

@@ -55,7 +55,7 @@ class Marks:
 
 
 def over_tokens(axes: Axes, marks: Marks) -> None:
-    """Finish a figure whose x axis is tokens."""
+    """Format a figure whose x axis is tokens."""
     if marks.restarts:
         at_bottom = axes.get_xaxis_transform()
         axes.plot(
@@ -124,7 +124,7 @@ def plain_log_ticks(axes: Axes) -> None:
     axes.set_yticks(shown, [count(tick) if tick >= 1000 else f"{tick:g}" for tick in shown])
 
 
-#: Points per line; a line has fewer pixels than this.
+#: Maximum points per line; a line has fewer pixels than this.
 MAX_POINTS = 1500
 _SHOWN = tuple(metric.name for metric in STEP_METRICS if metric.kept)
 _RANGED = ("loss", "grad_norm", "param_norm", "tokens_per_s")

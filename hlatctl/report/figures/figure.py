@@ -28,7 +28,7 @@ INK, HIGHLIGHT, GREEN, PURPLE, ORANGE, SKY = "#0072b2", "#d55e00", "#009e73", "#
 #: For ranges behind a line of ``INK``, for what matters less, and for axes.
 FAINT, QUIET, AXIS = "#b3d4e8", "#8a8f98", "#444444"
 AMENDED = GREEN
-#: Of lines beside ``INK``, in order. With the markers they can also be told apart in black and white.
+#: Colours of lines after ``INK``, in order. With the markers, lines also differ in black and white.
 OTHERS = (HIGHLIGHT, GREEN, PURPLE, ORANGE, SKY, QUIET)
 DASHES: tuple[Any, ...] = ((0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (3, 3)), (0, (6, 1, 1, 1, 1, 1)))
 SMALL_PT = 6.5

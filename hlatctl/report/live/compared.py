@@ -14,7 +14,7 @@ from hlatctl.report.compare import RUN, Cell, Comparison, RunScores, compare, re
 from hlatctl.run.errors import ConfigError, HlatctlError
 from hlatctl.run.paths import RunPaths
 
-#: Most runs in one comparison.
+#: Maximum number of runs in one comparison.
 MOST_RUNS = 50
 #: Value of a key that a configuration doesn't have.
 _MISSING = object()

@@ -36,7 +36,7 @@ Columns = dict[str, "np.ndarray[Any, Any]"]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a page asks for.
+    """A page's request for curves.
 
     Args:
         keys: names of curves.
@@ -84,7 +84,7 @@ class StepColumns:
         return [*_DRAWN, *(name for name in self._columns if name not in _STORED)]
 
     def update(self, steps: StepSeries) -> None:
-        """Make the columns equal to the steps. Costs as much as there are new rows."""
+        """Make the columns equal to the steps. The cost grows with the number of new rows."""
         kept, missing = _split(self.ranges, steps.ranges)
         self.length = kept
         for name in steps.rows.others:
@@ -111,7 +111,7 @@ class StepColumns:
 
 
 def curves(steps: StepColumns, state: RunState, config: Config | None, request: Request) -> dict[str, Any]:
-    """Return the curves that a page asks for; ``docs`` of the fields are in the page's contract.
+    """Return the requested curves; the page's contract documents the fields.
 
     Args:
         steps: columns that are up to date with the state.

@@ -38,7 +38,7 @@ _WARNINGS = ("warning", "alarm", "straggler", "environment_collision", "tracking
 
 
 def details(opened: OpenRun) -> dict[str, Any]:
-    """Return what the page shows of a run. A damaged run has a row and empty lists."""
+    """Return everything that the page shows of a run. A damaged run has a row and empty lists."""
     with opened.lock:
         view = opened.refresh()
         state, config = view.state, view.config
@@ -236,9 +236,9 @@ def _goodput(opened: OpenRun, view: RunView, events: list[Event]) -> dict[str, A
 
 
 DEFAULT_LINES, MOST_LINES = 300, 5000
-#: Most bytes that are read from the end of a file; a rank's lines are among those of its node.
+#: Maximum bytes read from the end of a file; a rank's lines are among those of its node.
 _MOST_BYTES = 8 << 20
-#: Logs that are listed, the newest attempt's first. A run of thousands of nodes has more.
+#: Maximum number of listed logs, the newest attempt's first. A run of thousands of nodes has more.
 MOST_FILES = 500
 
 
@@ -259,7 +259,7 @@ def log_tail(
         lines: maximum number of lines.
 
     Raises:
-        ConfigError: there is no such log, or too many lines are asked for.
+        ConfigError: there is no such log, or ``lines`` is too large.
         DamagedFileError: it can't be read.
     """
     if not 1 <= lines <= MOST_LINES:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from conf.schema import Config
 
 
-#: Most rows of a heat map: the ranks that were slowest most often.
+#: Maximum rows of a heat map: the ranks that were slowest most often.
 MOST_RANKS = 64
 DEFAULT_POINTS = 60
 _KINDS = (b'"rank_times"', b'"train_started"')
@@ -143,14 +143,14 @@ def _may_matter(line: bytes) -> bool:
     return any(kind in line for kind in _KINDS)
 
 
-#: Changes of the steps that are remembered. Who asks for an older one gets all steps.
+#: Number of remembered changes of the steps. A request for an older one gets all steps.
 _CHANGES_KEPT = 1000
 _MANY = ("step", "rank_times")
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A figure that is slow to compute: of which version it is, and until when it is good enough."""
+    """A figure that is slow to compute, with its version and expiry time."""
 
     version: int
     until_s: float
@@ -191,7 +191,7 @@ class OpenRun:
             return self._view()
 
     def refresh_unless_busy(self) -> RunView | None:
-        """Return the same, or None while another thread reads the run, which takes a minute for a very long one."""
+        """Return :meth:`refresh`, or None while another thread reads the run, which takes a minute for a long one."""
         if not self.lock.acquire(blocking=False):
             return None
         try:
@@ -318,9 +318,9 @@ def _size(run: RunPaths, stem: str) -> int:
         return 0
 
 
-#: Least time between two looks at all runs; a look may take a twentieth of the time.
+#: Minimum time between two scans of all runs; scans may take a twentieth of the time.
 SCAN_S, _SCAN_SHARE = 5.0, 20
-#: Most time that one poll reads runs that are new to it.
+#: Maximum time that one poll spends reading new runs.
 _READ_S = 0.5
 #: Runs that are kept open: running ones, and those that a page shows.
 _MOST_OPEN = 32
@@ -407,7 +407,7 @@ class LiveIndex:
         return opened
 
     def poll(self, followed: Iterable[str] = ()) -> bool:
-        """Look at what may have changed; returns whether a row has.
+        """Check everything that may have changed; return whether a row has.
 
         Args:
             followed: ids of runs to look at besides the running ones.
@@ -486,7 +486,7 @@ class LiveIndex:
         try:
             view = view or view_run(run)
             return self._keep(run, json_row(row_of(view), view), now, entry_of(view, now))
-        except Exception as error:  # one run that nobody foresaw must not hide the others
+        except Exception as error:  # an unforeseen failure of one run must not hide the others
             problem = f"can't be shown ({type(error).__name__}: {error})"
             row = dataclasses.replace(_EMPTY, run_id=run.run_id, path=str(run.root), problem=problem)
             return self._keep(run, json_row(row), now, None)
@@ -519,7 +519,7 @@ class LiveIndex:
 
 
 def json_row(row: Row, view: RunView | None = None) -> JsonRow:
-    """Return a row as JSON, with what `hlatctl watch` shows of a run that is running."""
+    """Return a row as JSON, with the fields of `hlatctl watch` for a running run."""
     live = live_row(view) if view else None
     used = view.state.used.get("mfu") if view else None
     return {
@@ -541,7 +541,7 @@ def _known(value: float | str | None) -> float | None:
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-#: A row of which nothing is known.
+#: A row without known values.
 _EMPTY = Row(
     run_id="",
     status="damaged",

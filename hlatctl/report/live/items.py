@@ -31,7 +31,7 @@ _TEXTS = ("item", "filter", "prompt", "target", "answer", "result")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked for.
+    """A request for items.
 
     Args:
         tokens: tokens of the milestone.
@@ -55,10 +55,10 @@ def files(run: RunPaths, milestones: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def page(run: RunPaths, request: Request) -> dict[str, Any]:
-    """Return the wanted items of a task, and how many there are.
+    """Return the requested items of a task, and their number.
 
     Raises:
-        ConfigError: there is no such task, or the request makes no sense.
+        ConfigError: there is no such task, or the request is invalid.
         EvaluationError: a file is damaged.
     """
     _check(request)
