@@ -217,7 +217,7 @@ class Allocation:
         return 128 - code if code < 0 else code
 
     def _hosts(self, order: Order) -> list[str] | None:
-        """Return the hosts for an order; None: the scheduler does not answer, and a round could not start."""
+        """Return the hosts for an order; None if the scheduler does not answer."""
         nodes = _ask("squeue", "--noheader", f"--jobs={self._job}", "--format=%N")
         hosts = _ask("scontrol", "show", "hostnames", nodes.strip()) if nodes else None
         states = _ask("sinfo", "-h", "-N", "-n", ",".join(hosts.split()), "-o", "%N|%T") if hosts else None
@@ -235,7 +235,7 @@ class Allocation:
         return not any(round_.waits for round_ in rounds(self._folder))
 
     def _end(self, *_: object) -> None:
-        """SIGTERM of the scheduler: the round is asked to stop too, and is the last one."""
+        """Handle the scheduler's SIGTERM: ask the running round to stop too; it is the last one."""
         self._ends = True
 
 

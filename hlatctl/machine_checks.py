@@ -48,7 +48,7 @@ def look(config: Config) -> Iterator[Check]:
 
 
 def _where_jobs_run(config: Config, check: Check) -> Check:
-    """Return a check of what only jobs need: with a scheduler they run on nodes, and this may be a login node."""
+    """Return a check of what only jobs need. With a scheduler they run on nodes, and this may be a login node."""
     if check.status != "fail" or config.cluster.launcher not in _SCHEDULERS:
         return check
     return dataclasses.replace(check, status="skip", shows=f"{check.shows}; only the nodes that run jobs need it")

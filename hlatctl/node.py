@@ -205,14 +205,14 @@ class Node:
         return 128 - code if code < 0 else code
 
     def _log(self, folder: Path) -> NodeLog | None:
-        """Return what collects the output of ranks; None: they print to torchrun's own output, as other commands do."""
+        """Return the collector of the ranks' output; None: output goes to this program's own output."""
         try:
             return NodeLog(folder, sys.stdout.fileno()) if self._is_torchrun else None
         except OSError:
             return None  # the path of a socket is limited
 
     def _before_command(self) -> None:
-        """Prepare the new process, in which this runs; this program has no threads, so that is safe."""
+        """Prepare the new process. Runs between fork and exec, which is safe because this program has no threads."""
         processes.end_with_parent(self._pid)
         processes.raise_open_files()
         if self._is_torchrun:
@@ -225,7 +225,6 @@ class Node:
             return None
 
     def _obey(self) -> None:
-        """Follow the newest order, if it is new; end the command if its attempt is over."""
         if self._fence and self._fence.is_closed():
             print(f"{node_name()}: attempt {self._fence.attempt} is over, ending its processes", file=sys.stderr)
             self._end(signal.SIGQUIT, None)
@@ -286,7 +285,7 @@ class Node:
 
 
 def _use_own_log(rank: int) -> None:
-    """Have this node, if it is not the first one, print into a log of its own, which no other node waits for."""
+    """Redirect the output of a node other than the first to a separate log, which no other node waits for."""
     if rank and LOG_ENV in os.environ:
         with rank_output.node_log(Path(os.environ[LOG_ENV]), rank).open("ab") as log:
             os.dup2(log.fileno(), 1)
@@ -294,9 +293,9 @@ def _use_own_log(rank: int) -> None:
 
 
 def _in_own_environment(command: list[str], env: dict[str, str]) -> tuple[list[str], list[int]]:
-    """Return the command in the environment on this node's disk, and descriptors that keep that; changes ``env``.
+    """Return the command in the environment on this node's disk, and descriptors that protect it; changes ``env``.
 
-    If it can't be unpacked, the command runs in the shared environment: it starts late, but it runs.
+    If the environment can't be unpacked, the command starts more slowly in the shared one.
     """
     record = os.environ.get(ENVIRONMENT_ENV)
     if not record:

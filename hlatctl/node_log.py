@@ -195,7 +195,7 @@ class NodeLog:
         self._put(lines.end())
 
     def _put(self, text: bytes | None) -> None:
-        """Queue text for the log; None: the last one."""
+        """Queue text for the log; None ends the writer."""
         if text == b"":
             return
         with self._change:

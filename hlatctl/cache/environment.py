@@ -113,11 +113,11 @@ class Layout:
 
 
 class Packer:
-    """Packs the environment for each job of a driver, and searches all of its files only if they may have changed.
+    """Packs the environment for each job of a driver, and scans all of its files only if they may have changed.
 
-    Installing, upgrading and removing a package changes an entry of a folder that this lists, and this project's own
-    files are looked at one by one: 3,000 look-ups instead of 90,000. An installed package that is edited by hand is not
-    noticed until the next driver.
+    Installing, upgrading and removing a package changes an entry of a folder that this lists, and this project's files
+    are checked one by one: 3,000 look-ups instead of 90,000. Manual edits of an installed package are noticed by the
+    next driver.
 
     Args:
         layout: the environment to pack; None: this process's.
@@ -187,9 +187,9 @@ def _write(archive: Path, members: list[tuple[str, Path]], layout: Layout) -> di
 
 
 def _fingerprint(members: list[tuple[str, Path]]) -> str:
-    """Return what changes with any file: names, sizes and times, because reading 2 GiB at each attempt takes long.
+    """Return a text that changes with any file: names, sizes and times, because reading 2 GiB at each attempt is slow.
 
-    Python adds compiled files when it first imports a module, such as one that only a restart needs. They don't count.
+    Compiled files don't count: Python adds them when it first imports a module, possibly only after a restart.
     """
     digest = hashlib.sha256()
     for name, path in members:
@@ -216,7 +216,7 @@ def _is_our_link(path: Path) -> bool:
 
 
 def _elsewhere(path: Path, prefix: Path) -> str:
-    """Return the folder outside of the environment that a .pth file adds to Python's path; empty: none."""
+    """Return the folder outside the environment that a .pth file adds to Python's path; empty if none."""
     if path.name.startswith("__editable__"):
         return path.name
     lines = (line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
@@ -315,7 +315,7 @@ def _extract(archive: Path, folder: Path) -> str:
 
 
 def _inside(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the members. The hash is known only after the last, so a name outside of the folder is refused before."""
+    """Yield the members, and refuse a name outside the folder: the hash is known only after the last member."""
     for member in tar:
         name = Path(member.name)
         if name.is_absolute() or ".." in name.parts:
@@ -324,7 +324,7 @@ def _inside(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _move_python(partial: Path, target: Path, record: dict[str, Any]) -> None:
-    """Change what names the environment's old place: pyvenv.cfg, the link to Python, first lines of scripts."""
+    """Replace the environment's old path in pyvenv.cfg, in the link to Python, and in the first lines of scripts."""
     env = partial / "env"
     if record["own_base"]:
         base = next((partial / "base" / "bin").glob("python3.*"))
@@ -342,7 +342,7 @@ def _move_python(partial: Path, target: Path, record: dict[str, Any]) -> None:
 
 
 def _is_whole(target: Path) -> bool:
-    """Return whether an environment is complete: programs that clean /tmp remove single old files."""
+    """Return whether an environment is complete: programs that clean /tmp remove old files one by one."""
     try:
         known = files.read_json(target / _COMPLETE)
         return all(known[key] == value for key, value in _measure(target).items())

@@ -365,7 +365,7 @@ def _is_old(file: File) -> bool:
 
 
 def _free(path: Path, *, remove: bool) -> bool:
-    """Return whether no process holds a lock file; it is held here while it is removed."""
+    """Return whether no process holds a lock file. It is locked here while it is removed."""
     try:
         with path.open("rb") as file:
             free = try_lock(file)

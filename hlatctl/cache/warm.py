@@ -122,7 +122,7 @@ class _Copier:
         )
 
     def copy(self, module: Module) -> str:
-        """Put a module in place; return the reason if it is broken, else an empty string."""
+        """Copy a module into place; return the reason if it is broken, else an empty string."""
         try:
             kept = self._kept(module)
             missing = [file for file in module.files if file.path not in kept]
@@ -180,7 +180,6 @@ def _wanted(source: Store) -> tuple[list[Module], dict[str, str]]:
 
 
 def _swept(target: Path, done: Warmed) -> dict[str, File]:
-    """Remove what a killed warm-up and dead compilers left behind; return the target's files."""
     shutil.rmtree(target / COPYING, ignore_errors=True)
     listing = Folder(target).files()
     for file in listing:

@@ -89,7 +89,7 @@ def _bare(match: re.Match[str]) -> str:
 
 
 def _plain(kind: str, name: str) -> str:
-    """Return the first column of a line of help. An argument's metavar says all; a type would repeat it."""
+    """Return the first column of a line of help: an argument's metavar without a type, which would repeat it."""
     return _TYPE.sub("" if kind == "argument" else _word, name)
 
 

@@ -62,7 +62,6 @@ def override_words(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _keys(incomplete: str, more: list[str]) -> list[str]:
-    """Return the groups and keys, or only their first parts if these differ."""
     from conf.compose import groups
     from conf.reference import keys
 
@@ -83,7 +82,6 @@ def _top(word: str) -> str:
 
 
 def _values(key: str) -> list[str]:
-    """Return the options of a group, or the values of a key: its choices, or else its default."""
     from conf.compose import groups
     from conf.reference import keys
 
@@ -101,7 +99,7 @@ def _values(key: str) -> list[str]:
 
 
 def _listed(list_folder: Any, ctx: typer.Context) -> list[Any]:
-    """Return what a folder has; a folder that can't be read has nothing: completion must not print errors."""
+    """Return the content of a folder; empty if it can't be read, because completion must not print errors."""
     from conf.compose import default_runs_dir
 
     chosen = ctx.params.get("runs_dir")

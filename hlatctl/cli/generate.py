@@ -245,7 +245,7 @@ def _ask(model: Model, sampling: Sampling) -> None:
 
 @contextmanager
 def _stopping(model: Model) -> Iterator[None]:
-    """End the text at Ctrl-C; at the second one, the command."""
+    """End the text at the first Ctrl-C, and the command at the second."""
     asked = False
 
     def stop(number: int, frame: Any) -> None:
@@ -260,7 +260,7 @@ def _stopping(model: Model) -> Iterator[None]:
 
 
 def _end(number: int, frame: Any) -> None:
-    """End the command like an exception does, so that the exported model is removed; a signal handler."""
+    """End the command like an exception does, so that the exported model is removed. A signal handler."""
     raise SystemExit(128 + number)
 
 

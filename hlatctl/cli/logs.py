@@ -369,7 +369,7 @@ class _Printer:
                 self._print(str(path.relative_to(folder.parent)), text)
 
     def _node_of_rank(self, folder: Path) -> int:
-        """Return the node whose log is printed; without a rank, the first one: thousands of logs help nobody."""
+        """Return the node whose log is printed: the first one without a rank, because a job can have thousands of logs."""
         if not self.rank or not any(_node_of(path) for path in folder.glob("*.log")):
             return 0
         from conf.of_run import of_run
@@ -413,7 +413,7 @@ def _has_ranks(path: Path) -> bool:
 
 
 def _node_of(path: Path) -> int:
-    """Return the node of a log in an attempt's folder; the first node's name does not say it."""
+    """Return the node of a log in an attempt's folder. The name of the first node's log has no number."""
     match = _OF_OTHER_NODE.search(path.name)
     return int(match[1]) if match else 0
 

@@ -139,7 +139,7 @@ def _evaluation(config: Config) -> list[Section]:
 
 
 def _rest(run: RunPaths, overrides: list[str], *, as_json: bool) -> None:
-    """Print what overrides would change in a run that has begun, and what is left of it."""
+    """Print what overrides would change in a run that has begun, and the rest of the run."""
     from conf.amendments import IN_WORDS, changes_between, row_of
     from conf.compose import amend, compose
     from conf.of_run import of_run

@@ -100,7 +100,7 @@ def watch(
 
 
 def _cells(row: LiveRow) -> list[str]:
-    """Return a run's cells for plain text; all but the first and the last are numbers or a status."""
+    """Return a run's cells as plain text; all but the first and the last are numbers or a status."""
     return [
         row.run_id,
         marked(row.status, simulated=row.simulated) + (" !" if row.needs_person else ""),
@@ -169,7 +169,7 @@ class _Keys:
 
 @contextmanager
 def _keys() -> Iterator[_Keys]:
-    """Let the terminal give keys one by one, without showing them."""
+    """Switch the terminal to single keys without echo."""
     import termios
     import tty
 

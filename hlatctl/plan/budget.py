@@ -252,5 +252,5 @@ def daly_s(save_s: float, mean_time_between_failures_s: float) -> float:
 
 
 def least_time_between_failures_s(without_failure_s: float) -> float:
-    """Return the 95 % lower bound of the mean time between failures after this long without one."""
+    """Return the 95 % lower bound of the mean time between failures after this time without a failure."""
     return without_failure_s / -math.log(1 - CONFIDENCE)

@@ -132,7 +132,7 @@ def peak_key(config: Config) -> str:
 def _times_s(config: Config, groups: list[TaskWork], weights_bytes: float) -> dict[str, float] | None:
     """Return the seconds of each group; None without the device's peak.
 
-    Generating takes the time of its FLOPs, or that of reading the weights if that is longer. Replicas share the work.
+    Generating takes the time of its FLOPs or of reading the weights, whichever is longer. Replicas share the work.
     """
     peak = peak_of_device(config)
     if peak is None:
@@ -148,7 +148,6 @@ def _times_s(config: Config, groups: list[TaskWork], weights_bytes: float) -> di
 
 
 def _of_record(config: Config, record: Mapping[str, Any]) -> TaskWork:
-    """Return the work of a task that was measured on the data."""
     return _work(config, record, mean_tokens=record["characters"] / CHARACTERS_PER_TOKEN)
 
 

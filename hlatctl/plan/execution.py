@@ -112,7 +112,7 @@ def tokens(config: Config, execution: Execution) -> int:
 
 
 def in_flight(config: Config, execution: Execution, stage: int) -> float:
-    """Return the micro-batches whose activations a process has, as many as its whole stage's activations count.
+    """Return the number of micro-batches in flight, in activations of the whole stage of a process.
 
     1F1B: the number of stages from this one to the last (arXiv 2104.04473, section 2.2). With v chunks, the process of
     the first stage has run (v - 1) p + 2 (p - 1) + 1 chunks before the first is freed (section 2.2.2).

@@ -75,9 +75,9 @@ def unrecomputed_bytes(config: Config, execution: Execution) -> int:
 
 
 def _operators_bytes(config: Config, execution: Execution) -> int:
-    """Return what a layer keeps if every second product is computed again.
+    """Return the bytes that a layer keeps if every second product is recomputed.
 
-    These are its input and the results of attention and of both packed products. Of separate ones they are query,
+    These are its input and the results of attention and of both packed products. Of separate products they are query,
     value, gate and, if not compiled, down.
     """
     width, kv, ffn, compute = widths(config)
@@ -89,7 +89,7 @@ def _operators_bytes(config: Config, execution: Execution) -> int:
 
 
 def _head_norms(config: Config) -> int:
-    """Return what the norms of queries and keys keep of a token: their inputs, in FP32 if not compiled."""
+    """Return the bytes that the norms of queries and keys keep per token: their inputs, in FP32 if not compiled."""
     width, kv, _, compute = widths(config)
     return (compute if compiles(config) else FP32_BYTES) * (width + kv) if config.model.qk_norm != "none" else 0
 
@@ -128,7 +128,7 @@ def work(config: Config, execution: Execution, stage: int) -> tuple[str, int]:
 
 
 def _backward(config: Config, execution: Execution) -> int:
-    """Return a layer's gradients of activations, what it computes again, and what FSDP reduces.
+    """Return the bytes of a layer's activation gradients, recomputed tensors, and gradients that FSDP reduces.
 
     FSDP has a layer's gradients in the products' precision, and the copy in FP32 that it sends.
     """
@@ -271,9 +271,9 @@ def matrix_parameters(config: Config, stage: int) -> int:
 
 
 def _gathered(config: Config, execution: Execution, stage: int) -> int:
-    """Return what FSDP gathers at a time: two layers, embedding and head (arXiv 2304.11277, section 3.2).
+    """Return the bytes that FSDP gathers at a time: two layers, embedding and head (arXiv 2304.11277, section 3.2).
 
-    The whole stage where weights are kept for the step: by ZeRO-1, without resharding, and in pipelines.
+    It is the whole stage where weights are kept for the step: by ZeRO-1, without resharding, and in pipelines.
     """
     if not shards_weights(config, execution):
         return 0
@@ -321,7 +321,7 @@ def _largest(config: Config, stage: int) -> int:
 
 
 def _checkpoint_copy(config: Config, held: int, moments: int) -> int:
-    """Return the copy that is written while training continues; on a CPU, host memory is the device's memory."""
+    """Return the bytes of the copy that is written during training. On a CPU, it is in the device's memory."""
     if config.backend.device != "cpu" or config.checkpoint.mode != "async":
         return 0
     each = state_bytes(config)

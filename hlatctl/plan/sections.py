@@ -188,7 +188,6 @@ def _published_speed(config: Config) -> list[Figure]:
 
 
 def _measured_speed(speed: Speed) -> list[Figure]:
-    """Return what was measured and how. Without a published peak there is no MFU."""
     rows, inner, columns = speed.shape
     product, copied, sent = speed.fp32_flops_per_s, speed.memory_bytes_per_s, speed.link_bytes_per_s
     at_once = counted(speed.processes, "process", "processes")

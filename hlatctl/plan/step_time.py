@@ -129,7 +129,7 @@ class Work:
 
 @dataclass(frozen=True)
 class _Result:
-    """What a layer may keep instead of computing it again: seconds to compute it, and its bytes."""
+    """A result that a layer may keep instead of recomputing it: seconds to compute it, and its bytes."""
 
     again_s: float
     kept_bytes: int
@@ -174,7 +174,7 @@ def uses_flash(config: Config, execution: Execution) -> bool:
 
 
 def _every_second(config: Config, execution: Execution) -> list[Product]:
-    """Return the products that are recomputed with ``operators``: output, and if they are separate keys and up."""
+    """Return the products that are recomputed with ``operators``: output, and if they are separate, keys and up."""
     products, hidden = linears(config, execution), config.model.hidden_size
     if not execution.separate_products:
         return [products["o"]]
@@ -183,9 +183,9 @@ def _every_second(config: Config, execution: Execution) -> list[Product]:
 
 
 def _over_budget_s(config: Config, execution: Execution, device: Device, core_s: float) -> float:
-    """Return the time of the results that a layer computes again because its budget has no room for them.
+    """Return the time of the results that a layer recomputes because its budget has no room for them.
 
-    It keeps those first that take longest to compute, per byte, as torch.compile's knapsack does.
+    It keeps the results with the longest time per byte first, like torch.compile's knapsack.
     """
     count, (width, kv, ffn, compute) = tokens(config, execution), widths(config)
     fp8, by_name = execution.fp8 is not None, linears(config, execution)
@@ -205,7 +205,7 @@ def _over_budget_s(config: Config, execution: Execution, device: Device, core_s:
 def _core(config: Config, execution: Execution) -> list[Product]:
     """Return the products of attention's core: scores, and their products with the values.
 
-    With context parallelism a process has its own queries and the keys and values of the whole sequence.
+    With context parallelism a process has its part of the queries, and the keys and values of the whole sequence.
     """
     seq_len, width = config.train.seq_len, config.model.head_width
     own = seq_len // execution.context_parallel_size
@@ -319,7 +319,7 @@ def ring(config: Config, held_bytes: float, size: int, stride: int, messages: fl
 
 
 def latency_s(config: Config, size: int, stride: int) -> float:
-    """Return the time of a ring's steps apart from the bytes: a step for each process but one.
+    """Return the latency of a ring, apart from the bytes: one step fewer than it has processes.
 
     NCCL's own model of a ring (src/graph/tuning.cc): each step from node to node has the latency of the network, and
     each other step that of the link. So it grows with the number of processes, however few bytes there are.
@@ -397,7 +397,7 @@ def _share_of_network(config: Config) -> float:
 
 
 def update_s(config: Config, execution: Execution, device: Device) -> float:
-    """Return the time of an update: the state is read and written once. 0 if the memory's bandwidth is unknown."""
+    """Return the time of an update, which reads and writes the state once. 0 if the memory's bandwidth is unknown."""
     each, held = state_bytes(config), stage_parameters(config, 0)
     state = held * (each.weights + each.gradients + each.master) + moment_bytes(config, execution, 0)
     read_and_write_s = 2 * state / shards(config, execution) * device.s_per_byte
@@ -468,12 +468,12 @@ def visible_s(config: Config, execution: Execution, layer: Work, backward_s: flo
 
 
 def _sharded_s(config: Config, execution: Execution, layer: Work) -> float:
-    """Return what FSDP's prefetching leaves visible.
+    """Return the time that FSDP's prefetching doesn't hide.
 
-    The weights of the next layer are gathered while a layer computes, and the gradients of the one before are
-    scattered: visible is by how much that takes longer than the computation, and by how much it slows it. Nothing hides
-    the collectives at the ends: of the embedding, the output projection and one layer (arXiv 2304.11277, section 3.3).
-    The pipelines of PyTorch scatter all gradients after the last micro-batch.
+    The weights of the next layer are gathered while a layer computes, and the gradients of the previous one are
+    scattered. The visible time is by how much that takes longer than the computation, and by how much it slows it.
+    Nothing hides the collectives at the ends: of the embedding, the output projection and one layer (arXiv 2304.11277,
+    section 3.3). PyTorch's pipelines scatter all gradients after the last micro-batch.
     """
     layers, count = _layers(config), micro_batches(config, execution)
     ends = _largest_stage(config) - layers * layer_parameters(config)

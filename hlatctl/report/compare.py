@@ -318,7 +318,7 @@ def _says_items(conditions: Conditions) -> bool:
 
 
 def _own_definitions(runs: Sequence[RunScores]) -> list[str]:
-    """Return a note on the scores of each run whose tasks were defined by its user, with ``eval.include_path``."""
+    """Return a note on the scores of each run with user-defined tasks (``eval.include_path``)."""
     notes = []
     for run in runs:
         names = [name for name, score in run.scores.items() if _is_own(score.known.fields or {})]
@@ -331,7 +331,7 @@ def _is_own(contract: Mapping[str, Any]) -> bool:
 
 
 def _differences(rows: Sequence[Row], runs: Sequence[RunScores]) -> list[str]:
-    """Return notes on how the contracts of runs differ from those of the leftmost runs: one for each first field."""
+    """Return notes on how runs' contracts differ from those of the leftmost runs, one per first differing field."""
     asked = {score.known.key: score.known.fields for run in runs for score in run.scores.values() if score.known.fields}
     found: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
     for row in rows:

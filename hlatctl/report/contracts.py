@@ -95,14 +95,14 @@ def of_mean(parts: Sequence[Conditions]) -> Conditions:
 
 
 def _is_whole(fields: Fields) -> bool:
-    """Return whether all items of a task were used; chosen items come before the limit."""
+    """Return whether all items of a task were used. Chosen items take precedence over the limit."""
     if "chosen" in fields:
         return len(fields["chosen"]) == int(fields["items"])
     return fields.get("limit") is None or bool(fields["limit"] >= fields["items"])
 
 
 def _definition(tasks: Mapping[str, Fields]) -> str | None:
-    """Return evaluator and version of the tasks; None if they are unknown or differ, or don't say everything."""
+    """Return evaluator and version of the tasks; None if they are unknown, differ, or don't determine the prompts."""
     evaluators = {task.get("versions", {}).get("lm_eval") for task in tasks.values()}
     versions = {task.get("version") for task in tasks.values()}
     has_more = any(task.get(name) not in (None, {}) for task in tasks.values() for name in _MORE)

@@ -145,9 +145,9 @@ def _left_steps(state: RunState, config: Config) -> list[int]:
 
 
 def _arrivals_s(state: RunState, config: Config) -> list[float] | None:
-    """Return when each later milestone comes, from now; None without a pace.
+    """Return the times from now until each later milestone; None without a pace.
 
-    If training waits for evaluations, none comes while one is left.
+    If training waits for evaluations, no milestone arrives while one is waiting.
     """
     steps, pace_s = _left_steps(state, config), seconds_per_step(state)
     if not steps or config.eval.placement == "between":
@@ -163,7 +163,7 @@ def _interval_s(state: RunState, config: Config) -> float | None:
 def _forecast(
     one_s: float, concurrent: int, begun_s: Sequence[float], waiting: int, arrivals_s: Sequence[float]
 ) -> tuple[float, float]:
-    """Return when no milestone waits any more, and when the last one is evaluated, from now.
+    """Return the time until no milestone waits, and the time until the last one is evaluated.
 
     Args:
         one_s: time of one evaluation.

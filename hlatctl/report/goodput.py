@@ -73,7 +73,7 @@ class Item(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """An event, with its fields if they matter: those of 2,048 processes are large."""
+    """An event, with its fields only if they matter: the fields of 2,048 processes are large."""
 
     kind: str
     attempt: int
@@ -343,7 +343,7 @@ class Claims:
         self._newest_us = int(ends_us[-1])
 
     def _free_us(self, rows: _Rows, after: _Rows | None) -> Array:
-        """Return when the pause after each step ends at the latest: before the next step.
+        """Return the latest end of the pause after each step, which is the start of the next step.
 
         The pause follows the step, even if the checkpoint was written later.
         """
@@ -626,7 +626,7 @@ class _Phase:
         return self._restart(self._cause) if self._restarting else HEAD
 
     def _waits_in_queue(self, index: int) -> bool:
-        """Return whether the run holds no nodes because its job waits; jobs beside training don't matter."""
+        """Return whether the run holds no nodes because its training job waits; other jobs don't matter."""
         if self._open:
             return TRAIN_JOB in self._queued
         return bool(self._queued and not self._over and (self._stage or self._pending))
@@ -639,7 +639,7 @@ class _Phase:
 def _phases(items: Sequence[Item], attempts: dict[int, _Attempt]) -> Iterator[tuple[str, int]]:
     """Yield the category from each item's start to its end, and from there to the next one's start.
 
-    Each is followed by the place of the time at which it starts, where an item's times are 2 i and 2 i + 1.
+    Each comes with the index of its start time, where an item's times are 2 i and 2 i + 1.
     """
     phase = _Phase(attempts)
     for index, (item, after) in enumerate(itertools.zip_longest(items, items[1:])):

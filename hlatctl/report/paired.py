@@ -194,7 +194,7 @@ def _by_document(items: Mapping[str, Item]) -> dict[tuple[str, int], Item]:
 
 
 def _why_unpaired(first: TaskItems, second: TaskItems) -> str:
-    """Return why no items of a task are pairs; empty if some are. Imported items can lack their documents."""
+    """Return why a task has no pairs of items; empty if it has some. Imported items can lack their documents."""
     if _pairs(first, second):
         return ""
     sides = [(side.items or {}).values() for side in (first, second)]
@@ -309,7 +309,7 @@ def _interval(by_task: Sequence[object], shares: Sequence[float], seed: int) -> 
 
 
 def _holm(rows: list[PairedRow]) -> list[PairedRow]:
-    """Return the rows with corrected chances: the k-th smallest of n is multiplied by n - k + 1, and never falls."""
+    """Return the rows with corrected probabilities: the k-th smallest of n times n - k + 1, never decreasing."""
     corrected: dict[str, float] = {}
     least = 0.0
     for place, row in enumerate(sorted(rows, key=lambda row: row.p)):

@@ -153,7 +153,7 @@ def withdrawn(run: RunPaths, milestone_tokens: int) -> Iterator[None]:
 
 
 def _named(path: Path) -> list[str]:
-    """Return the contracts that a file names, if the process that wrote it still holds the lease beside it."""
+    """Return the contracts that a file names, if its writer still holds the lease in the same folder."""
     evaluator = holder(path.with_name("lease"))
     if evaluator is None:
         return []

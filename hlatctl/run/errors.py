@@ -354,7 +354,7 @@ _FULL_IN_OLD_RECORDS = re.compile(r"No space left on device|Disk quota exceeded|
 
 
 def _code_without_record(name: str, message: str) -> str:
-    """Return the code of an error whose record is of a version that wrote none."""
+    """Return the code of an error that a version without codes recorded."""
     if name == "TrainingError":
         return NONFINITE
     return DISK_FULL if name == "StorageError" and _FULL_IN_OLD_RECORDS.search(message) else ""

@@ -52,8 +52,8 @@ def _write(path: Path, attempt: int) -> None:
 def begin(run: RunPaths, attempt: int) -> None:
     """Declare all attempts before a new one over, and the new one not.
 
-    A driver declares only attempts of its journal over, and a new attempt has the next number. So a larger number in
-    the file is damage, which would end the new attempt and all that follow.
+    A driver only declares attempts of its journal over, and a new attempt has the next number. So a larger number in
+    the file is damage that would end the new attempt and all later ones.
 
     Raises:
         StorageError: the file can't be written.
@@ -101,7 +101,7 @@ def of_job(base: Path) -> Fence | None:
 
 
 def _newest_over(path: Path) -> int:
-    """Return 0 for storage that doesn't answer: writing fails there too."""
+    """Return the newest attempt that is over; 0 if storage doesn't answer, because writing fails there too."""
     try:
         with path.open("rb") as file:
             return int(file.read(_WIDTH + 2))  # one more than the line: a longer file is damaged

@@ -117,7 +117,7 @@ def remove_unlocked(path: Path) -> None:
 
 
 def _is_only_looked_at(file: FileIO) -> bool:
-    """Return whether others have only shared locks of a file."""
+    """Return whether other processes hold only shared locks of a file."""
     if not try_lock(file, shared=True):
         return False
     fcntl.flock(file, fcntl.LOCK_UN)
@@ -304,7 +304,7 @@ def check_size(path: Path, most: int = MAX_FILE_BYTES) -> None:
 def lines(file: IO[bytes], most: int) -> Iterator[tuple[bytes, int]]:
     """Yield the lines of a file, each with its length in bytes, in bounded memory.
 
-    Of a longer line than ``most`` bytes, its beginning is yielded, and its line feed if it has one.
+    A longer line than ``most`` bytes is cut to its beginning, and keeps its line feed if it has one.
 
     Args:
         file: a file, or a decompressed stream.
@@ -640,8 +640,8 @@ def files_below(folder: Path, *, most: int, depth: int | None = None) -> list[Pa
 def read_shared_text(path: Path) -> str:
     """Return a file's content as UTF-8 text, from this node's copy if the process belongs to a job.
 
-    If the copy can't be made, the file itself is read. It must not change while the job runs, and no other file of that
-    name may be read in this way.
+    If the file can't be copied, the original is read. It must not change while the job runs, and no other file of the
+    same name may be read like this.
 
     Raises:
         OSError: the file is missing, not a regular file, or can't be read.

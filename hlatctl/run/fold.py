@@ -138,7 +138,7 @@ def follow_kept(run: RunPaths, apply: Apply) -> tuple[RunState, JournalTail]:
 
 
 class _UnfitError(Exception):
-    """The kept state doesn't fit the journal."""
+    """The stored state doesn't fit the journal."""
 
 
 def _nothing(run: RunPaths, apply: Apply) -> tuple[RunState, JournalTail]:
@@ -156,10 +156,10 @@ def _home(run: RunPaths, apply: Apply) -> Home:
 
 
 def _continue(run: RunPaths, apply: Apply, state: RunState, tail: JournalTail) -> tuple[RunState, JournalTail]:
-    """Apply the rest of the journal, and keep the state on the way if there is much.
+    """Apply the rest of the journal, and store the state on the way if there is much.
 
     Raises:
-        _UnfitError: an event belongs before the kept ones.
+        _UnfitError: an event belongs before the stored ones.
     """
     began_unix_s, begun_bytes = tail.clock_unix_s, tail.bytes_read
     settled_unix_s = _newest_unix_s(run) - _SETTLED_S
@@ -182,7 +182,7 @@ def _newest_unix_s(run: RunPaths) -> float:
 
 
 def _keep(run: RunPaths, state: RunState, tail: JournalTail) -> None:
-    """Write the state. A folder that can't be written, or a full disk, is no error."""
+    """Write the state. An unwritable folder or a full disk is not an error."""
     rows = state.steps.rows
     with suppress(OSError):
         head = {
@@ -210,7 +210,7 @@ def _keep(run: RunPaths, state: RunState, tail: JournalTail) -> None:
 
 
 def _kept(run: RunPaths, apply: Apply) -> tuple[RunState, JournalTail]:
-    """Return the kept state.
+    """Return the stored state.
 
     Raises:
         _UnfitError: it is damaged, of other code, or doesn't fit the journal.
@@ -390,7 +390,7 @@ def _attempt_started(state: RunState, event: Event) -> None:
 
 
 def _fail_profiles(state: RunState) -> None:
-    """Fail the profiles that were asked of attempts that are over: nothing will make them."""
+    """Mark requested profiles of attempts that are over as failed, because nothing will record them."""
     for profile in state.profiles:
         later = (a for a in state.attempts if a.number >= profile.attempt)
         if profile.status == "asked" and any(a.number > profile.attempt or a.ended_unix_s is not None for a in later):

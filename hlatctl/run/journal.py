@@ -325,7 +325,7 @@ class JournalWriter:
 
 
 def _clock_of(path: Path) -> float:
-    """Return the time that orders a file's newest event; minus infinity if it has none, or can't be read."""
+    """Return the time that orders a file's newest event; minus infinity if there is none, or it can't be read."""
     with suppress(OSError):
         if path.is_file() and (last := last_event(path)):
             return order_unix_s(last)
@@ -413,7 +413,7 @@ class JournalTail:
                 yield _ordered(own, writer, self.places.get(writer, _BEGIN))
 
     def _new_items(self) -> Iterator[Iterator[_Item]]:
-        """Yield an iterator for each file with new bytes. Costs microseconds for each other file."""
+        """Yield an iterator for each file with new bytes. Every other file costs microseconds."""
         for stem, path, mode, size_bytes in _files(self._journal):
             if stem in self._own:
                 continue

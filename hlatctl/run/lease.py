@@ -61,7 +61,7 @@ _OWN: dict[Path, Holder] = {}
 
 
 class _ReplacedError(Exception):
-    """The lock file is a new one now."""
+    """Another process has replaced the lock file."""
 
 
 @contextmanager
@@ -113,10 +113,10 @@ def successor(run: RunPaths) -> Holder | None:
 
 
 def check_driver(run: RunPaths) -> None:
-    """Check before each write that no other process has taken the run over, on a host whose locks are not seen here.
+    """Check before each write that no process on a host with separate locks has taken the run over.
 
     Raises:
-        RunBusyError: another process has.
+        RunBusyError: a process has taken it over.
     """
     if other := successor(run):
         raise RunBusyError(
@@ -162,8 +162,8 @@ def wait_until_undriven(run: RunPaths, wait_s: float) -> None:
 def hold(path: Path, when_busy: Callable[[Holder], None]) -> Iterator[None]:
     """Hold the lease of a file.
 
-    A process that has lost its lease to another host ends itself with SIGTERM: it was asleep for longer than
-    ``_STALE_S``, or couldn't reach the storage.
+    A process that has lost its lease to another host ends itself with SIGTERM. It loses the lease if it was suspended
+    for longer than ``_STALE_S``, or couldn't reach the storage.
 
     Args:
         path: lock file.
@@ -201,7 +201,7 @@ def holder(path: Path) -> Holder | None:
 
 
 def _when_locked(path: Path, when_busy: Callable[[Holder], None]) -> None:
-    """Call ``when_busy``, or replace a file whose lock the file server keeps for a dead host."""
+    """Call ``when_busy``, or replace a file whose lock the file server still holds for a dead host."""
     named = _named(path)
     if named.is_elsewhere and holder(path) is None:
         new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")

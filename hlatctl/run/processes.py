@@ -100,7 +100,7 @@ def send(process: Identity, number: signal.Signals) -> bool:
 def end_with_parent(parent: int | None = None) -> None:
     """Have the kernel kill this process when its parent dies, even after ``exec``. Linux only.
 
-    The kernel reports only later deaths, so a process whose parent has died before kills itself.
+    The kernel reports only later deaths, so a process whose parent is already dead kills itself.
 
     Args:
         parent: id of the process that started this one; None: ``PARENT_ENV`` names it, if that is set.
@@ -193,7 +193,7 @@ def ranks(pid: int) -> dict[int, Identity]:
 
 
 def ask_for_stacks(pids: list[int]) -> str:
-    """Send SIGUSR1 to the processes that catch it, which print their stacks. Return the outcome in one sentence.
+    """Send SIGUSR1 to the processes that catch it, so that they print their stacks. Return the outcome in one sentence.
 
     SIGUSR1 ends a process that doesn't catch it. A stopped process can't respond.
     """
@@ -230,7 +230,7 @@ def oom_kills() -> int | None:
 
 @contextlib.contextmanager
 def _pinned(pid: int) -> Iterator[int | None]:
-    """Yield a descriptor of a process, to signal it and no later one with its id. None if the system has none."""
+    """Yield a descriptor that signals this process and no later one with its id. None if the system has none."""
     if not hasattr(os, "pidfd_open"):
         yield None
         return
@@ -382,7 +382,7 @@ def free_host_bytes() -> int:
 
 
 def _dropped_first_bytes() -> int:
-    """Return the memory of files that processes of the control group have read, which the kernel drops first."""
+    """Return the size of the control group's file cache, which the kernel drops first."""
     with suppress(OSError, ValueError):  # no such control group
         stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
         return int(stat.get("inactive_file", 0))

@@ -36,9 +36,9 @@ def rank_of(line: bytes) -> int | None:
 
 
 def send_to_node_log() -> None:
-    """Send the output of this process, and of those that it starts, to the log of its node under its rank.
+    """Send the output of this process and its children to the log of its node, marked with its rank.
 
-    Without torchrun, or if the node's program does not answer, the output stays where it is: torchrun's.
+    Without torchrun, or if the node's program does not answer, the output stays torchrun's.
     """
     place, rank = os.environ.get(SOCKET_ENV), os.environ.get("RANK", "")
     if not place or not rank.isdigit():

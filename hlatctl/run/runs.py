@@ -113,7 +113,7 @@ def create_sweep(
 
 
 def _create(file: Path, text: str, option: str, mode: int, begin: Callable[[Path], None]) -> None:
-    """Create a folder under a hidden name, and rename it when it is complete. An empty folder is taken over."""
+    """Create a folder under a hidden name, and rename it when it is complete. An empty folder is replaced."""
     runs_dir, run_id = file.parent.parent, file.parent.name
     hidden = runs_dir / f"{_NEW}{run_id}-{secrets.token_hex(4)}"
     taken = RunExistsError(

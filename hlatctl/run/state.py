@@ -224,7 +224,7 @@ class AmendmentState:
 
     @property
     def late(self) -> str:
-        """The requested step, in words, if it began later; else empty."""
+        """A note that the change began later than requested; else empty."""
         applied, asked = self.applied_step, self.at_step
         if applied is None or asked is None or not self.newest_step < asked < applied:
             return ""

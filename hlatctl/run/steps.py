@@ -169,7 +169,7 @@ class Rows:
         return [column[first : first + SEGMENT_ROWS] for column in rebuilt.tail[: segment.columns]]
 
     def _names(self, event: LineEvent) -> list[str]:
-        """Return the numbers without a row of the table, with those that this event is the first to have."""
+        """Return the numbers without a row of the table, including new ones of this event."""
         for name in others(event):
             if name not in self.others and len(self.others) < MOST_OTHERS:
                 self.others.append(name)
@@ -296,7 +296,7 @@ class StepSeries(Mapping[int, LineEvent]):
         return bool(self.columns(name)[0].tobytes() == other.columns(name)[0].tobytes())
 
     def _insert(self, step: int, row: int) -> None:
-        """Put a row that comes late between those that count. Only a damaged or edited journal has one."""
+        """Insert a late row between those that count. Only a damaged or edited journal has one."""
         ranges: list[list[int]] = []
         for start, stop in self.ranges:
             middle = self._after(start, stop, step)

@@ -145,7 +145,7 @@ def _title(task: str, metric: str, variant: str, first: str) -> str:
 
 
 def _short(name: str) -> str:
-    """Return the cleaned name of a metric or variant; lighteval names some after all their settings."""
+    """Return the cleaned name of a metric or variant. lighteval appends all settings to some names."""
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return clean_name(name if len(name) <= _MOST_METRIC_CHARS else f"{name[:_MOST_METRIC_CHARS]}_{digest}")
 
@@ -367,7 +367,7 @@ def is_file(path: Path) -> bool:
 
 
 def _value(value: Any) -> float | None:
-    """Return the value of a metric; evaluators write whether an item is right as true and false, too."""
+    """Return the value of a metric. Evaluators also write true and false for right and wrong items."""
     return float(value) if isinstance(value, bool) else finite(value)
 
 

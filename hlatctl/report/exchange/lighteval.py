@@ -151,7 +151,7 @@ def find_details(results: Path, value: Mapping[str, Any]) -> dict[str, Found]:
 
 
 def _folders(results: Path, date: str) -> list[Path]:
-    """Return where details can be: in a copy from a hub, and below the output folder (``results/MODEL``)."""
+    """Return possible folders of details: in a copy from a hub, and below the output folder (``results/MODEL``)."""
     parts = results.parent.absolute().parts
     places = [
         Path(*parts[:at], "details", *parts[at + 1 :], date) for at, name in enumerate(parts) if name == "results"
@@ -171,10 +171,10 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _batch_rows(file: Any) -> int:
-    """Return how many rows can be read at once; a file that says the same text for each row can be very small.
+    """Return how many rows to read at a time. A file that repeats a text in each row can be very small.
 
     Raises:
-        ValueError: the file is too large, or no such file.
+        ValueError: the file is too large, or has another format.
     """
     if missing := [name for name in _COLUMNS if name not in file.schema_arrow.names]:
         raise ValueError(f"has no column {missing[0]}; only details of lighteval 0.11 and later are read")
@@ -189,7 +189,7 @@ def _batch_rows(file: Any) -> int:
 
 
 def _row(detail: dict[str, Any], seen: Counter[str]) -> Row:
-    """Return an item. If a task has several splits, the numbers of its items begin anew in each of them."""
+    """Return an item. If a task has several splits, the numbers of its items restart in each of them."""
     doc, response = detail["doc"], detail["model_response"]
     number = text(doc["id"])
     seen[number] += 1
@@ -207,7 +207,7 @@ def _row(detail: dict[str, Any], seen: Counter[str]) -> Row:
 
 
 def _prompt(doc: dict[str, Any]) -> str:
-    """Return the solved examples and the question, in the place of a prompt that lighteval didn't write."""
+    """Return the solved examples and the question, as a substitute for a prompt that lighteval didn't write."""
     examples = doc.get("fewshot_samples") or ()
     return "\n\n".join([*(f"{each['query']} {_target(each)}" for each in examples), str(doc["query"])])
 
@@ -220,7 +220,7 @@ def _target(doc: dict[str, Any]) -> str:
 
 
 def _metrics(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics, also under the name before their settings: that of a task's first score."""
+    """Return the metrics, also under their names without settings, which a task's first score uses."""
     found: dict[str, Any] = {}
     for name, value in metrics.items():
         found.setdefault(name.partition(":")[0], value)

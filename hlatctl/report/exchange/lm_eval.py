@@ -113,7 +113,7 @@ def _metrics(entry: Entry) -> dict[str, Any]:
 
 
 def _key(entry: Entry, metric: str, value: float) -> str | None:
-    """Return the harness's key of a score; None if it computed none such."""
+    """Return the harness's key of a score; None if it computed no such score."""
     same = (key for key, each in entry.metrics.items() if key.partition(",")[0] == metric and each == value)
     return next(same, None)
 
@@ -148,7 +148,7 @@ def _of_arguments(arguments: Any) -> Any:
 
 
 def _date(unix_s: Any) -> str:
-    """Return the day of a file; the harness writes the time when it began."""
+    """Return the day of a file. The harness writes the time when it began."""
     number = finite(unix_s)
     return time.strftime("%Y-%m-%d", time.gmtime(number)) if number and 0 < number < 1e11 else ""
 

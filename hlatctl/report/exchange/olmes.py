@@ -125,7 +125,7 @@ def _task(entry: Entry, limit: float | None) -> dict[str, Any]:
 
 
 def _limit(entry: Entry, limit: float | None) -> int | None:
-    """Return the number of items if they are not all of the dataset: OLMES has no fractions, and no chosen items."""
+    """Return the number of items if it is less than the dataset: OLMES has no fractions and no chosen items."""
     is_whole = limit is None if entry.items is None else entry.items == entry.count
     return None if is_whole else entry.count
 
@@ -171,7 +171,7 @@ def _rows(predictions: Path, requests: Path) -> Iterator[Row]:
 
 
 def _asked(path: Path) -> dict[str, dict[str, Any]]:
-    """Return document, first prompt and choices of each question. A prompt is kept once, not for each choice."""
+    """Return document, first prompt and choices of each question. A prompt is stored once, not for each choice."""
     found: dict[str, dict[str, Any]] = {}
     for line in lines(path):
         request = mapping(line["request"])

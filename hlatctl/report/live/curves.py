@@ -227,7 +227,6 @@ def _milestones(steps: StepColumns, state: RunState, axis: np.ndarray[Any, Any])
 
 
 def _at(steps: StepColumns, axis: np.ndarray[Any, Any], wanted: list[int]) -> list[float | None]:
-    """Return the places of steps on the axis; None for one that the run doesn't have."""
     found: list[float | None] = []
     for step in wanted:
         at = int(np.searchsorted(steps["step"], step))

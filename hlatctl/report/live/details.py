@@ -219,7 +219,7 @@ def _warnings(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 
 def _goodput(opened: OpenRun, view: RunView, events: list[Event]) -> dict[str, Any] | None:
-    """Return the run's goodput; that of a long run, which takes seconds, is up to ten times as old."""
+    """Return the run's goodput. It takes seconds for a long run, so it is recomputed only after ten times as long."""
     if view.config is None or not view.state.attempts or view.status == "damaged":
         return None
     kept, now_s = opened.goodput, time.monotonic()

@@ -178,7 +178,7 @@ class OpenRun:
         self._rank_times: RankTimes | None = None
 
     def refresh(self) -> RunView:
-        """Read what is new, and return the run as it is now. A run that can't be read has status ``damaged``."""
+        """Read new data and return the run's current state. A run that can't be read has status ``damaged``."""
         with self.lock:
             try:
                 if self._tail is None or self._is_replaced(self._tail):
@@ -453,7 +453,7 @@ class LiveIndex:
         return bool(self._stored) and run.run_id in (self._stored or {})
 
     def _read_late(self, late: list[RunPaths]) -> None:
-        """Read runs that no index knows, the newest first, and keep the index when all are read."""
+        """Read runs that are in no index, the newest first, and write the index when all are read."""
         deadline_s, was_complete = time.monotonic() + _READ_S, self.complete
         for run in reversed(late):
             self._look(run)
