@@ -207,7 +207,7 @@ class Allocation:
             return False
         code = self._run(order, hosts)
         base = Path(order.script).with_suffix("")
-        if not ended_file(base).exists():  # its shell was killed, or the driver gave the job up
+        if not ended_file(base).exists():  # its shell was killed, or the driver abandoned the job
             files.write_json(ended_file(base), {"v": 1, "code": code})
         return not asked_from_outside(base, len(hosts))
 

@@ -102,7 +102,7 @@ def _sandbox_problem() -> str:
 def skipped_code_tasks(config: Config) -> str:
     """Return a warning if milestone evaluations on this machine will skip tasks, because it has no sandbox.
 
-    Empty if they won't, or if they run on a cluster, whose nodes have sandboxes of their own or not.
+    Empty if they run on a cluster, because its nodes may differ from this machine.
     """
     tasks = code_tasks(config.eval) if config.milestones and config.cluster.launcher == "local" else []
     problem = _sandbox_problem() if tasks and not config.eval.code.allow_unsandboxed else ""

@@ -76,9 +76,10 @@ def record(base: Path, kind: str, rank: int = 0) -> Path:
 
 
 def reserved(base: Path, kind: str, rank: int = 0) -> Path:
-    """Return the path of a record before it is renamed. Its space is reserved: the disk can be full at the end.
+    """Return the path of a record before it is renamed. Its space is reserved, because the disk can be full at the end.
 
-    That of ``exit_code`` holds ``asked_to_stop`` once the node was asked, for readers of a node that was killed then.
+    Once the node is asked to stop, the reserved ``exit_code`` holds ``asked_to_stop``, for readers if the node is
+    killed.
     """
     path = record(base, kind, rank)
     return path.with_name(f"{path.name}.tmp")

@@ -169,7 +169,7 @@ class NodeLog:
             with connection:
                 connection.settimeout(1.0)
                 rank, descriptors, *_ = socket.recv_fds(connection, 16, 1)
-                if not descriptors:  # the rank was killed after it had connected
+                if not descriptors:  # the rank was killed after connecting
                     return
                 pipe = descriptors[0]
                 os.set_blocking(pipe, False)

@@ -272,7 +272,7 @@ def stage(record: dict[str, Any], folder: Path) -> Staged:
     """
     archive, target = Path(record["archive"]), folder / str(record["archive_sha256"])[:32]
     make_private(folder)
-    with locked_file(folder / ".lock"):  # of several jobs on this node, one unpacks
+    with locked_file(folder / ".lock"):  # only one of several jobs on this node unpacks
         if not _is_whole(target):
             shutil.rmtree(target, ignore_errors=True)
             require_own(archive.parent)

@@ -108,7 +108,7 @@ def check_writable(mirror_url: str) -> None:
 
     try:
         same = within(_PROBE_S, returns_what_is_written)
-    except Exception as error:  # whatever the service's own library raises
+    except Exception as error:  # whatever the service's library raises
         raise unusable(mirror_url, f"can't be used ({type(error).__name__}: {error})") from None
     if not same:
         raise unusable(mirror_url, "does not return what was written to it")

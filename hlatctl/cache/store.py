@@ -174,7 +174,7 @@ def connect(url: str, **options: Any) -> tuple[Any, str]:
 class Objects:
     """A folder in object storage. Paths are relative to it.
 
-    Methods raise whatever the service's own package raises: OSError, and others. Callers catch ``Exception``.
+    Methods raise whatever the service's package raises: OSError, and others. Callers catch ``Exception``.
 
     Args:
         url: the folder's URL; the folder need not exist.
@@ -455,7 +455,7 @@ class Remote:
         """Return the service's listing."""
         try:
             listing: dict[str, dict[str, Any]] = self._system.find(self._root, detail=True)
-        except Exception as error:  # whatever the service's own library raises
+        except Exception as error:  # whatever the service's library raises
             raise StorageError(f"{self.name}: can't be listed ({type(error).__name__}: {error})") from error
         if not listing:
             raise StorageError(f"{self.name}: no such folder, or it is empty")

@@ -1,4 +1,4 @@
-"""How the commands' help and their usage errors look: a subclass of typer's app, used by every group of commands.
+"""The format of the commands' help and usage errors: a subclass of typer's app for every group of commands.
 
 ``-h`` is ``--help``. Help names arguments and values by plain words (RUN, TEXT, N), whatever typer's version prints.
 """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def run_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return ``latest`` and the ids of runs, newest first, that begin with what was typed."""
+    """Return ``latest`` and the ids of runs that begin with the typed text, newest first."""
     return _beginning(incomplete, [LATEST, *(run.run_id for run in reversed(_listed(list_runs, ctx)))])
 
 
@@ -43,9 +43,9 @@ def run_or_sweep_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def override_words(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return overrides that begin with what was typed: ``experiment=``, ``experiment=quickstart``, ``optimizer.lr=``.
+    """Return overrides that begin with the typed text: ``experiment=``, ``experiment=quickstart``, ``optimizer.lr=``.
 
-    Bash takes ``=`` for a word of its own, and completes only what follows it; zsh and fish complete the whole word.
+    Bash treats ``=`` as a separate word and completes only what follows; zsh and fish complete the whole word.
     """
     chosen = [Path(folder) for folder in ctx.params.get("config_dir") or []]
     with suppress(HlatctlError, OSError), folders.using(chosen):
@@ -132,11 +132,11 @@ _EMPHASIS = re.compile("(\x1b\\[[01]m)")
 
 
 def place(text: str) -> Path:
-    """Return the path that a person has named, with ``~`` expanded; the parser of all arguments that are paths.
+    """Return the path that a person typed, with ``~`` expanded. All path arguments are parsed with this.
 
     Raises:
-        ConfigError: the text is empty, as an unset variable in a script gives, or names no user's folder. ``Path("")``
-            would be the current folder.
+        ConfigError: the text is empty, as an unset variable in a script gives, or names an unknown user's folder.
+            ``Path("")`` would be the current folder.
     """
     if not text:
         raise ConfigError("a path is empty", hint="name a file or folder; . is the current folder")
@@ -288,7 +288,7 @@ def write(text: object = "", *, nl: bool = True) -> None:
         text: untrusted text, for example from a file, a job or a model.
         nl: end with a newline.
     """
-    parts = _EMPHASIS.split(str(text))  # each second part is the emphasis of a table of ours
+    parts = _EMPHASIS.split(str(text))  # each second part is the emphasis of this project's table
     shown = [part if index % 2 else printable(part) for index, part in enumerate(parts)]
     typer.echo("".join(shown), nl=nl)  # noqa: TID251
 

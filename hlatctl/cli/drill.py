@@ -56,7 +56,7 @@ def drill(
     chosen = with_runs_dir(overrides, runs_dir)
     if not any(override.lstrip("+").startswith(_EXPERIMENT) for override in chosen):
         chosen = [f"{_EXPERIMENT}drill", *chosen]
-    config = compose(chosen, to_start=False)  # what can't be drilled is refused first
+    config = compose(chosen, to_start=False)  # refuse what can't be drilled before anything else
     folder = new_folder(Path(config.runs_dir))
     try:
         run = exercise(config, folder, fault or offered(config), argv=sys.argv, say=say)

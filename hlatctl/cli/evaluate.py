@@ -235,7 +235,7 @@ _EPILOG = (
 
 
 class _TargetOrCommand(Group):
-    """A group of commands that takes any other word as a target, and shows the target command's help as its own."""
+    """A command group that treats any other word as a target, and shows the target command's help as the group's."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = bool(args) and args[0] in self.commands and args[0] != _TARGET

@@ -369,7 +369,7 @@ class _Printer:
                 self._print(str(path.relative_to(folder.parent)), text)
 
     def _node_of_rank(self, folder: Path) -> int:
-        """Return the node whose log is printed: the first one without a rank, because a job can have thousands of logs."""
+        """Return the node whose log is printed; without a rank, the first one, because there can be thousands."""
         if not self.rank or not any(_node_of(path) for path in folder.glob("*.log")):
             return 0
         from conf.of_run import of_run

@@ -144,7 +144,7 @@ def _copy(run: RunPaths, only: list[MirrorName]) -> None:
     for name in only or of_run(run).tracking.mirrors:
         try:
             write(f"{run.run_id}\t{sync.sync(run, name)}\t{name}")
-        except RunBusyError as error:  # its own follower, which copies everything
+        except RunBusyError as error:  # a separate follower, which copies everything
             say(error.message)
 
 

@@ -51,7 +51,7 @@ def queue_rows(view: RunView) -> Iterator[tuple[str, str]]:
 
 
 def queue_record(view: RunView) -> dict[str, Any] | None:
-    """Return the queue and the times of tasks for `status --json`; None for a run without milestones of its own."""
+    """Return the queue and the times of tasks for `status --json`; None for a run without milestones."""
     queue = _queue(view)
     if queue is None:
         return None

@@ -27,14 +27,14 @@ class Execution:
         reshards: FSDP frees gathered weights after the forward pass.
         recomputed: what the backward pass computes again. ``operators``: every second product of a layer, and all
             element-wise operations, but not attention (torchtitan's option ``op``).
-        memory_budget: of ``budget``: the kept share of a layer's activations, from 0 (as ``full``) to 1 (as ``none``).
+        memory_budget: with ``budget``, stored share of a layer's activations, from 0 (as ``full``) to 1 (as ``none``).
         fp8: the layers' products run in FP8 with such scales; attention and the head don't.
         muon_steps: iterations of Muon, which updates the matrices of layers and has one moment of them; 0: AdamW.
         gathers_fp8: FSDP gathers the weights of layers in FP8, which needs one scale for all shards (tensorwise).
         separate_products: query, key and value are three products, and gate and up are two.
         asynchronous_tensor_parallel: products overlap the collectives of tensor parallelism.
         flash_attention: scores never leave the chip, and masked blocks are skipped; None: as the backend does.
-        recomputes_elementwise: a process keeps only its own results of products and of attention; element-wise
+        recomputes_elementwise: a process keeps only its results of products and of attention; element-wise
             operations are computed, and inputs of products, keys and values gathered, again.
         logit_bytes: memory for each entry of the logits; None: the loss is computed in blocks.
     """

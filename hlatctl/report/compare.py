@@ -156,7 +156,7 @@ class RunScores:
 
     Args:
         skipped: reason for each task that could not run.
-        imported: source of imported scores; empty if the run has its own.
+        imported: source of imported scores; empty if they are not imported.
     """
 
     run_id: str
@@ -176,7 +176,7 @@ class RunScores:
     def limits(self) -> list[float | None]:
         """Return the different known limits of items per task; None: all items.
 
-        An import that names no limit has a known one only if all items were counted.
+        The limit of an import that names none is known only if all items were counted.
         """
         known = [score.known for score in self._tasks]
         named = [each.conditions.limit for each in known if each.fields or _says_items(each.conditions)]

@@ -1,4 +1,4 @@
-"""The items of one task with their prompts and answers, from ``items-<task>.parquet``, which an evaluation writes."""
+"""Reads and prints the items of one task, with prompts and answers, from ``items-<task>.parquet``."""
 
 from __future__ import annotations
 

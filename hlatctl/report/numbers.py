@@ -173,7 +173,7 @@ class Numbers:
         peak_memory_bytes: peak of rank 0's newest process; None if unknown.
         data_wait_fraction: share of the steps' time spent waiting for data.
         evaluates: the external model that the run only evaluates; empty for a training run.
-        imported: source of imported scores; empty if the run has its own.
+        imported: source of imported scores; empty if they are not imported.
         sweep: sweep that the run belongs to; empty if none.
         forked_from: run and step that this run was forked from; empty if it is no fork.
     """
@@ -416,7 +416,7 @@ def _mfu(state: RunState, config: Config) -> float | None:
     tokens_per_s = median(newest)
     if tokens_per_s is None:
         return None
-    planned = peak_flops_per_s(config)  # of all devices; a dry run measures none
+    planned = peak_flops_per_s(config)  # sum over all devices; a dry run measures none
     return mfu(config, tokens_per_s, state.peak_flops_per_s or (planned / config.world_size if planned else None))
 
 

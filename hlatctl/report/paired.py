@@ -37,7 +37,7 @@ class Contrast:
 
     Args:
         status: ``equal``, ``different``, or ``unknown`` if one isn't recorded and no difference is known.
-        differences: both values as text, by the name of the field. A model's own files are no difference.
+        differences: both values as text, by field name. A model's files don't count as a difference.
     """
 
     status: str = UNKNOWN

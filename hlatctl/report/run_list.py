@@ -222,7 +222,7 @@ def read_index(runs_dir: Path) -> dict[str, Entry]:
 
 
 def write_index(runs_dir: Path, entries: dict[str, Entry]) -> None:
-    """Write an index for this user only. A folder that can't be written, or a full disk, is no error."""
+    """Write an index for this user only. An unwritable folder or a full disk is not an error."""
     path = _index_file(runs_dir)
     index: dict[str, Any] = {"code": _code(), "runs": {name: vars(entry) for name, entry in entries.items()}}
     with suppress(OSError):
@@ -407,7 +407,7 @@ class _Followed:
         self._run = run
         self._view = view_run(run)
         self._tail = None
-        with suppress(StorageError):  # then the run is damaged, and stays so
+        with suppress(StorageError):  # the run is damaged, and stays damaged
             self._state, self._tail = follow(run)
 
     def row(self) -> LiveRow:

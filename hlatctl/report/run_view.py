@@ -50,7 +50,7 @@ class RunView:
 
     @property
     def at_rest(self) -> bool:
-        """Whether there is nothing to stop: no driver, and no job that a dead driver has left."""
+        """Whether there is nothing to stop: no driver, and no job left by a dead driver."""
         attempt = self.state.attempt
         job_ended = attempt is None or attempt.ended_unix_s is not None
         return self.ended and (self.status == ARCHIVED or (job_ended and self.status in _ENDED))

@@ -158,7 +158,7 @@ def _svg(plot: Callable[[Axes], None], *, height_in: float) -> str:
 
 def _losses(axes: Axes, ranked: Sequence[Arm], curves: Mapping[int, Curve]) -> None:
     others = len(ranked) - len(_COLOURS)
-    for rank, arm in reversed(list(enumerate(ranked))):  # the best on top
+    for rank, arm in reversed(list(enumerate(ranked))):  # draw the best on top
         for trial in arm.trials:
             curve = curves.get(trial.number)
             if curve is None or not curve.tokens:

@@ -87,7 +87,7 @@ def _of_owner(name: object) -> str:
 def _name(user: int) -> str:
     try:
         return pwd.getpwuid(user).pw_name
-    except KeyError:  # of another machine
+    except KeyError:  # from another machine
         return f"user {user}"
 
 
@@ -105,7 +105,7 @@ class HlatctlError(Exception):
 
     Args:
         message: what is wrong: the field, its value with unit, the rule, the other value.
-        hint: the command or the edit that helps; shown on a line of its own.
+        hint: the command or the edit that helps; shown on a separate line.
         code: reason for programs: a cause of ``flows.recovery.failure_causes``, or empty.
     """
 

@@ -41,7 +41,7 @@ def _write(path: Path, attempt: int) -> None:
         try:
             line = f"{attempt:0{_WIDTH}d}\n".encode()
             os.pwrite(descriptor, line, 0)
-            os.ftruncate(descriptor, len(line))  # what a damaged file has behind it would make the number unreadable
+            os.ftruncate(descriptor, len(line))  # remaining bytes of a damaged file would make the number unreadable
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

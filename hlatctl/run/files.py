@@ -193,8 +193,8 @@ def _give(folder: Path, mode: int) -> None:
 def partial_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder next to the target, to fill and rename. It is removed at the end unless it was renamed.
 
-    Folders for the same target that killed processes left are removed first. This process locks its own folder, so
-    that no other process removes it.
+    Folders for the same target that killed processes left are removed first. This process locks the folder, so that no
+    other process removes it.
     """
     for left_over in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         remove_unlocked(left_over)
@@ -273,7 +273,7 @@ def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
     """
     with open(path, "rb", opener=open_regular) as file:
         size_bytes = os.fstat(file.fileno()).st_size
-        content = file.read(most + 1) if size_bytes <= most else b""  # the kernel's files and growing ones have more
+        content = file.read(most + 1) if size_bytes <= most else b""  # kernel files and growing files can have more
         if size_bytes > most or len(content) > most:
             raise _too_large(path, max(size_bytes, len(content)), most)
         return content
@@ -596,7 +596,7 @@ def _make(parent: Path, kind: str) -> Scratch:
         lock = lock_folder(path)
         if lock is not None and path.is_dir():
             return Scratch(path, lock)
-        if lock is not None:  # another process swept it before it was locked
+        if lock is not None:  # another process removed it before it was locked
             os.close(lock)
 
 
@@ -690,7 +690,7 @@ def _of(kind: Any, value: Any) -> Any:
             raise TypeError(f"{kind}: {value!r:.80}")
         return kind(**{name: _of(hints[name], item) for name, item in value.items()})
     if kind not in _JSON and isinstance(kind, type) and isinstance(value, kind):
-        return value  # it was made by the caller
+        return value  # the caller created it
     if type(value) not in _JSON[origin or kind]:
         raise TypeError(f"{kind}: {value!r:.80}")
     return _collection(origin, parts, value) if origin else value

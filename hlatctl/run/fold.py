@@ -204,7 +204,7 @@ def _keep(run: RunPaths, state: RunState, tail: JournalTail) -> None:
         body = [json.dumps(head).encode() + b"\n", *(column.tobytes() for column in rows.tail)]
         write_derived(run.fold / "state", [b"%08x\n" % _crc(body), *body])
         known = {segment.path.name for segment in rows.segments}
-        for path in run.fold.glob("rows-*"):  # of an earlier course of the journal
+        for path in run.fold.glob("rows-*"):  # from an earlier version of the journal
             if path.name not in known and int(path.name[5:10]) < len(known):
                 path.unlink()
 
@@ -253,7 +253,7 @@ def _witness(run: RunPaths, stem: str, offset: int) -> int:
         OSError: it can't be read.
     """
     path = run.journal / f"{stem}.jsonl"
-    if not path.is_file():  # opening a named pipe would wait for ever
+    if not path.is_file():  # opening a named pipe would block forever
         return -1
     with path.open("rb") as file:
         begin = file.read(min(_WITNESS_BYTES, offset))
@@ -588,7 +588,7 @@ def _profile_requested(state: RunState, event: Event) -> None:
     number, steps, ranks = int(event["number"]), int(event["steps"]), [int(rank) for rank in event["ranks"]]
     by, memory = str(event.get("by", "")), bool(event.get("memory"))
     state.profiles.append(ProfileState(number, event["attempt"], steps, ranks, memory, by))
-    _fail_profiles(state)  # the attempt can end between the look at it and the request
+    _fail_profiles(state)  # the attempt can end between the check and the request
 
 
 def _profiled(state: RunState, event: Event) -> None:

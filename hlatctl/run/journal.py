@@ -2,10 +2,8 @@
 
 An event is ``{"v", "seq", "time_unix_s", "attempt", "kind", ...}``; ``docs/architecture.md`` lists the kinds and their
 fields. A writer that dies can leave an incomplete last line: readers drop it, and the next writer of the file removes
-it. Each line ends with its CRC-32 (``crc``), which readers check and drop. Readers replace damaged lines by a
+it. Each line ends with its CRC-32 (``crc``), which readers check and drop. Readers replace damaged lines with a
 ``warning`` event that is in no file.
-
-The lines of a journal: each is one event as JSON, and ends with its own CRC-32.
 """
 
 from __future__ import annotations
@@ -99,7 +97,7 @@ def _decode(line: bytes) -> Any:
 
 
 def order_unix_s(event: LineEvent) -> float:
-    """Return the time that orders an event: its own, or a later one if a clock was set back."""
+    """Return the time that orders an event: its time, or a later one if a clock was set back."""
     time_unix_s: float = event["time_unix_s"]
     return max(time_unix_s, event[AFTER]) if AFTER in event else time_unix_s
 

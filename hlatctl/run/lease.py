@@ -226,7 +226,7 @@ def _take(file: FileIO, path: Path, own: Holder, when_busy: Callable[[Holder], N
     try:
         file.truncate(0)
         file.write(json.dumps(asdict(own)).encode())
-    except OSError as error:  # on a full disk, the lock is held all the same
+    except OSError as error:  # on a full disk, the lock is still held
         if before.is_elsewhere:
             raise cannot_write(path, error) from None
     if before.is_elsewhere:
@@ -267,7 +267,7 @@ def _named(path: Path) -> Holder:
 
 def _parse(text: str) -> Holder:
     text = text.strip()
-    if _PID.fullmatch(text):  # of an older version
+    if _PID.fullmatch(text):  # from an older version
         return replace(_UNKNOWN, pid=int(text))
     try:
         record = parse_json(text)

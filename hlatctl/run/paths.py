@@ -36,7 +36,7 @@ def attempt_name(attempt: int) -> str:
 
 
 def attempt_of(name: str) -> int:
-    """Return the attempt of a folder's name; 0 if it is no attempt's."""
+    """Return the attempt in a folder's name; 0 if the name is not an attempt's."""
     number = name.removeprefix(_ATTEMPT)
     return int(number) if name.startswith(_ATTEMPT) and number.isdecimal() else 0
 
@@ -93,7 +93,7 @@ class RunPaths:
 
     @property
     def fold(self) -> Path:
-        """Folder of the kept fold of the journal; derived (``hlatctl.run.fold``)."""
+        """Folder of the stored fold of the journal; derived (``hlatctl.run.fold``)."""
         return self.journal / ".fold"
 
     @property

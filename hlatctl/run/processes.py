@@ -391,5 +391,5 @@ def _dropped_first_bytes() -> int:
 
 def die_first() -> None:
     """Have the kernel kill this process and those it starts before others when memory runs out."""
-    with suppress(OSError):  # no such file but on Linux
+    with suppress(OSError):  # this file exists only on Linux
         _ADJUSTMENT.write_text(_FIRST, encoding="ascii")

@@ -146,7 +146,7 @@ def list_runs(runs_dir: Path) -> list[RunPaths]:
         return []
     found = []
     for name in os.listdir(runs_dir):
-        if name.startswith("."):  # no run's id; a run that is being removed
+        if name.startswith("."):  # not a run's id; a run is being removed
             continue
         with suppress(OSError):  # one call for each of thousands of runs
             status = os.stat(runs_dir / name / "config.yaml")

@@ -281,7 +281,7 @@ class RunState:
         used: known values of ``USED`` at the newest step.
         checkpoints: steps of the checkpoints that were committed and neither rejected nor deleted.
         evaluates: the external model that this run only evaluates; empty for a training run.
-        imported: source of imported scores; empty if the run has its own.
+        imported: source of imported scores; empty if they are not imported.
         contract: the first contract that an evaluation names; the run's scores are shown under it.
         spikes: start events of gradient spikes; ``length_steps`` is added when a spike ends.
         queued: jobs that wait in a scheduler's queue, by name.

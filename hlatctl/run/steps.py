@@ -129,7 +129,7 @@ class Rows:
                 for values, at in zip(found, places, strict=True):
                     if at < len(columns):
                         values.frombytes(columns[at][first:last].tobytes())
-                    else:  # a segment from before this number came
+                    else:  # a segment from before this number appeared
                         values.extend([math.nan] * (last - first))
         return found
 
@@ -163,7 +163,7 @@ class Rows:
             return [part.cast(code) for part, code in zip(parts, codes, strict=True)]  # type: ignore[call-overload]
         assert self.home is not None, "segments are kept there"
         with suppress(OSError):
-            segment.path.unlink()  # the next one to fold the journal writes it again
+            segment.path.unlink()  # the next process that folds the journal writes it again
         rebuilt = self.home.rebuild()
         first = number * SEGMENT_ROWS
         return [column[first : first + SEGMENT_ROWS] for column in rebuilt.tail[: segment.columns]]

@@ -189,7 +189,7 @@ def finite(value: Any) -> float | None:
 
 
 def whole(value: Any) -> int | None:
-    """Return a number of things, also from a float such as 400.0; None for anything else."""
+    """Return a whole number, also from a float such as 400.0; None for anything else."""
     is_whole = type(value) in (int, float) and 0 <= value < 1 << 53 and value == int(value)
     return int(value) if is_whole else None
 

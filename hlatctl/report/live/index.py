@@ -208,9 +208,9 @@ class OpenRun:
 
     @property
     def events(self) -> list[Event]:
-        """The journal's events, as far as it was read, except steps and ``rank_times``: a run has millions.
+        """The journal's events read so far, except steps and ``rank_times``, of which a run has millions.
 
-        The first call reads the whole journal, at about 1 GB/s; later ones read only what is new.
+        The first call reads the whole journal, at about 1 GB/s; later ones read only new bytes.
 
         Raises:
             StorageError: a file of the journal can't be read.
@@ -410,7 +410,7 @@ class LiveIndex:
         """Check everything that may have changed; return whether a row has.
 
         Args:
-            followed: ids of runs to look at besides the running ones.
+            followed: ids of runs to check in addition to the running ones.
         """
         began_s, before = time.monotonic(), self.revision
         is_scan = began_s >= self._next_scan_s
