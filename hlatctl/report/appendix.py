@@ -53,7 +53,7 @@ SOURCES_HEADER = (
 
 
 def sources(record: Record) -> list[list[str]]:
-    """Return a row of cells for each source, in the order of ``HEADER``; empty if the corpus is not prepared."""
+    """Return a row of cells for each source, in the order of ``SOURCES_HEADER``; empty if the corpus is not prepared."""
     found: list[dict[str, Any]] = record.dataset.get("sources") or []
     weights = [source.weight for source in record.config.data.sources] or [1.0]
     if len(weights) != len(found):
@@ -104,7 +104,7 @@ _FINISHED = "finished"
 
 
 def incidents(record: Record) -> list[list[str]]:
-    """Return a row of cells for each attempt that ended before the run's last step, in the order of ``HEADER``."""
+    """Return a row for each attempt that ended before the run's last step, in the order of ``INCIDENTS_HEADER``."""
     attempts = record.numbers.attempts
     nodes = {attempt.number: attempt.blamed_hosts for attempt in record.state.attempts}
     starts = [attempt.started_unix_s for attempt in attempts[1:]]

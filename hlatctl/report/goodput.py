@@ -1,6 +1,6 @@
 """Goodput of a run: its wall time by category, its cost, and the best checkpoint interval. Pure.
 
-``timeline`` assigns the wall time to categories; every microsecond belongs to one. *Phases* are what the run did
+``account`` assigns the wall time to categories; every microsecond belongs to one. *Phases* are what the run did
 between two events. *Claims* are the times that the trainer measured: its steps and its checkpoint stalls. Claims never
 overlap, and they have priority over phases.
 

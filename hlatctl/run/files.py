@@ -234,7 +234,7 @@ def fsync(path: Path) -> None:
 DAMAGED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 #: Files of this project are nested at most 10 deep. Code that walks through a value can rely on this limit.
 _MAX_DEPTH = 100
-#: Maximum digits: no count, size or seed has more; 2**64 has 20 digits. Every smaller number fits in a float.
+#: Maximum whole number, with 20 digits. No count, size or seed is larger, and every smaller number fits in a float.
 _MAX_INT = 2**64
 _MAX_INT_DIGITS = 20
 #: Limit of a file that is read as a whole, unless its reader names another one. A tokenizer of 1M words is smaller.
