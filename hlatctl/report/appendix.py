@@ -53,7 +53,7 @@ SOURCES_HEADER = (
 
 
 def sources(record: Record) -> list[list[str]]:
-    """Return a row of cells for each source, in the order of ``SOURCES_HEADER``; empty if the corpus is not prepared."""
+    """Return a row for each source, in the order of ``SOURCES_HEADER``; empty if the corpus is not prepared."""
     found: list[dict[str, Any]] = record.dataset.get("sources") or []
     weights = [source.weight for source in record.config.data.sources] or [1.0]
     if len(weights) != len(found):
