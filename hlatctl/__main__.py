@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def _foreign_package() -> str:
-    """Return an error if Python finds another package in place of one of ours. Empty if not. Imports none of them."""
+    """Return an error if another package shadows one of this project's; empty if not. Imports none of them."""
     for name in _PACKAGES:
         spec = importlib.util.find_spec(name)
         origin = spec.origin if spec else None

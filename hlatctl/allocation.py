@@ -1,19 +1,19 @@
-"""``python -m hlatctl.allocation FOLDER IDLE_S``: keeps the nodes of a Slurm job, and runs a run's jobs there in turn.
+"""``python -m hlatctl.allocation FOLDER IDLE_S``: holds the nodes of a Slurm job and runs a run's jobs on them in turn.
 
-It is the batch program of an allocation and runs on the allocation's first node. A driver orders a round by a file in
-FOLDER, which names the job's script and how many nodes it needs:
+This is the batch program of an allocation and runs on its first node. A driver orders a round by a file in FOLDER,
+which names the job's script and how many nodes it needs:
 
     round-0001.order      waits; the driver withdraws it by renaming it to round-0001.withdrawn
     round-0001.taken      is running or has run
     round-0001.nodes      the hosts that it got
-    released              no further round is taken, because the driver asked for that
-    closed                no further round is taken, because this program ends
+    released              no more rounds are taken, because the driver asked for that
+    closed                no more rounds are taken, because this program is ending
 
 Either the driver or this program renames an order, never both. Standard library only.
 
-The program chooses the nodes of a round: those that the scheduler says are up, without those that the order excludes.
-It ends if the driver releases the nodes, if no order came for IDLE_S seconds, if too few nodes are left, or if the
-scheduler asked a round to stop, because it takes the nodes soon.
+The program chooses a round's nodes from those that the scheduler reports as up, except those that the order excludes.
+It ends if the driver releases the nodes, if no order comes for IDLE_S seconds, if too few nodes are left, or if the
+scheduler asked a round to stop because it will soon take the nodes.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ TOKEN_ENV = "HLATCTL_TOKEN"
 #: The nodes of a round, as Slurm writes lists; a script that is submitted by hand runs on all nodes of its job.
 NODE_LIST_ENV = "HLATCTL_NODE_LIST"
 _POLL_S = 0.5
-#: Between two questions to a scheduler that does not answer.
+#: Interval between two queries to a scheduler that does not answer.
 _ASK_AGAIN_S = 5.0
-#: Beginnings of a node's state (sinfo(1), "NODE STATE CODES") in which no round is started on it.
+#: Prefixes of node states (sinfo(1), "NODE STATE CODES") in which a node can't start a round.
 UNUSABLE = ("down", "drain", "fail", "unk", "inval")
 
 
@@ -48,12 +48,12 @@ class Order:
     """What a round runs.
 
     Args:
-        script: of the job, ``JOB.sh``.
-        token: of the job; the script does nothing if the driver has given that up.
-        nodes: how many it needs.
-        all_nodes: it takes every usable node, at least ``nodes``.
-        excluded: hosts that it must not use.
-        avoided: hosts that it uses only if there are too few others.
+        script: the job's script, ``JOB.sh``.
+        token: the job's token; the script does nothing if the driver has abandoned that job.
+        nodes: number of nodes.
+        all_nodes: take every usable node, at least ``nodes``.
+        excluded: hosts that must not be used.
+        avoided: hosts to use only if there are too few others.
     """
 
     script: str
@@ -64,7 +64,7 @@ class Order:
     avoided: tuple[str, ...] = ()
 
     def choose(self, hosts: Sequence[str], unusable: Collection[str] = ()) -> list[str]:
-        """Return the hosts of the round, in their order; empty: there are too few."""
+        """Return the hosts of the round, in the given order; empty if there are too few."""
         fit = [host for host in hosts if host not in unusable and host not in self.excluded]
         if len(fit) < self.nodes:
             return []
@@ -84,7 +84,7 @@ class Round:
         return self.folder / f"round-{self.number:04d}.{kind}"
 
     def write(self, order: Order) -> None:
-        """Order it."""
+        """Write the order file."""
         files.write_json(self.file("order"), {"v": 1, **asdict(order)})
 
     def move(self, kind: str) -> bool:
@@ -97,7 +97,7 @@ class Round:
 
     @property
     def waits(self) -> bool:
-        """Whether it is ordered and nobody has taken it."""
+        """Whether the order still waits."""
         return self.file("order").exists()
 
     @property
@@ -113,7 +113,7 @@ class Round:
             return ()
 
     def order(self) -> Order:
-        """Return what it runs."""
+        """Return the round's order."""
         value: dict[str, Any] = files.read_json(self.file("order"))
         return Order(
             script=str(value["script"]),
@@ -138,13 +138,13 @@ def ended_file(base: Path) -> Path:
 
 
 def asked_from_outside(base: Path, nodes: int = 1) -> bool:
-    """Return whether all nodes of a job were asked to stop, and not by a driver's order.
+    """Return whether all nodes of a job were asked to stop by something other than the driver.
 
     If one node fails, srun asks the others to stop. A node without a record of its end has failed.
 
     Args:
-        base: beginning of the names of the job's records.
-        nodes: of the job, at least.
+        base: path prefix of the job's records.
+        nodes: minimum number of the job's nodes.
     """
     try:
         ours = files.read_json(node.orders(base))["what"] in ("stop", "end")
@@ -158,8 +158,8 @@ class Allocation:
     """The batch program.
 
     Args:
-        folder: of the orders.
-        idle_s: it ends after this time without an order.
+        folder: folder with the orders.
+        idle_s: time without an order after which it ends.
     """
 
     def __init__(self, folder: Path, idle_s: float) -> None:
@@ -183,7 +183,6 @@ class Allocation:
         return 0
 
     def _waiting(self) -> tuple[Round, Order] | None:
-        """Return the first order that waits. One that is damaged is withdrawn."""
         for round_ in rounds(self._folder):
             if not round_.waits:
                 continue
@@ -208,7 +207,7 @@ class Allocation:
             return False
         code = self._run(order, hosts)
         base = Path(order.script).with_suffix("")
-        if not ended_file(base).exists():  # its shell was killed, or the driver gave the job up
+        if not ended_file(base).exists():  # its shell was killed, or the driver abandoned the job
             files.write_json(ended_file(base), {"v": 1, "code": code})
         return not asked_from_outside(base, len(hosts))
 
@@ -218,7 +217,7 @@ class Allocation:
         return 128 - code if code < 0 else code
 
     def _hosts(self, order: Order) -> list[str] | None:
-        """Return the hosts for an order; None: the scheduler does not answer, and a round could not start."""
+        """Return the hosts for an order; None if the scheduler does not answer."""
         nodes = _ask("squeue", "--noheader", f"--jobs={self._job}", "--format=%N")
         hosts = _ask("scontrol", "show", "hostnames", nodes.strip()) if nodes else None
         states = _ask("sinfo", "-h", "-N", "-n", ",".join(hosts.split()), "-o", "%N|%T") if hosts else None
@@ -232,12 +231,11 @@ class Allocation:
         return (self._folder / name).exists()
 
     def _close(self) -> bool:
-        """Take no further orders; return whether none came meanwhile."""
         (self._folder / "closed").touch()
         return not any(round_.waits for round_ in rounds(self._folder))
 
     def _end(self, *_: object) -> None:
-        """SIGTERM of the scheduler: the round is asked to stop too, and is the last one."""
+        """Handle the scheduler's SIGTERM: ask the running round to stop too; it is the last one."""
         self._ends = True
 
 

@@ -48,7 +48,7 @@ def look(config: Config) -> Iterator[Check]:
 
 
 def _where_jobs_run(config: Config, check: Check) -> Check:
-    """Return a check of what only jobs need: with a scheduler they run on nodes, and this may be a login node."""
+    """Return a check of what only jobs need. With a scheduler they run on nodes, and this may be a login node."""
     if check.status != "fail" or config.cluster.launcher not in _SCHEDULERS:
         return check
     return dataclasses.replace(check, status="skip", shows=f"{check.shows}; only the nodes that run jobs need it")
@@ -89,7 +89,6 @@ def _bubblewrap() -> Check:
 
 
 def _sandbox_problem() -> str:
-    """Return why bubblewrap creates no sandbox here; empty if it does."""
     try:
         result = subprocess.run(_SANDBOX, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except FileNotFoundError:
@@ -103,7 +102,7 @@ def _sandbox_problem() -> str:
 def skipped_code_tasks(config: Config) -> str:
     """Return a warning if milestone evaluations on this machine will skip tasks, because it has no sandbox.
 
-    Empty if they won't, or if they run on a cluster, whose nodes have sandboxes of their own or not.
+    Empty if they run on a cluster, because its nodes may differ from this machine.
     """
     tasks = code_tasks(config.eval) if config.milestones and config.cluster.launcher == "local" else []
     problem = _sandbox_problem() if tasks and not config.eval.code.allow_unsandboxed else ""
@@ -123,7 +122,6 @@ def _open_files(config: Config) -> Check:
 
 
 def _folder(name: str, folder: Path) -> Check:
-    """Check that a folder can be written or created. Nothing is left in it."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     command = f"df -h {existing}"
     try:
@@ -156,7 +154,6 @@ def _mirror(config: Config) -> Iterator[Check]:
 
 
 def _loopback() -> Check:
-    """Check that processes of this machine can connect to each other."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             address = listener.getsockname()

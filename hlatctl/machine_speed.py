@@ -1,4 +1,4 @@
-"""Measures the speed of this machine's processor for a plan: as many processes at once as the run has.
+"""Measures the speed of this machine's processor for a plan, with as many simultaneous processes as the run has.
 
 ``python -m hlatctl.machine_speed ROWS INNER COLUMNS`` is one of these processes. It prints one JSON object.
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 
-#: For each of the three measurements.
+#: Time for each of the three measurements.
 _WINDOW_S = 0.25
 _TIMEOUT_S = 30.0
 #: An array larger than a laptop's caches, copied in slices: a short piece of work is rarely interrupted.
@@ -28,15 +28,15 @@ _SLICE_BYTES = 4 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What one process reached while the others did the same.
+    """Speeds of one process while the others ran the same work.
 
     Args:
-        shape: of the product: rows, inner dimension, columns.
-        fp32_flops_per_s: of matrix products of this shape.
-        memory_bytes_per_s: read and written by copying an array.
-        link_bytes_per_s: sent over a loopback connection.
-        processes: measured at once.
-        threads: of each process.
+        shape: rows, inner dimension and columns of the product.
+        fp32_flops_per_s: speed of FP32 matrix products of this shape.
+        memory_bytes_per_s: bytes read and written while copying an array.
+        link_bytes_per_s: bytes sent over a loopback connection.
+        processes: number of processes measured simultaneously.
+        threads: threads per process.
     """
 
     shape: tuple[int, int, int]

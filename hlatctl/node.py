@@ -1,19 +1,20 @@
 """``python -m hlatctl.node BASE -- COMMAND``: runs a job's command on one node, under every launcher.
 
-It writes its identity to BASE.pid and gives the command a private folder for temporary files. At the end it ends all
-remaining processes of the command, removes the folder, and writes BASE.exit_code last. On other nodes than the first,
-the files are ``BASE.node-RANK.pid`` and so on.
+It writes its identity to BASE.pid and gives the command a private folder for temporary files. When the command ends, it
+ends all remaining processes of the command, removes the folder, and writes BASE.exit_code last. On nodes other than the
+first, the files are ``BASE.node-RANK.pid`` and so on.
 
 SIGTERM and SIGINT ask the command to stop. If the command is torchrun, only its ranks are asked: torchrun would kill
 ranks that need more than 30 s to save a checkpoint (pytorch/pytorch#119856), and report its own failure instead of
 their exit code. Schedulers signal every process of a job, so torchrun starts with these signals blocked, and its ranks
-unblock them (``trainer.process``). SIGQUIT ends all processes at once. On Linux, the command ends with this program.
+unblock them (``trainer.process``). SIGQUIT ends all processes immediately. On Linux, the command ends with this
+program.
 
 On one machine, the processes find each other through files in the private folder and communicate over loopback.
 torchrun's own store would listen on all interfaces, and torchrun unpickles its content.
 
-Output of torchrun's ranks is written into one log per node (``hlatctl.node_log``): on the first node to this program's
-own output, on the others to a file beside the job's log.
+The output of torchrun's ranks goes into one log per node (``hlatctl.node_log``): on the first node to this program's
+own output, on the others to a file next to the job's log.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from hlatctl.run.errors import HlatctlError
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.processes import node_name
 
-#: What a scheduler's script tells this program, which passes it on.
+#: Environment variables that a scheduler's script sets and this program passes on.
 NODE_RANK_ENV = "NODE_RANK"
 NODES_ENV = "HLATCTL_NODES"
 MASTER_ADDR_ENV = "HLATCTL_MASTER_ADDR"
 MASTER_PORT_ENV = "HLATCTL_MASTER_PORT"
 INTERFACE_ENV = "HLATCTL_INTERFACE"
-#: The job's log, beside which the other nodes than the first write theirs.
+#: The job's log. Nodes other than the first write theirs next to it.
 LOG_ENV = "HLATCTL_LOG"
 #: The record of an environment that this node unpacks on its own disk, and runs the command in.
 ENVIRONMENT_ENV = "HLATCTL_ENVIRONMENT"
@@ -54,7 +55,7 @@ _RECORD_BYTES = 1024
 #: Exit code of a shell for a command that it can't start (POSIX, "Exit Status for Commands").
 _NOT_STARTED = 127
 _POLL_S = 0.05
-#: Interval between two looks at the file of orders, which may lie on storage that all nodes share.
+#: Interval between two reads of the file of orders, which may be on storage that all nodes share.
 _ORDERS_EVERY_S = 1.0
 #: Time for the kernel to end processes. One that hangs in a device driver is left.
 _END_S = 10.0
@@ -75,9 +76,10 @@ def record(base: Path, kind: str, rank: int = 0) -> Path:
 
 
 def reserved(base: Path, kind: str, rank: int = 0) -> Path:
-    """Return the path of a record before it is renamed. Its space is reserved: the disk can be full at the end.
+    """Return the path of a record before it is renamed. Its space is reserved, because the disk can be full at the end.
 
-    That of ``exit_code`` holds ``asked_to_stop`` once the node was asked, for readers of a node that was killed then.
+    Once the node is asked to stop, the reserved ``exit_code`` holds ``asked_to_stop``, for readers if the node is
+    killed.
     """
     path = record(base, kind, rank)
     return path.with_name(f"{path.name}.tmp")
@@ -127,9 +129,8 @@ class Node:
     """Runs the command of a job on this node.
 
     Args:
-        base: beginning of the names of its records.
-        command: to run.
-        rank: of this node.
+        base: path prefix of the records.
+        rank: this node's rank.
     """
 
     def __init__(self, base: Path, command: list[str], rank: int) -> None:
@@ -205,14 +206,14 @@ class Node:
         return 128 - code if code < 0 else code
 
     def _log(self, folder: Path) -> NodeLog | None:
-        """Return what collects the output of ranks; None: they print to torchrun's own output, as other commands do."""
+        """Return the collector of the ranks' output; None: output goes to this program's own output."""
         try:
             return NodeLog(folder, sys.stdout.fileno()) if self._is_torchrun else None
         except OSError:
             return None  # the path of a socket is limited
 
     def _before_command(self) -> None:
-        """Prepare the new process, in which this runs; this program has no threads, so that is safe."""
+        """Prepare the new process. Runs between fork and exec, which is safe because this program has no threads."""
         processes.end_with_parent(self._pid)
         processes.raise_open_files()
         if self._is_torchrun:
@@ -225,7 +226,6 @@ class Node:
             return None
 
     def _obey(self) -> None:
-        """Follow the newest order, if it is new; end the command if its attempt is over."""
         if self._fence and self._fence.is_closed():
             print(f"{node_name()}: attempt {self._fence.attempt} is over, ending its processes", file=sys.stderr)
             self._end(signal.SIGQUIT, None)
@@ -266,7 +266,6 @@ class Node:
             processes.send(process, signal.SIGTERM)
 
     def _end_all(self) -> None:
-        """End every other process of the job, including new ones."""
         deadline = time.monotonic() + _END_S
         own = [self._child] if self._child else []
         while remaining := [process for process in (*own, *processes.of_job(self._token)) if processes.alive(process)]:
@@ -280,7 +279,6 @@ class Node:
         self._fill(kind, value).replace(record(self._base, kind, self._rank))
 
     def _fill(self, kind: str, value: dict[str, Any]) -> Path:
-        """Write a record into its reserved space."""
         common, path = {"v": 1, "host": node_name(), "time_unix_s": time.time()}, reserved(self._base, kind, self._rank)
         with path.open("r+b") as file:
             file.write(json.dumps({**common, **value}).encode().ljust(_RECORD_BYTES - 1) + b"\n")
@@ -288,7 +286,7 @@ class Node:
 
 
 def _use_own_log(rank: int) -> None:
-    """Have this node, if it is not the first one, print into a log of its own, which no other node waits for."""
+    """Redirect the output of a node other than the first to a separate log, which no other node waits for."""
     if rank and LOG_ENV in os.environ:
         with rank_output.node_log(Path(os.environ[LOG_ENV]), rank).open("ab") as log:
             os.dup2(log.fileno(), 1)
@@ -296,9 +294,9 @@ def _use_own_log(rank: int) -> None:
 
 
 def _in_own_environment(command: list[str], env: dict[str, str]) -> tuple[list[str], list[int]]:
-    """Return the command in the environment on this node's disk, and descriptors that keep that; changes ``env``.
+    """Return the command in the environment on this node's disk, and descriptors that protect it; changes ``env``.
 
-    If it can't be unpacked, the command runs in the shared environment: it starts late, but it runs.
+    If the environment can't be unpacked, the command starts more slowly in the shared one.
     """
     record = os.environ.get(ENVIRONMENT_ENV)
     if not record:

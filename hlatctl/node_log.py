@@ -1,9 +1,10 @@
 """The log of a node: the lines of all of its ranks, each with its rank's number. Standard library only.
 
 One thread empties the ranks' pipes, another one writes the log. Neither waits for the other, so slow storage never
-stops a rank, and a rank never fills the memory: a rank may print 16 MiB at once and 64 KiB per second for ever. What it
-prints beyond that is left out, and so is what finds the queue for the log full (16 MiB); a line in the log says how
-much. The last 64 KiB before a gap's end and before a rank's end are always kept: a crash explains itself there.
+stops a rank, and a rank never fills the memory: a rank may print a burst of 16 MiB and 64 KiB per second after that.
+Output beyond this limit is dropped, and so is output that finds the log's queue full (16 MiB). A line in the log says
+how much was dropped. The last 64 KiB before the end of a gap and before a rank's end are always kept, because they
+explain a crash.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from pathlib import Path
 
 from hlatctl.run.rank_output import prefix
 
-#: What a rank may print at once, and per second.
+#: Bytes that a rank may print in a burst, and per second.
 BURST_BYTES = 16 << 20
 RATE_BYTES_PER_S = 64 << 10
-#: Kept of what is left out, and the longest line; a longer one is broken.
+#: Bytes kept of dropped output, and maximum length of a line; longer lines are broken.
 TAIL_BYTES = 64 << 10
-#: Waits to be written to the log.
+#: Maximum bytes waiting to be written to the log.
 _QUEUE_BYTES = 16 << 20
 _PIPE_BYTES = 1 << 20
-#: A line that does not end (a prompt, a bar of progress) is written after this time without output.
+#: An unfinished line (a prompt, a progress bar) is written after this time without output.
 _IDLE_S = 2.0
-#: For processes that hang in a device driver and keep their pipes open, and for storage that does not answer.
+#: Limit for processes that hang in a device driver with open pipes, and for storage that does not answer.
 _CLOSE_S = 10.0
 
 
@@ -38,8 +39,8 @@ class RankLines:
     """Turns the output of one rank into lines of the log.
 
     Args:
-        rank: in the whole job.
-        now_s: of a clock that only goes forward.
+        rank: global rank in the job.
+        now_s: time of a monotonic clock.
     """
 
     def __init__(self, rank: int, now_s: float) -> None:
@@ -53,9 +54,9 @@ class RankLines:
         """Return the lines for the log.
 
         Args:
-            block: what the rank has printed.
-            now_s: of the clock.
-            room: the log's queue has room.
+            block: new output of the rank.
+            now_s: current time of the clock.
+            room: whether the log's queue has room.
         """
         self._may = min(BURST_BYTES, self._may + (now_s - self._refilled_s) * RATE_BYTES_PER_S)
         self._refilled_s = now_s
@@ -68,13 +69,13 @@ class RankLines:
         return self._gap() + self._lines(block)
 
     def idle(self, now_s: float) -> bytes:
-        """Return what waits for more output that has not come for a while: a line without an end, or a gap's end."""
+        """Return output that has waited for a while: an unfinished line, or the end of a gap."""
         if now_s - self._refilled_s < _IDLE_S:
             return b""
         return self.end()
 
     def end(self) -> bytes:
-        """Return everything that waits; an end is added to a line without one."""
+        """Return all remaining output; an unfinished last line gets a newline."""
         last = self._gap()
         return last + (self._lines(b"\n") if self._open else b"")
 
@@ -86,7 +87,6 @@ class RankLines:
         self._tail = (self._tail + block)[-TAIL_BYTES:]
 
     def _gap(self) -> bytes:
-        """Return a line about what was left out, and the last bytes of that."""
         if not self._left_out:
             return b""
         missing, tail = self._left_out - len(self._tail), self._tail
@@ -97,7 +97,6 @@ class RankLines:
         return self._lines(note + tail)
 
     def _lines(self, block: bytes) -> bytes:
-        """Return the whole lines of the output so far, each with the rank."""
         self._open += block
         end = self._open.rfind(b"\n") + 1
         if end == 0 and len(self._open) > TAIL_BYTES:
@@ -114,8 +113,8 @@ class NodeLog:
     """Collects the output of a node's ranks.
 
     Args:
-        folder: private; the socket is created there.
-        log: descriptor of the log, opened to append.
+        folder: private folder for the socket.
+        log: descriptor of the log, opened for appending.
     """
 
     def __init__(self, folder: Path, log: int) -> None:
@@ -131,12 +130,12 @@ class NodeLog:
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._write)]
 
     def start(self) -> None:
-        """Take the output of ranks from now on."""
+        """Start taking the output of ranks."""
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Write what is left, once the ranks have ended."""
+        """Write the remaining output, after the ranks have ended."""
         os.close(self._woken)
         for thread in self._threads:
             thread.join(2 * _CLOSE_S)
@@ -170,7 +169,7 @@ class NodeLog:
             with connection:
                 connection.settimeout(1.0)
                 rank, descriptors, *_ = socket.recv_fds(connection, 16, 1)
-                if not descriptors:  # the rank was killed after it had connected
+                if not descriptors:  # the rank was killed after connecting
                     return
                 pipe = descriptors[0]
                 os.set_blocking(pipe, False)
@@ -196,7 +195,7 @@ class NodeLog:
         self._put(lines.end())
 
     def _put(self, text: bytes | None) -> None:
-        """Queue text for the log; None: the last one."""
+        """Queue text for the log; None ends the writer."""
         if text == b"":
             return
         with self._change:

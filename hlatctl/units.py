@@ -10,7 +10,7 @@ from typing import Any
 _COUNT_UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 #: Longer values of the configuration are cut.
 _LONGEST_VALUE = 60
-#: All but ASCII text, its newlines and its tabs.
+#: Everything except ASCII text, newlines and tabs.
 _UNUSUAL = re.compile(r"[^\n\t -~]+")
 _BYTE_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 

@@ -1,12 +1,12 @@
-"""The Python environment of this process as one archive, which nodes unpack on their own disks.
+"""This process's Python environment as one archive, which nodes unpack on their own disks.
 
 A process that imports PyTorch looks up 14,000 paths and opens 1,150 files on shared storage; an archive is one file per
-node. A virtual environment names its own place and Python's: both are repaired there. The
-archive holds ``env``, which is ``sys.prefix`` with this project's packages, and ``base``, the Python below a virtual
-environment, unless that belongs to the system. Standard library only.
+node. A virtual environment contains its own path and Python's, so both are rewritten after unpacking. The archive holds
+``env``, which is ``sys.prefix`` with this project's packages, and ``base``, the Python below a virtual environment,
+unless that belongs to the system.
 
-``FOLDER/<hash>`` holds one environment and is kept for the next attempt. While a job runs, it holds a shared lock on
-that folder; environments that no job has used for a week are removed. Standard library only.
+``FOLDER/<hash>`` holds one environment and stays for the next attempt. A running job holds a shared lock on that
+folder. Environments that no job has used for a week are removed. Standard library only.
 """
 
 from __future__ import annotations
@@ -37,17 +37,16 @@ _UNUSED = ("site-packages", "test", "idlelib", "ensurepip")
 _SYSTEM = Path("/usr")
 #: Archives that no job has used for this time are removed.
 _KEEP_S = 30 * 86400.0
-#: Higher levels take several times as long and save a tenth.
+#: Higher compression levels take several times as long and save a tenth.
 _GZIP_LEVEL = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where an environment lies.
+    """Where an environment is.
 
     Args:
-        prefix: its folder.
-        base: of the Python that it was created with; the same in a Conda environment.
+        base: prefix of the Python that created it; the same as ``prefix`` in a Conda environment.
         project: the folder of this project's packages.
         library: folder of packages below the prefix, such as ``lib/python3.11/site-packages``.
     """
@@ -59,14 +58,14 @@ class Layout:
 
     @property
     def has_own_base(self) -> bool:
-        """Whether its Python is a part of the archive: every node has the system's own."""
+        """Whether its Python is part of the archive; every node already has the system's."""
         return self.prefix != self.base and not self.base.is_relative_to(_SYSTEM)
 
     def check(self) -> None:
         """Check that the environment can be copied.
 
         Raises:
-            ConfigError: it is the system's Python, or packages lie elsewhere.
+            ConfigError: it is the system's Python, or packages are elsewhere.
         """
         if self.prefix.is_relative_to(_SYSTEM):
             raise ConfigError(
@@ -94,7 +93,7 @@ class Layout:
                 yield f"base/{path.relative_to(self.base)}", path
 
     def signs(self) -> Iterator[Path]:
-        """Return paths of which one changes when a package is installed or removed, or this project is edited."""
+        """Return paths; at least one changes when a package is installed or removed, or this project is edited."""
         library = self.prefix / self.library
         bases = (self.base / "bin", self.base / "lib", *self.base.glob("lib/python*")) if self.has_own_base else ()
         for folder in (self.prefix, self.prefix / "bin", self.prefix / "lib", self.prefix / "conda-meta", *bases):
@@ -114,14 +113,14 @@ class Layout:
 
 
 class Packer:
-    """Packs the environment for each job of a driver, and searches all of its files only if they may have changed.
+    """Packs the environment for each job of a driver, and scans all of its files only if they may have changed.
 
-    Installing, upgrading and removing a package changes an entry of a folder that this lists, and this project's own
-    files are looked at one by one: 3,000 look-ups instead of 90,000. An installed package that is edited by hand is not
-    noticed until the next driver.
+    Installing, upgrading and removing a package changes an entry of a folder that this lists, and this project's files
+    are checked one by one: 3,000 look-ups instead of 90,000. Manual edits of an installed package are noticed by the
+    next driver.
 
     Args:
-        layout: of the environment; None: this process's.
+        layout: the environment to pack; None: this process's.
     """
 
     def __init__(self, layout: Layout | None = None) -> None:
@@ -141,11 +140,10 @@ class Packer:
 
 
 def pack(folder: Path, layout: Layout) -> dict[str, Any]:
-    """Return the record of the environment's archive, which is made if there is none of this content.
+    """Return the record of the environment's archive, which is created if no archive has this content.
 
     Args:
-        folder: private, on storage that all nodes share.
-        layout: of the environment.
+        folder: private folder on storage that all nodes share.
 
     Raises:
         ConfigError: :meth:`Layout.check` refuses it.
@@ -189,9 +187,9 @@ def _write(archive: Path, members: list[tuple[str, Path]], layout: Layout) -> di
 
 
 def _fingerprint(members: list[tuple[str, Path]]) -> str:
-    """Return what changes with any file: names, sizes and times, because reading 2 GiB at each attempt takes long.
+    """Return a text that changes with any file: names, sizes and times, because reading 2 GiB at each attempt is slow.
 
-    Python adds compiled files when it first imports a module, such as one that only a restart needs. They don't count.
+    Compiled files don't count: Python adds them when it first imports a module, possibly only after a restart.
     """
     digest = hashlib.sha256()
     for name, path in members:
@@ -203,7 +201,6 @@ def _fingerprint(members: list[tuple[str, Path]]) -> str:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Return the files and links below a folder in a fixed order. Links to folders are not followed."""
     for root, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted([*names, *(name for name in folders if os.path.islink(os.path.join(root, name)))]):
@@ -215,12 +212,11 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _is_our_link(path: Path) -> bool:
-    """Return whether a file is pip's link from an environment to this project's sources, which are copied instead."""
     return path.name.startswith("__editable__") and "hlatctl" in path.name
 
 
 def _elsewhere(path: Path, prefix: Path) -> str:
-    """Return the folder outside of the environment that a .pth file adds to Python's path; empty: none."""
+    """Return the folder outside the environment that a .pth file adds to Python's path; empty if none."""
     if path.name.startswith("__editable__"):
         return path.name
     lines = (line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
@@ -246,8 +242,7 @@ class Staged:
     """An environment on this node.
 
     Args:
-        folder: that holds it.
-        lock: descriptor; processes that inherit it keep the folder.
+        lock: descriptor; the folder stays while a process that inherited it lives.
     """
 
     folder: Path
@@ -260,7 +255,7 @@ class Staged:
 
     @property
     def python(self) -> str:
-        """Its program."""
+        """The environment's Python program."""
         return os.fspath(self.prefix / "bin" / "python")
 
 
@@ -268,8 +263,8 @@ def stage(record: dict[str, Any], folder: Path) -> Staged:
     """Return an environment on this node's disk, unpacked if it is not there yet.
 
     Args:
-        record: of the archive, as ``hlatctl.cache.environment.pack`` returns it.
-        folder: for environments, on this node's own disk; created for this user alone.
+        record: the record that :func:`pack` returned.
+        folder: parent of the environments on this node's disk; created for this user only.
 
     Raises:
         StorageError: another user can change the archive or the folder, or the archive is damaged.
@@ -277,7 +272,7 @@ def stage(record: dict[str, Any], folder: Path) -> Staged:
     """
     archive, target = Path(record["archive"]), folder / str(record["archive_sha256"])[:32]
     make_private(folder)
-    with locked_file(folder / ".lock"):  # of several jobs on this node, one unpacks
+    with locked_file(folder / ".lock"):  # only one of several jobs on this node unpacks
         if not _is_whole(target):
             shutil.rmtree(target, ignore_errors=True)
             require_own(archive.parent)
@@ -306,7 +301,6 @@ def _unpack(record: dict[str, Any], archive: Path, target: Path) -> None:
 
 
 def _extract(archive: Path, folder: Path) -> str:
-    """Extract an archive and return its SHA-256; empty if it can't be read as one."""
     with archive.open("rb") as file:
         hashed = _Hashed(file)
         try:
@@ -321,7 +315,7 @@ def _extract(archive: Path, folder: Path) -> str:
 
 
 def _inside(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the members. The hash is known only after the last, so a name outside of the folder is refused before."""
+    """Yield the members, and refuse a name outside the folder: the hash is known only after the last member."""
     for member in tar:
         name = Path(member.name)
         if name.is_absolute() or ".." in name.parts:
@@ -330,7 +324,7 @@ def _inside(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _move_python(partial: Path, target: Path, record: dict[str, Any]) -> None:
-    """Change what names the environment's old place: pyvenv.cfg, the link to Python, first lines of scripts."""
+    """Replace the environment's old path in pyvenv.cfg, in the link to Python, and in the first lines of scripts."""
     env = partial / "env"
     if record["own_base"]:
         base = next((partial / "base" / "bin").glob("python3.*"))
@@ -348,7 +342,7 @@ def _move_python(partial: Path, target: Path, record: dict[str, Any]) -> None:
 
 
 def _is_whole(target: Path) -> bool:
-    """Return whether an environment is complete: programs that clean /tmp remove single old files."""
+    """Return whether an environment is complete: programs that clean /tmp remove old files one by one."""
     try:
         known = files.read_json(target / _COMPLETE)
         return all(known[key] == value for key, value in _measure(target).items())
@@ -376,8 +370,6 @@ def _staged_remove_old(folder: Path) -> None:
 
 
 class _Hashed:
-    """A file whose bytes are hashed as they are read."""
-
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.digest = file, hashlib.sha256()
 

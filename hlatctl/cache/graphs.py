@@ -1,22 +1,14 @@
-"""``cache_manifest.json``: sizes and checksums of a cache's files. It is written last: a cache with one is complete.
+"""Caches of compiled graphs: list, verify, copy, export and clean them up.
 
-In a worker's own copy the entries also have each file's modification time. As long as size and time are unchanged and
-the machine has not been rebooted, a file that was verified is not read again.
+``cache_manifest.json`` has the sizes and checksums of a cache's files. It is written last, so a cache with one is
+complete. In a worker's own copy it also has each file's modification time: a verified file is not read again while its
+size and time are unchanged and the machine has not been rebooted.
 
-Read and copy a store's files: each is read once and hashed while it is written. Each thread has one buffer.
-
-A cache as one file: a tar archive of its complete modules and their manifest. Equal caches give equal bytes.
-
-Locks that compilers leave in a cache, and which of them are stale.
+An exported cache is a tar archive of its complete modules and their manifest. Equal caches give equal bytes.
 
 Neuron's and Inductor's wrappers lock a file with ``flock`` while they compile. When they die, the kernel releases the
-lock but the file stays. If the file's existence is the lock, later processes would wait forever.
-
-The runs' caches of compiled graphs, and what each contains.
-
-What can be deleted from caches: caches that no run has used for long, and leftovers of interrupted work.
-
-Verify every file of a cache, and move broken modules aside.
+lock but the file stays. Where the file's existence is the lock, later processes would wait forever, so stale lock files
+are removed.
 """
 
 from __future__ import annotations
@@ -209,7 +201,6 @@ def _buffer() -> memoryview:
 
 
 def _blocks(store: Source, path: str, buffer: memoryview) -> Iterator[memoryview]:
-    """Yield a file's bytes, each block in the same buffer."""
     try:
         with store.open(path) as stream:
             while count := stream.readinto(buffer):
@@ -234,9 +225,8 @@ class Verified:
     """The result of a verification.
 
     Args:
-        modules: of the store.
         compared: number of files whose checksum equals the manifest's.
-        broken: the reason, by the module's name.
+        broken: the reason by module name.
     """
 
     modules: list[Module]
@@ -334,7 +324,6 @@ def export_archive(folder: Path, to: Path) -> int:
 
 
 def _entries(folder: Path, paths: list[str]) -> list[Entry]:
-    """Return the manifest's entries, which were just verified; without a manifest, computed from the files."""
     known, store = read_manifest(Folder(folder)) or {}, Folder(folder)
     return [
         {
@@ -354,8 +343,8 @@ def _add(archive: tarfile.TarFile, name: str, file: io.BufferedIOBase) -> None:
     archive.addfile(member, file)
 
 
-#: A lock that no process holds here may be held on another machine, if the storage does not share locks. No compilation
-#: this long has been seen; if one is, its graph is compiled twice, which does no harm.
+#: A lock that no process holds here may be held on another machine if the storage does not share locks. No compilation
+#: this long is known; if one occurs, its graph is compiled twice, which does no harm.
 STALE_AFTER_S = 3600.0
 
 
@@ -376,7 +365,7 @@ def _is_old(file: File) -> bool:
 
 
 def _free(path: Path, *, remove: bool) -> bool:
-    """Return whether no process holds a lock file; it is held here while it is removed."""
+    """Return whether no process holds a lock file. It is locked here while it is removed."""
     try:
         with path.open("rb") as file:
             free = try_lock(file)
@@ -419,8 +408,6 @@ class Waste:
 
     Args:
         path: a folder or a file.
-        bytes: its size.
-        why: the reason, in words.
     """
 
     path: Path
@@ -439,9 +426,9 @@ def find_waste(root: Path, last_used_unix_s: dict[str, float], *, unused_for_s: 
     """Return what can be deleted below a folder of caches.
 
     Args:
-        root: has one cache per fingerprint.
-        last_used_unix_s: by fingerprint, from the runs; writing a cache also counts as using it.
-        unused_for_s: a cache that was not used for this long is deleted as a whole.
+        root: folder with one cache per fingerprint.
+        last_used_unix_s: last use by a run, by fingerprint; writing a cache also counts as use.
+        unused_for_s: delete caches that were not used for this long.
     """
     now = time.time()
     waste = [

@@ -1,11 +1,11 @@
-"""The mirror of a run's checkpoints in object storage: its names, and what is complete.
+"""The mirror of a run's checkpoints in object storage: its names, and which copies are complete.
 
     <checkpoint.mirror_url>/<run_id>/config.yaml
     <checkpoint.mirror_url>/<run_id>/step-00001000-<manifest>/   a checkpoint's files; manifest.json is written last
 
 A copy without ``manifest.json`` is incomplete. ``<manifest>`` is the beginning of the manifest's SHA-256, so a step
-that a run has written twice has two names, and their files never mix. ``trainer.checkpoint.mirror`` writes copies,
-``trainer.checkpoint.mirror`` reads them.
+that a run has written twice has two names, and their files never mix. ``trainer.checkpoint.mirror`` writes and reads
+the copies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hlatctl.run.paths import step_name
 #: The run's configuration, to recreate its directory from.
 CONFIG = "config.yaml"
 _ID_CHARS = 12
-#: A service that needs longer for a small object is not usable.
+#: Time limit for a small object; a slower service is not usable.
 _PROBE_S = 60.0
 _NAME = re.compile(rf"step-(\d{{8,}})-([0-9a-f]{{{_ID_CHARS}}})")
 
@@ -34,8 +34,7 @@ class Copy:
     """A checkpoint in the mirror; later steps are greater.
 
     Args:
-        step: of the checkpoint.
-        identity: the beginning of its manifest's SHA-256.
+        identity: the beginning of the manifest's SHA-256.
     """
 
     step: int
@@ -88,10 +87,10 @@ def delete(mirror: Objects, copy: Copy) -> None:
 
 
 def check_writable(mirror_url: str) -> None:
-    """Write, read and delete a small object, to find out early that this is not possible.
+    """Write, read and delete a small object, to detect an unusable mirror early.
 
     Raises:
-        StorageError: it is not; the reason is the service's.
+        StorageError: the mirror is unusable; has the service's reason.
         DependencyError: a package is missing.
     """
     try:
@@ -109,7 +108,7 @@ def check_writable(mirror_url: str) -> None:
 
     try:
         same = within(_PROBE_S, returns_what_is_written)
-    except Exception as error:  # whatever the service's own library raises
+    except Exception as error:  # whatever the service's library raises
         raise unusable(mirror_url, f"can't be used ({type(error).__name__}: {error})") from None
     if not same:
         raise unusable(mirror_url, "does not return what was written to it")

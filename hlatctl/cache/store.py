@@ -1,16 +1,13 @@
 """Stores of caches behind one interface: a folder, an archive, or a URL for fsspec (``s3://bucket/folder``).
 
-No store follows a link or a path out of its root.
+No store follows a link or a path out of its root. fsspec's packages read credentials from the environment or the
+machine's role; no credential is stored here.
 
-Which files make up a compiled graph in each layout, and whether it is complete. Pure: it works on a listing.
+``modules`` groups a listing into compiled graphs and finds the incomplete ones, in each of these layouts:
 
 Neuron (``neuronx-cc``)::   neuronxcc-<version>/MODULE_<hash>+<flags>/{model.neff, model.done, compile_flags.json, ...}
 Inductor::                  <2 letters>/<kernel>.*, fxgraph/<2>/<key>/*, aotautograd/<key>/*, triton/<device>/<kernel>/*
 TorchNeuron::               <key>.neff, one graph each, written under a temporary name and renamed
-
-A folder in object storage, through fsspec: ``s3://bucket/folder``, ``gs://`` and whatever else has a package.
-
-The packages read credentials from the environment or the machine's role. No credential is stored here.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from hlatctl.cache.trust import belongs_to_us, require_own
 from hlatctl.run.errors import DependencyError, StorageError
 
 NEURON, INDUCTOR, TORCH_NEURON = "neuron", "inductor", "torch_neuron"
-#: Written by ``manifest.py``.
+#: Written by ``hlatctl.cache.graphs``.
 MANIFEST = "cache_manifest.json"
 #: Written by the compiler's wrapper after all other files of a module.
 DONE = "model.done"
@@ -49,10 +46,9 @@ class File:
     """A file of a cache.
 
     Args:
-        path: within the cache, with slashes.
-        bytes: its size.
-        mtime_ns: of its last change; 0 if unknown.
-        problem: why it can't be used, whatever it contains.
+        path: path within the cache, with slashes.
+        mtime_ns: modification time; 0 if unknown.
+        problem: why the file can't be used, regardless of its content.
     """
 
     path: str
@@ -68,7 +64,7 @@ class Module:
     Args:
         name: the common part of its files' paths.
         layout: ``neuron``, ``inductor`` or ``torch_neuron``.
-        files: the one that completes it comes last.
+        files: the file that completes the module comes last.
         problem: why it must not be used; empty if it is complete.
     """
 
@@ -115,7 +111,6 @@ def why_no_neff(head: bytes, size_bytes: int) -> str:
 
 
 def _place(path: str) -> tuple[str, str]:
-    """Return the layout and name of the module that a file belongs to."""
     parts = path.split("/")
     if len(parts) > 2 and parts[0].startswith("neuronxcc-") and parts[1].startswith("MODULE_"):
         return NEURON, "/".join(parts[:2])
@@ -153,8 +148,7 @@ def connect(url: str, **options: Any) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it. Nothing is read yet.
 
     Args:
-        url: of a folder or file.
-        options: of the file system's class.
+        options: arguments of the file system's class.
 
     Raises:
         StorageError: the URL is invalid, or its server can't be reached.
@@ -172,7 +166,7 @@ def connect(url: str, **options: Any) -> tuple[Any, str]:
         raise _missing(url, str(error)) from None
     except ValueError as error:
         raise StorageError(f"{url}: {error}", hint="use a folder, or a URL such as s3://bucket/folder") from None
-    except OSError as error:  # packages of some kinds of URLs connect at once
+    except OSError as error:  # packages of some kinds of URLs connect immediately
         raise StorageError(f"{url}: can't be reached ({error})", hint="check the URL and the network") from None
     return system, str(root).rstrip("/")
 
@@ -180,10 +174,10 @@ def connect(url: str, **options: Any) -> tuple[Any, str]:
 class Objects:
     """A folder in object storage. Paths are relative to it.
 
-    Methods raise whatever the service's own package raises: OSError, and others. Callers catch ``Exception``.
+    Methods raise whatever the service's package raises: OSError, and others. Callers catch ``Exception``.
 
     Args:
-        url: of the folder; it need not exist.
+        url: the folder's URL; the folder need not exist.
 
     Raises:
         StorageError, DependencyError: as :func:`connect`.
@@ -225,12 +219,10 @@ class Objects:
             return None
 
     def put(self, source: Path, path: str, moved: Callable[[], None] = lambda: None) -> None:
-        """Copy a file of this machine there. Stores of objects show it only when it is complete.
+        """Copy a local file to a path. Object stores show it only when it is complete.
 
         Args:
-            source: the file.
-            path: where to.
-            moved: called now and then while bytes arrive, where the package tells.
+            moved: called occasionally while bytes arrive, if the package reports progress.
         """
         from fsspec.callbacks import Callback
 
@@ -266,10 +258,10 @@ class Objects:
 
 
 def within(limit_s: float, work: Callable[[], _T]) -> _T:
-    """Return what ``work`` returns. Packages wait for a service that doesn't answer much longer than a person.
+    """Return the result of ``work``, with a time limit: packages wait very long for a service that doesn't answer.
 
     Raises:
-        TimeoutError: it takes longer; it is left to itself, in a thread that doesn't hold up the process's end.
+        TimeoutError: it takes longer; it continues in a thread that doesn't delay the process's exit.
     """
     result: list[_T] = []
     failure: list[Exception] = []
@@ -309,7 +301,7 @@ class Source(Protocol):
     """Files in some storage."""
 
     def open(self, path: str) -> io.RawIOBase:
-        """Open a file; several threads may open and read files at once."""
+        """Open a file; several threads may open and read files simultaneously."""
 
 
 class Store(Source, Protocol):
@@ -433,8 +425,6 @@ def _why_not(member: tarfile.TarInfo) -> str:
 
 
 class _Part(io.RawIOBase):
-    """A range of bytes of a file."""
-
     def __init__(self, path: Path, start: int, size_bytes: int) -> None:
         self._file = io.FileIO(path)
         self._file.seek(start)
@@ -465,7 +455,7 @@ class Remote:
         """Return the service's listing."""
         try:
             listing: dict[str, dict[str, Any]] = self._system.find(self._root, detail=True)
-        except Exception as error:  # whatever the service's own library raises
+        except Exception as error:  # whatever the service's library raises
             raise StorageError(f"{self.name}: can't be listed ({type(error).__name__}: {error})") from error
         if not listing:
             raise StorageError(f"{self.name}: no such folder, or it is empty")
@@ -478,4 +468,4 @@ class Remote:
         return stream
 
     def require_trusted(self) -> None:
-        """Accept the store: the service controls who may write, and naming the URL is trusting it."""
+        """Accept the store: the service controls who may write, and a user who names the URL trusts it."""

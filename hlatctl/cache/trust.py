@@ -1,7 +1,7 @@
-"""Folders that compiled graphs and environments are run from: only this user and root may write there.
+"""Check that only this user and root can write to folders from which graphs and environments are run.
 
 A graph is code that runs with all rights of the user who trains. Checksums protect it from damage, not from another
-user: who can change a graph can change the manifest too.
+user: whoever can change a graph can change the manifest too.
 """
 
 from __future__ import annotations
@@ -37,19 +37,18 @@ def make_private(folder: Path) -> None:
 def require_own(place: Path, rule: str = _RULE, hint: str = "") -> None:
     """Refuse a file or folder, such as a cache, that another user could have filled, or can replace.
 
-    The folder or archive itself must belong to this user or root, and nobody else may write to it. Below a folder that
+    The folder or archive must belong to this user or root, and no other user may write to it. Below a folder that
     all users may write to (``/tmp``), every folder on the path must belong to them too.
 
     Args:
-        place: the file or folder.
-        rule: why it must be so, for the error.
-        hint: of the error; empty: how to use another cache.
+        rule: reason for the requirement, shown in the error.
+        hint: hint of the error; empty: how to use another cache.
 
     Raises:
         StorageError: another user owns or may write to one of these.
     """
     place = Path(os.path.abspath(place))
-    # A link on the path could be replaced later, so its own place must be as safe as its target.
+    # A link on the path could be replaced later, so its location must be as safe as its target.
     for path in dict.fromkeys([place, Path(os.path.realpath(place))]):
         _require_own_way(path, rule, hint)
 

@@ -23,7 +23,7 @@ from hlatctl.cache.trust import make_private
 from hlatctl.run.errors import StorageError, cannot_write
 from hlatctl.run.lease import Holder, hold
 
-#: Within a cache: files that are being copied, and the lock of the process that fills it.
+#: In a cache: files being copied, and the lock of the process that fills it.
 COPYING, _LOCK = ".copy", ".warm.lock"
 #: More than the cores, because a shared file system has a high latency.
 _THREADS = 16
@@ -32,15 +32,15 @@ _WAIT_S = 0.2
 
 @dataclass
 class Warmed:
-    """What a warm-up did.
+    """The result of a warm-up.
 
     Args:
-        modules: complete ones that are in place now.
+        modules: number of complete modules in place now.
         copied: how many of these this call copied.
-        copied_bytes: the size of these.
+        copied_bytes: size of the copied modules.
         skipped: the source's incomplete modules, as ``name: reason``.
         quarantined: damaged modules of the target, which were moved aside.
-        stale_locks: removed from the target.
+        stale_locks: locks that were removed from the target.
     """
 
     modules: int = 0
@@ -52,7 +52,7 @@ class Warmed:
 
 
 def warm(source: Store, target: Path) -> Warmed:
-    """Copy every complete module of a store that a folder lacks or has in another version.
+    """Copy every complete module of a store that is missing or different in a folder.
 
     If several processes fill one folder, the others wait for the first one and then have nothing to do.
 
@@ -93,8 +93,6 @@ def warm(source: Store, target: Path) -> Warmed:
 
 
 class _Copier:
-    """The work of a warm-up's threads."""
-
     def __init__(
         self,
         source: Store,
@@ -111,7 +109,6 @@ class _Copier:
         self.entries: dict[str, Entry] = {}
 
     def has(self, module: Module) -> bool:
-        """Return whether all files are in place and unchanged since they were last verified."""
         return all(self._is_known(file) for file in module.files)
 
     def _is_known(self, file: File) -> bool:
@@ -125,7 +122,7 @@ class _Copier:
         )
 
     def copy(self, module: Module) -> str:
-        """Put a module in place; return the reason if it is broken, else an empty string."""
+        """Copy a module into place; return the reason if it is broken, else an empty string."""
         try:
             kept = self._kept(module)
             missing = [file for file in module.files if file.path not in kept]
@@ -143,7 +140,6 @@ class _Copier:
         return ""
 
     def _kept(self, module: Module) -> dict[str, Entry]:
-        """Return the entries of the files that are in place and equal; if one differs, move the module aside."""
         kept = {}
         for file in module.files:
             here = self._there.get(file.path)
@@ -184,7 +180,6 @@ def _wanted(source: Store) -> tuple[list[Module], dict[str, str]]:
 
 
 def _swept(target: Path, done: Warmed) -> dict[str, File]:
-    """Remove what a killed warm-up and dead compilers left behind; return the target's files."""
     shutil.rmtree(target / COPYING, ignore_errors=True)
     listing = Folder(target).files()
     for file in listing:

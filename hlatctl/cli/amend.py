@@ -69,11 +69,9 @@ def make(run: RunPaths, overrides: list[str], *, why: str, at: str | None = None
     """Amend a run and print what changes, and when.
 
     Args:
-        run: the run directory.
-        overrides: as for `hlatctl train`.
-        why: the reason.
-        at: the step after which it is to begin, or ``now``.
-        resumes: the run is continued next.
+        overrides: overrides as for `hlatctl train`.
+        at: step after which the change begins, or ``now``.
+        resumes: the caller continues the run next.
 
     Raises:
         HlatctlError: the amendment is refused; nothing was written.

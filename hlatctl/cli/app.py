@@ -1,4 +1,4 @@
-"""How the commands' help and their usage errors look: a subclass of typer's app, used by every group of commands.
+"""The format of the commands' help and usage errors: a subclass of typer's app for every group of commands.
 
 ``-h`` is ``--help``. Help names arguments and values by plain words (RUN, TEXT, N), whatever typer's version prints.
 """
@@ -89,7 +89,7 @@ def _bare(match: re.Match[str]) -> str:
 
 
 def _plain(kind: str, name: str) -> str:
-    """Return the first column of a line of help. An argument's metavar says all; a type would repeat it."""
+    """Return the first column of a line of help: an argument's metavar without a type, which would repeat it."""
     return _TYPE.sub("" if kind == "argument" else _word, name)
 
 

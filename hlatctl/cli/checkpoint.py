@@ -1,7 +1,4 @@
-"""`hlatctl checkpoint`: lists, verifies and restores checkpoints, exports to and imports from Hugging Face format.
-
-The records that ``hlatctl checkpoint ls`` prints.
-"""
+"""`hlatctl checkpoint`: lists, verifies and restores checkpoints, exports to and imports from Hugging Face format."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""Arguments and output functions that several commands share.
+"""What several commands share: arguments, output, shell completion, and names of evaluated milestones.
 
-Words for the shell's completion: runs, sweeps, configuration groups, options, keys and values.
-
-Only folders are listed, so thousands of runs are quick, and Hydra is not imported.
-
-How commands name an evaluated milestone of a run: RUN, RUN:TOKENS, or RUN with ``--at TOKENS``.
+Completion only lists folders and doesn't import Hydra, so it stays fast with thousands of runs. Commands name an
+evaluated milestone as RUN, RUN:TOKENS, or RUN with ``--at TOKENS``.
 """
 
 from __future__ import annotations
@@ -35,20 +32,20 @@ if TYPE_CHECKING:
 
 
 def run_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return ``latest`` and the ids of runs, newest first, that begin with what was typed."""
+    """Return ``latest`` and the ids of runs that begin with the typed text, newest first."""
     return _beginning(incomplete, [LATEST, *(run.run_id for run in reversed(_listed(list_runs, ctx)))])
 
 
 def run_or_sweep_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the same, and the ids of sweeps."""
+    """Return the completions of :func:`run_names`, and ids of sweeps."""
     sweeps = _beginning(incomplete, [sweep.run_id for sweep in _listed(list_sweeps, ctx)])
     return [*run_names(ctx, incomplete), *sweeps]
 
 
 def override_words(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return overrides that begin with what was typed: ``experiment=``, ``experiment=quickstart``, ``optimizer.lr=``.
+    """Return overrides that begin with the typed text: ``experiment=``, ``experiment=quickstart``, ``optimizer.lr=``.
 
-    Bash takes ``=`` for a word of its own, and completes only what follows it; zsh and fish complete the whole word.
+    Bash treats ``=`` as a separate word and completes only what follows; zsh and fish complete the whole word.
     """
     chosen = [Path(folder) for folder in ctx.params.get("config_dir") or []]
     with suppress(HlatctlError, OSError), folders.using(chosen):
@@ -65,7 +62,6 @@ def override_words(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _keys(incomplete: str, more: list[str]) -> list[str]:
-    """Return the groups and keys, or only their first parts if these differ."""
     from conf.compose import groups
     from conf.reference import keys
 
@@ -86,7 +82,6 @@ def _top(word: str) -> str:
 
 
 def _values(key: str) -> list[str]:
-    """Return the options of a group, or the values of a key: its choices, or else its default."""
     from conf.compose import groups
     from conf.reference import keys
 
@@ -104,7 +99,7 @@ def _values(key: str) -> list[str]:
 
 
 def _listed(list_folder: Any, ctx: typer.Context) -> list[Any]:
-    """Return what a folder has; a folder that can't be read has nothing: completion must not print errors."""
+    """Return the content of a folder; empty if it can't be read, because completion must not print errors."""
     from conf.compose import default_runs_dir
 
     chosen = ctx.params.get("runs_dir")
@@ -121,7 +116,7 @@ def _overrides(about: str) -> Any:
     return typer.Argument(metavar="OVERRIDES", help=about, show_default=False, autocompletion=override_words)
 
 
-#: Of a new run, of a run that exists, and of its evaluation.
+#: Overrides of a new run, of an existing run, and of its evaluation.
 Overrides = Annotated[
     list[str] | None, _overrides("Configuration keys to set, such as experiment=quickstart train.tokens=10M.")
 ]
@@ -132,16 +127,16 @@ EvalOverrides = Annotated[
     list[str] | None, _overrides("Keys of the evaluation to set, such as eval=hlat_core eval.limit=100.")
 ]
 
-#: Bold and its end: they can neither hide text nor move the cursor.
+#: Bold on and off. They can neither hide text nor move the cursor.
 _EMPHASIS = re.compile("(\x1b\\[[01]m)")
 
 
 def place(text: str) -> Path:
-    """Return the path that a person has named, with ``~`` expanded; the parser of all arguments that are paths.
+    """Return the path that a person typed, with ``~`` expanded. All path arguments are parsed with this.
 
     Raises:
-        ConfigError: the text is empty, as an unset variable in a script gives, or names no user's folder. ``Path("")``
-            would be the current folder.
+        ConfigError: the text is empty, as an unset variable in a script gives, or names an unknown user's folder.
+            ``Path("")`` would be the current folder.
     """
     if not text:
         raise ConfigError("a path is empty", hint="name a file or folder; . is the current folder")
@@ -157,7 +152,7 @@ def _use_config_dirs(ctx: typer.Context, value: list[Path] | None) -> list[Path]
     return value
 
 
-#: The callback does all that the option is for; commands take the argument and ignore it.
+#: The callback does all the work of the option; commands ignore the argument.
 ConfigDirs = Annotated[
     list[Path] | None,
     typer.Option(
@@ -233,7 +228,7 @@ def no_effects(config: Config, overrides: list[str] | None) -> list[str]:
 
 
 def find_run(name: str, runs_dir: Path | None) -> RunPaths:
-    """Return the run of an id, a unique beginning of one, or ``latest``; or else of a name that no other run has."""
+    """Return the run with an id, a unique prefix of one, or ``latest``; or else with a unique name."""
     folder = runs_folder(runs_dir)
     try:
         return runs.find_run(folder, name)
@@ -246,7 +241,7 @@ def find_run(name: str, runs_dir: Path | None) -> RunPaths:
 
 
 def find_sweep(name: str, runs_dir: Path | None) -> SweepPaths | None:
-    """Return the sweep of an id or a unique beginning of one. None if there is none."""
+    """Return the sweep with an id or a unique prefix of one. None if there is none."""
     return runs.find_sweep(runs_folder(runs_dir), name)
 
 
@@ -254,7 +249,7 @@ def find_sweep_only(name: str, runs_dir: Path | None, argument: str) -> SweepPat
     """Return the sweep of a name.
 
     Args:
-        argument: what the name was given as, such as ``--extend``.
+        argument: the option or argument that had the name, such as ``--extend``.
 
     Raises:
         RunNotFoundError: there is no such run or sweep.
@@ -277,7 +272,7 @@ def announce(run: RunPaths) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print JSON on stdout; characters that a terminal obeys are escaped, also those of the direction of writing."""
+    """Print JSON on stdout; control characters are escaped, including those for text direction."""
     lines = json.dumps(value, indent=2, ensure_ascii=False).split("\n")
     write("\n".join(line if line.isprintable() else _escaped(line) for line in lines))
 
@@ -287,13 +282,13 @@ def _escaped(line: str) -> str:
 
 
 def write(text: object = "", *, nl: bool = True) -> None:
-    """Print on stdout. Characters that a terminal obeys are shown by their codes; every command prints with this.
+    """Print on stdout, with control characters shown by their codes. Every command prints with this.
 
     Args:
-        text: can come from a file, a job or a model that somebody else wrote.
-        nl: end the line.
+        text: untrusted text, for example from a file, a job or a model.
+        nl: end with a newline.
     """
-    parts = _EMPHASIS.split(str(text))  # each second part is the emphasis of a table of ours
+    parts = _EMPHASIS.split(str(text))  # each second part is the emphasis of this project's table
     shown = [part if index % 2 else printable(part) for index, part in enumerate(parts)]
     typer.echo("".join(shown), nl=nl)  # noqa: TID251
 
@@ -340,8 +335,8 @@ class Evaluated:
     """An evaluated milestone of a run.
 
     Args:
-        title: names both, and says if the run is simulated.
-        is_imported: its scores are those of others.
+        title: display name of run and milestone; says if the run is simulated.
+        is_imported: the scores are imported.
     """
 
     run: RunPaths

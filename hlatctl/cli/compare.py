@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hlatctl.report.items import TaskItems
     from hlatctl.report.paired import Paired
 
-#: Tasks that an error names.
+#: Maximum number of tasks that an error names.
 _MOST_REASONS = 3
 
 
@@ -121,7 +121,6 @@ def _compare_items(
 
 
 def _no_pairs(found: Paired, sides: list[tuple[Evaluated, Mapping[str, TaskItems]]]) -> EvaluationError:
-    """Return the error that says why no items of two runs are pairs."""
     bare = [side.run.run_id for side, tasks in sides if side.is_imported and not tasks]
     if bare:
         return EvaluationError(

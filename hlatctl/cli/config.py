@@ -98,7 +98,7 @@ def show(overrides: Overrides = None, config_dir: ConfigDirs = None, as_json: Js
 
 
 def remark_of(group: str, option: str) -> str:
-    """Return what an option is, and its folder unless it is one of ours."""
+    """Return an option's description, and its folder unless the option is built in."""
     path = folders.file_of(group, option)
     assert path is not None
     where = "" if path.is_relative_to(folders.OURS) else f"[{path.parent.parent}]"
@@ -106,7 +106,6 @@ def remark_of(group: str, option: str) -> str:
 
 
 def _first_remark(path: Path) -> str:
-    """Return the first sentence of the comment at the top of a file."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("# @package")]
     remark = []
     for line in lines:

@@ -1,6 +1,6 @@
 """`hlatctl data`: shows a corpus and the documents of a step, and changes the data of a run.
 
-Processes of the trainer read the data (``flows.runtime.programs``), because this process doesn't import torch.
+Trainer processes read the data (``flows.runtime.programs``), because this process doesn't import torch.
 """
 
 from __future__ import annotations

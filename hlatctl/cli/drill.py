@@ -1,7 +1,4 @@
-"""`hlatctl drill`: injects faults into a short run and checks that it recovers.
-
-`hlatctl verify-resume`: proves that a run's checkpoint continues as the run did.
-"""
+"""`hlatctl drill` and `verify-resume`: check that a run recovers from faults, and that resuming reproduces it."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ def drill(
     chosen = with_runs_dir(overrides, runs_dir)
     if not any(override.lstrip("+").startswith(_EXPERIMENT) for override in chosen):
         chosen = [f"{_EXPERIMENT}drill", *chosen]
-    config = compose(chosen, to_start=False)  # what can't be drilled is refused first
+    config = compose(chosen, to_start=False)  # refuse what can't be drilled before anything else
     folder = new_folder(Path(config.runs_dir))
     try:
         run = exercise(config, folder, fault or offered(config), argv=sys.argv, say=say)
@@ -151,7 +148,6 @@ def _show(found: Comparison) -> None:
 
 
 def _failure(found: Comparison) -> str:
-    """Return what differs too much, and the rule."""
     from flows.verify_resume import NORM_TOLERANCE, TENSOR_TOLERANCE, TOLERANCE
 
     if found.must_equal:

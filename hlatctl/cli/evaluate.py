@@ -1,12 +1,7 @@
-"""`hlatctl eval`: evaluates a run, a checkpoint or a model; `hlatctl eval data`: lists and downloads datasets.
+"""`hlatctl eval`: evaluates a run, a checkpoint or a model, and exports, imports and checks scores.
 
-Processes of the evaluator do the work, because this process doesn't import the harness or the datasets package.
-
-Progress of an evaluation: its task, the answered requests, and the time left for the task.
-
-`hlatctl eval export` and `hlatctl eval import`: scores in the forms of other evaluators.
-
-`hlatctl eval contamination`: finds evaluation items in the corpus that a run has read.
+Its subcommands also list and download datasets, and find evaluation items in the corpus of a run. Evaluator processes
+do the work, because this process doesn't import the harness or the datasets package.
 """
 
 from __future__ import annotations
@@ -203,7 +198,6 @@ def _read(answer: dict[str, Any], tokens: str) -> str:
 
 
 def _rest(answer: dict[str, Any], processes: int) -> str:
-    """Return how much is not scanned yet, and the time that it takes at the speed so far."""
     left_bytes = max(0, answer["total_bytes"] - answer["text_bytes"])
     left = f"not complete: {left_bytes / _MB:,.1f} MB of text are left"
     if not answer["text_bytes"]:
@@ -241,15 +235,13 @@ _EPILOG = (
 
 
 class _TargetOrCommand(Group):
-    """A group of commands that takes any other word as a target, and shows the target command's help as its own."""
+    """A command group that treats any other word as a target, and shows the target command's help as the group's."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the target command's name."""
         named = bool(args) and args[0] in self.commands and args[0] != _TARGET
         return super().parse_args(ctx, args if named else [_TARGET, *(args or ["--help"])])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Remove the target command's name from the usage line."""
         name, command, rest = super().resolve_command(ctx, args)
         return "" if name == _TARGET else name, command, rest
 
@@ -455,7 +447,6 @@ def _show(answer: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _conclude(answer: dict[str, Any]) -> None:
-    """Print what is missing, and the command that downloads it."""
     data_dir, suite = answer["data_dir"], answer["suite"]
     missing = [record for record in answer["datasets"] if record["required"] and record["file"] is None]
     if data_dir is None:
@@ -486,7 +477,7 @@ def _row(records: list[dict[str, Any]]) -> list[str]:
     return [records[0]["dataset"], records[0]["split"], files, *facts, shown]
 
 
-#: Least time between two lines of one task.
+#: Minimum time between two lines of one task.
 _PLAIN_EVERY_S = 10.0
 
 
@@ -525,6 +516,5 @@ def _line(milestone: MilestoneState, state: RunState) -> str:
 
 
 def _under_way(state: RunState) -> MilestoneState | None:
-    """Return the running evaluation that was updated last."""
     running = [(m.progress.updated_unix_s, m) for m in state.milestones.values() if m.progress]
     return max(running, key=lambda pair: pair[0], default=(0.0, None))[1]

@@ -203,7 +203,6 @@ def _check(text: str, name: str) -> None:
 
 
 def _print_text(model: Model, prompt: str, sampling: Sampling, *, echo: bool) -> None:
-    """Print a continuation while it is generated, and how it ended on stderr."""
     write(printable(prompt) if echo else "", nl=False)
     end = model.generate(prompt, sampling, lambda piece: write(printable(piece), nl=False))
     write()
@@ -217,7 +216,6 @@ def _print_json(model: Model, prompts: list[str], sampling: Sampling) -> None:
 
 
 def _ask(model: Model, sampling: Sampling) -> None:
-    """Continue the prompts that a person types, until the end of the input."""
     import readline  # noqa: F401 - input() then has a history
 
     say(_WELCOME)
@@ -247,7 +245,7 @@ def _ask(model: Model, sampling: Sampling) -> None:
 
 @contextmanager
 def _stopping(model: Model) -> Iterator[None]:
-    """End the text at Ctrl-C; at the second one, the command."""
+    """End the text at the first Ctrl-C, and the command at the second."""
     asked = False
 
     def stop(number: int, frame: Any) -> None:
@@ -262,7 +260,7 @@ def _stopping(model: Model) -> Iterator[None]:
 
 
 def _end(number: int, frame: Any) -> None:
-    """End the command like an exception does, so that the exported model is removed; a signal handler."""
+    """End the command like an exception does, so that the exported model is removed. A signal handler."""
     raise SystemExit(128 + number)
 
 

@@ -1,8 +1,7 @@
 """`hlatctl logs`: prints a run's events and the output of its processes.
 
-The lines that `hlatctl logs` shows of a run's journal: stages, every tenth step, checkpoints, evaluations.
-
-A run of 2 M steps has 200,000 step lines. The first read starts in the last MiB of each journal file.
+Of the journal it prints stages, every tenth step, checkpoints and evaluations. A run of 2 M steps has 200,000 step
+lines, so the first read starts in the last MiB of each journal file.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ class JournalLines:
     """Reads new events of a run's journal as lines of text.
 
     Args:
-        run: the run directory.
         rank: read only the events of this training process; None: all events.
     """
 
@@ -76,7 +74,6 @@ class JournalLines:
         return TEXTS[kind](event) if kind in TEXTS else ""
 
     def _is_time(self, step: int) -> bool:
-        """Return whether a step gets a line: an attempt's first one does, then every tenth."""
         last = self._shown_step
         if last is not None and step // EVERY_STEPS <= last // EVERY_STEPS:
             return False
@@ -90,7 +87,6 @@ class JournalLines:
 
 
 def _recent(run: RunPaths) -> dict[str, int]:
-    """Return the offset in each journal file at which reading begins."""
     offsets = {}
     for path in run.journal.glob("*.jsonl"):
         begin = path.stat().st_size - _RECENT_BYTES
@@ -229,9 +225,9 @@ TEXTS: dict[str, Callable[[Event], str]] = {
 
 _POLL_S = 0.5
 _BLOCK_BYTES = 1 << 16
-#: More bytes without an end are printed as they are.
+#: Longer unfinished lines are printed as they are.
 _MAX_LINE_BYTES = 1 << 20
-#: Colors, which are left out, and what draws a line anew: a progress bar becomes one line for each state.
+#: Colours, which are removed, and codes that redraw a line: a progress bar becomes one line for each state.
 _COLORS, _REDRAWS = re.compile("\x1b\\[[0-9;]*m"), re.compile("\r+\n?")
 _NODE = re.compile(r"node-\d+")
 _OF_OTHER_NODE = re.compile(r"\.node-(\d+)\.log$")
@@ -319,8 +315,6 @@ def _newest_folder(run: RunPaths) -> Path:
 
 
 class _Printer:
-    """Prints new lines of a run's journal and log files, each part below the name of its file."""
-
     def __init__(
         self,
         run: RunPaths,
@@ -375,7 +369,7 @@ class _Printer:
                 self._print(str(path.relative_to(folder.parent)), text)
 
     def _node_of_rank(self, folder: Path) -> int:
-        """Return the node whose log is printed; without a rank, the first one: thousands of logs help nobody."""
+        """Return the node whose log is printed; without a rank, the first one, because there can be thousands."""
         if not self.rank or not any(_node_of(path) for path in folder.glob("*.log")):
             return 0
         from conf.of_run import of_run
@@ -395,7 +389,7 @@ class _Reader:
     """The offset up to which a file has been read, and the bytes of an incomplete character or line.
 
     Args:
-        rank: whose lines are taken; None: all.
+        rank: rank whose lines are read; None: all.
     """
 
     def __init__(self, rank: int | None) -> None:
@@ -415,12 +409,11 @@ class _Reader:
 
 
 def _has_ranks(path: Path) -> bool:
-    """Return whether the lines of a log begin with a rank."""
     return _stage_of(path) == "train" and not path.parent.name.isdigit()
 
 
 def _node_of(path: Path) -> int:
-    """Return the node of a log in an attempt's folder; the first node's name does not say it."""
+    """Return the node of a log in an attempt's folder. The name of the first node's log has no number."""
     match = _OF_OTHER_NODE.search(path.name)
     return int(match[1]) if match else 0
 

@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     Args:
-        argv: the words after the program's name; None: those of this process.
+        argv: arguments after the program's name; None: those of this process.
 
     Returns:
         0, 2 for a usage error, an error's own code (``hlatctl.run.errors``), 1 for a bug in hlatctl.
@@ -115,7 +115,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(work: Callable[[], object], error_file: str | None) -> int:
-    """Do a command's work, print and leave its error, and return its exit code."""
     try:
         ended = work()
         return ended if isinstance(ended, int) else 0

@@ -1,6 +1,6 @@
-"""`hlatctl notify`: sends a run's unsent messages, a test message, or prints the messages.
+"""`hlatctl notify` and `hlatctl sync`: send unsent messages, and copy missing journal entries to MLflow and mirrors.
 
-`hlatctl sync`: copies missing journal entries to MLflow and mirrors, and marks dead flow runs in Prefect.
+`hlatctl sync` also marks dead flow runs in Prefect.
 """
 
 from __future__ import annotations
@@ -70,7 +70,6 @@ def _print(run: RunPaths, config: Config) -> None:
 
 
 def _test(run: RunPaths, config: Config) -> list[str]:
-    """Send a test message to each service; return what failed."""
     from flows.tracking.notify import services
     from flows.tracking.notify.notes import Note
 
@@ -85,7 +84,6 @@ def _test(run: RunPaths, config: Config) -> list[str]:
 
 
 def _send(run: RunPaths, config: Config) -> list[str]:
-    """Send what is unsent; return what failed."""
     from flows.tracking.notify.notifier import Notifier, only_notifier
 
     with only_notifier(run):
@@ -137,7 +135,6 @@ def _check(runs: list[RunPaths], only: list[MirrorName]) -> None:
 
 
 def _copy(run: RunPaths, only: list[MirrorName]) -> None:
-    """Copy one run, and print how many entries each service lacked."""
     from conf.of_run import of_run
     from flows.tracking import mlflow_sync
     from flows.tracking.mirrors import sync
@@ -147,7 +144,7 @@ def _copy(run: RunPaths, only: list[MirrorName]) -> None:
     for name in only or of_run(run).tracking.mirrors:
         try:
             write(f"{run.run_id}\t{sync.sync(run, name)}\t{name}")
-        except RunBusyError as error:  # its own follower, which copies everything
+        except RunBusyError as error:  # a separate follower, which copies everything
             say(error.message)
 
 

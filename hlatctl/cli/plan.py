@@ -1,7 +1,4 @@
-"""`hlatctl plan`: shows what `train` would run, and what it needs.
-
-`hlatctl forecast`: forecasts when a run ends and what it costs.
-"""
+"""`hlatctl plan` and `hlatctl forecast`: what `train` would run and need, when a run ends, and what it costs."""
 
 from __future__ import annotations
 
@@ -142,7 +139,7 @@ def _evaluation(config: Config) -> list[Section]:
 
 
 def _rest(run: RunPaths, overrides: list[str], *, as_json: bool) -> None:
-    """Print what overrides would change in a run that has begun, and what is left of it."""
+    """Print what overrides would change in a run that has begun, and the rest of the run."""
     from conf.amendments import IN_WORDS, changes_between, row_of
     from conf.compose import amend, compose
     from conf.of_run import of_run
@@ -182,7 +179,6 @@ def _texts(
     *,
     show_config: bool,
 ) -> list[tuple[str, str]]:
-    """Return the plan's titles and texts in order."""
     from conf.load import dump
 
     first, *others = [

@@ -12,7 +12,7 @@ from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import ProfileState
 from hlatctl.units import size
 
-#: Looks at the journal from one line of progress to the next: 10 s.
+#: Reads of the journal between two progress lines: 10 s.
 _LINE_EVERY_LOOKS = 20
 
 

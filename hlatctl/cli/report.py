@@ -1,7 +1,4 @@
-"""`hlatctl report`: writes a run's report, its figures and its tables.
-
-`hlatctl goodput`: shows how a run spent its time.
-"""
+"""`hlatctl report` and `hlatctl goodput`: write a run's report, and show how a run spent its time."""
 
 from __future__ import annotations
 

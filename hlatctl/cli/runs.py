@@ -1,13 +1,4 @@
-"""`hlatctl runs`: lists the runs and sweeps of a folder.
-
-`hlatctl rm` and `hlatctl archive`: remove runs, or only their checkpoints.
-
-`hlatctl note`: what people call a run and say of it.
-
-`hlatctl show`: prints a run's configuration and provenance.
-
-`hlatctl diff`: shows in which keys two runs' configurations differ.
-"""
+"""`hlatctl runs`, `rm`, `archive`, `note`, `show` and `diff`: list, remove, label and compare runs."""
 
 from __future__ import annotations
 
@@ -130,7 +121,6 @@ def _sweep_of(name: str, runs_dir: Path | None) -> str:
 
 
 def _print_sweeps(folder: Path, found: list[Row]) -> None:
-    """Print a line for each sweep that has one of the rows."""
     shown = {row.sweep for row in found if row.sweep}
     lines = []
     for paths in list_sweeps(folder):
@@ -145,7 +135,7 @@ def _print_sweeps(folder: Path, found: list[Row]) -> None:
 
 
 def _table(found: list[Row], now_unix_s: float) -> str:
-    """Return the columns that have a value in one of the rows and, on a terminal, fit."""
+    """Return the columns that have a value in some row and, on a terminal, fit."""
     cells = [_cells(row, differs, now_unix_s) for row, differs in zip(found, run_list.differing(found), strict=True)]
     shown = [name for name in _COLUMNS if not _COLUMNS[name] or any(row[name] not in ("", "-") for row in cells)]
     if sys.stdout.isatty():
@@ -259,7 +249,7 @@ def _find(names: list[str], runs_dir: Path | None, *, yes: bool) -> list[RunPath
 
 
 def _confirm(question: str, *, yes: bool) -> None:
-    """Ask.
+    """Ask for confirmation unless ``yes`` is set.
 
     Raises:
         ConfigError: the answer is no, or input is not a terminal.

@@ -1,9 +1,4 @@
-"""`hlatctl status`: shows the state of a run or a sweep.
-
-The lines that `status` shows of a run, and those that `train` prints at the end.
-
-How far evaluation is behind training, and how long evaluations take, as `status` shows it.
-"""
+"""`hlatctl status`: shows the state of a run or a sweep. `hlatctl train` prints the same lines at the end."""
 
 from __future__ import annotations
 
@@ -56,7 +51,7 @@ def queue_rows(view: RunView) -> Iterator[tuple[str, str]]:
 
 
 def queue_record(view: RunView) -> dict[str, Any] | None:
-    """Return the queue and the times of tasks for `status --json`; None for a run without milestones of its own."""
+    """Return the queue and the times of tasks for `status --json`; None for a run without milestones."""
     queue = _queue(view)
     if queue is None:
         return None
@@ -173,7 +168,7 @@ def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:
 
 
 def used_text(state: RunState) -> str:
-    """Return what the newest step used of rank 0's device, as far as it is known."""
+    """Return rank 0's device usage at the newest step, as far as known."""
     used = state.used
     parts = [
         f"MFU {number(used, 'mfu'):.1%}" if "mfu" in used else "",
@@ -184,7 +179,6 @@ def used_text(state: RunState) -> str:
 
 
 def _amendment_rows(state: RunState) -> Iterator[tuple[str, str]]:
-    """Yield the newest amendment, and those that have not begun."""
     waiting = [a for a in state.amendments if a.applied_step is None]
     for amendment in sorted([*state.amendments[-1:], *waiting[:-1]], key=lambda a: a.number):
         changes = (f"{key} {value_text(old)} -> {value_text(new)}" for key, (old, new) in amendment.changes.items())
@@ -202,7 +196,6 @@ def _attempt_rows(state: RunState) -> Iterator[tuple[str, str]]:
 
 
 def _text_rows(view: RunView) -> Iterator[tuple[str, str]]:
-    """Yield how the newest evaluated checkpoint continues the first prompt."""
     kept = continuations.newest(view.run, view.state.milestones)
     if kept and kept.continuations:
         first = kept.continuations[0]

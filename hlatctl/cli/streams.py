@@ -1,7 +1,7 @@
 """Standard streams that are closed, full, or have lost their reader.
 
-Results that can't be written are an error, because the reader would take what arrived for the whole. Messages that
-can't be written are dropped: a run must not end because nobody reads about it.
+Failing to write results is an error, because the reader would take partial output for all of it. Messages that can't be
+written are dropped: a run must not end because nobody reads its messages.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ READER_ENDED = 141
 def prepare() -> None:
     """Make the standard streams of this process usable, whatever they are connected to.
 
-    A closed one is connected to /dev/null first. Otherwise the next file that is opened takes its number, and is
-    written to by every child process that prints.
+    Closed streams are connected to /dev/null first. Otherwise the next opened file would get such a stream's number,
+    and every child process that prints would write to it.
     """
     for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):  # writing to stdout fails as if closed
         try:
@@ -32,7 +32,7 @@ def prepare() -> None:
 
 
 def _text(raw: io.FileIO, before: Any, *, errors: str) -> io.TextIOWrapper:
-    """Return a stream like Python's own one, which is None if it was closed."""
+    """Return a stream like Python's standard streams, which are None if they were closed."""
     encoding, errors = (before.encoding, before.errors) if before else ("utf-8", errors)
     is_message = raw.fileno() == 2
     return io.TextIOWrapper(
@@ -41,12 +41,11 @@ def _text(raw: io.FileIO, before: Any, *, errors: str) -> io.TextIOWrapper:
 
 
 class _Results(io.FileIO):
-    """Stdout. After its first error it takes no more, so that the last flush doesn't fail again."""
+    """Stdout. After its first error it drops everything, so that the last flush doesn't fail again."""
 
     _failed = False
 
     def write(self, data: Any) -> int:
-        """Write, or raise what ends the command."""
         if self._failed:
             return len(data)
         try:
@@ -66,7 +65,6 @@ class _Messages(io.FileIO):
     """Stderr."""
 
     def write(self, data: Any) -> int:
-        """Write, or drop what can't be written."""
         try:
             return super().write(data)
         except OSError:

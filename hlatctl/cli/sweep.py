@@ -1,7 +1,4 @@
-"""`hlatctl sweep`: starts runs that differ in a few keys, and compares them.
-
-`hlatctl sweep-report`: writes a sweep's report.
-"""
+"""`hlatctl sweep` and `sweep-report`: start runs that differ in a few keys, compare them, and write a report."""
 
 from __future__ import annotations
 

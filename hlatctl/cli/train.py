@@ -1,14 +1,6 @@
-"""`hlatctl train`: creates a run and drives it to its end.
+"""`hlatctl train`, `resume`, `stop` and `fork`: create, continue, stop and branch runs.
 
-`hlatctl resume`: continues a run or a sweep.
-
-`hlatctl stop`: asks a run or a sweep to write checkpoints and stop.
-
-`hlatctl fork`: begins a run from a checkpoint of another.
-
-Drives a run or a sweep from a terminal: progress while it runs, a summary when it ends.
-
-Progress of a run: a line that is redrawn on a terminal, plain lines elsewhere.
+Progress is a line that is redrawn on a terminal, and plain lines elsewhere. A summary is printed at the end.
 """
 
 from __future__ import annotations
@@ -63,7 +55,7 @@ if TYPE_CHECKING:
     from hlatctl.run.state import RunState
 
 
-#: Least time between two plain lines. Each tenth of the run gets a line regardless.
+#: Minimum time between two plain lines. Each tenth of the run gets a line regardless.
 _PLAIN_EVERY_S = 10.0
 
 
@@ -74,7 +66,6 @@ def observer_for(
     """Yield an observer for a stream: one line that is redrawn on a terminal, plain lines elsewhere.
 
     Args:
-        stream: the stream to write to.
         live, plain: the classes of observers; None: those for training.
     """
     if not stream.isatty():
@@ -179,7 +170,7 @@ _MOST_ROWS = 20
 
 
 def drive(run: RunPaths, *, detach: bool) -> None:
-    """Print the id of a run or a sweep and drive it to its end, here or in a process of its own.
+    """Print the id of a run or a sweep and drive it to its end, here or in a separate process.
 
     Raises:
         HlatctlError: the flow's own error.

@@ -1,6 +1,6 @@
-"""`hlatctl ui`: serves the live page of a runs folder, and the pages of Prefect and MLflow behind it.
+"""`hlatctl ui` and `hlatctl watch`: serve the live page of a runs folder, or show its running runs on the terminal.
 
-`hlatctl watch`: one screen with the running runs of a folder.
+`hlatctl ui` also serves the pages of Prefect and MLflow behind the live page.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def watch(
 
 
 def _cells(row: LiveRow) -> list[str]:
-    """Return a run's cells for plain text; all but the first and the last are numbers or a status."""
+    """Return a run's cells as plain text; all but the first and the last are numbers or a status."""
     return [
         row.run_id,
         marked(row.status, simulated=row.simulated) + (" !" if row.needs_person else ""),
@@ -119,8 +119,6 @@ def _numbers(row: LiveRow) -> list[str]:
 
 
 class _Screen:
-    """The runs, drawn for the terminal's size at that moment: a line each, and one for what it does."""
-
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self.rows: list[LiveRow] | None = None
@@ -161,10 +159,7 @@ def _joined(run: str, cells: list[str], run_width: int, widths: list[int]) -> st
 
 
 class _Keys:
-    """Reads single keys from the terminal."""
-
     def pressed(self, wanted: str, timeout_s: float) -> bool:
-        """Wait for a key; return whether it was the wanted one. A closed terminal counts as it."""
         ready, _, _ = select.select([sys.stdin], [], [], timeout_s)
         if not ready:
             return False
@@ -174,7 +169,7 @@ class _Keys:
 
 @contextmanager
 def _keys() -> Iterator[_Keys]:
-    """Let the terminal give keys one by one, without showing them."""
+    """Switch the terminal to single keys without echo."""
     import termios
     import tty
 

@@ -1,15 +1,8 @@
-"""FLOPs and the budget of a run; pure functions. Parameters and checkpoint sizes are in ``conf.sizes``.
+"""The budget of a run: FLOPs, time, cost, disk, loader and tracking volume, epochs and checkpoint interval; pure.
 
-Days, accelerator-hours and dollars of a run, and of the same tokens on other hardware; pure arithmetic.
-
-What a run needs of loader, storage and tracking; pure arithmetic.
-
-How often a run repeats each of its sources; pure.
-
-How often to write a checkpoint, from the cost of a save and the rate of failures; pure functions.
-
-Both optima take the cost of a save and the mean time between failures in seconds, and return the seconds of training
-between the end of one save and the start of the next. Failures are assumed to be random with a constant rate.
+Parameters and checkpoint sizes are in ``conf.sizes``. Both optima of the checkpoint interval take the cost of a save
+and the mean time between failures in seconds. They return the seconds of training between the end of one save and the
+start of the next. Failures are assumed to be random with a constant rate.
 """
 
 from __future__ import annotations
@@ -30,8 +23,8 @@ class Budget:
 
     Args:
         flops_per_token: forward and backward pass.
-        checkpoints_kept: the most that are stored at once, without the one that is being written.
-        disk_bytes: of these checkpoints and the one that is being written.
+        checkpoints_kept: maximum number of stored checkpoints, without the one being written.
+        disk_bytes: size of these checkpoints and the one being written.
     """
 
     parameters: int
@@ -82,9 +75,9 @@ class Cost:
     """What a run costs without failures.
 
     Args:
-        accelerator_hours: of all processes' devices.
+        accelerator_hours: total over all processes' devices.
         usd: None without ``cluster.price_usd_per_node_hour``, like all dollars.
-        baseline_usd_per_4m_tokens: on ``cluster.baseline``; None if that is not set.
+        baseline_usd_per_4m_tokens: price on ``cluster.baseline``; None if that is not set.
     """
 
     days: float
@@ -148,12 +141,12 @@ class Volume:
     """Volumes of a run. Rates are None without a step time.
 
     Args:
-        loader_tokens_per_s: of each replica's loader.
-        checkpoint_every_s: between one checkpoint and the next.
-        checkpoint_bytes_per_s: at which all nodes together finish a checkpoint before the next one begins.
-        checkpoint_bytes_per_node: of one checkpoint.
-        disk_bytes: of the checkpoints kept and the one that is being written.
-        fast_disk_bytes: of those in ``checkpoint.fast_dir``; 0 if it is not set.
+        loader_tokens_per_s: rate of each replica's loader.
+        checkpoint_every_s: time between checkpoints.
+        checkpoint_bytes_per_s: rate at which all nodes together finish a checkpoint before the next one begins.
+        checkpoint_bytes_per_node: one node's part of a checkpoint.
+        disk_bytes: size of the stored checkpoints and the one being written.
+        fast_disk_bytes: size of those in ``checkpoint.fast_dir``; 0 if it is not set.
     """
 
     loader_tokens_per_s: float | None
@@ -196,9 +189,9 @@ class Epochs:
     """One source of a corpus.
 
     Args:
-        source: its path.
-        tokens: in the source, estimated from a sample.
-        trained_tokens: that the whole run trains on.
+        source: path of the source.
+        tokens: tokens in the source, estimated from a sample.
+        trained_tokens: tokens of the source that the whole run trains on.
     """
 
     source: str
@@ -225,8 +218,7 @@ def epochs(config: Config, dataset: Mapping[str, Any]) -> list[Epochs]:
     """Return the epochs of each source; empty if an older version prepared the corpus, without counting tokens.
 
     Args:
-        config: of the run.
-        dataset: ``dataset.json``.
+        dataset: content of ``dataset.json``.
     """
     sources = dataset.get("sources", [])
     weights = [source.weight for source in config.data.sources] or [1.0]
@@ -260,5 +252,5 @@ def daly_s(save_s: float, mean_time_between_failures_s: float) -> float:
 
 
 def least_time_between_failures_s(without_failure_s: float) -> float:
-    """Return the 95 % lower bound of the mean time between failures after this long without one."""
+    """Return the 95 % lower bound of the mean time between failures after this time without a failure."""
     return without_failure_s / -math.log(1 - CONFIDENCE)

@@ -3,8 +3,6 @@
 The amount of work comes from the data (``eval.workload``, if ``eval.data_dir`` is set) or from the published datasets'
 sizes (``evaluation_tasks.json``). The time assumes that reading prompts reaches ``UTILISATION`` of the devices' peak,
 and that a generated token takes one pass over the weights for the whole batch.
-
-The evaluation of milestones as a section of a plan; pure.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from hlatctl.units import count, counted, duration, size
 UTILISATION = 0.4
 #: Characters of a token in work measured on the data: the mean of Llama 2's tokenizer on the requests of hlat_core.
 CHARACTERS_PER_TOKEN = 3.3
-#: Batch that is assumed of written answers with `eval.batch_size=auto`.
+#: Assumed batch size of generated answers with `eval.batch_size=auto`.
 _AUTO_BATCH = 256
 _FILE = Path(__file__).with_name("evaluation_tasks.json")
 _VALIDATION = "validation"
@@ -39,11 +37,11 @@ class TaskWork:
     """The work of one task, or of several tasks of a group.
 
     Args:
-        requests: as the harness counts them.
+        requests: number of requests, as the harness counts them.
         sequences: texts that the model reads; choices of one letter share one.
-        prompt_tokens: of all sequences.
-        generated_tokens: of all requests, at most.
-        decode_steps: passes over the weights that generate them, batch by batch.
+        prompt_tokens: total over all sequences.
+        generated_tokens: maximum total over all requests.
+        decode_steps: passes over the weights to generate these tokens, batch by batch.
         estimated: the lengths were not measured.
     """
 
@@ -62,13 +60,13 @@ class EvaluationCost:
     """The cost of one milestone's evaluation. Times are None if the device is unknown.
 
     Args:
-        groups: in the suite's order; the held-out text is the last.
+        groups: groups in the suite's order; held-out text comes last.
         unknown: tasks whose size is not known.
-        devices: that share one copy of the model.
-        weights_bytes: on each device.
-        fits: None if the device's memory is unknown.
-        times_s: by group.
-        interval_s: between two milestones of training; None without a step time.
+        devices: devices that share one copy of the model.
+        weights_bytes: size of the weights on each device.
+        fits: whether the model fits; None if the device's memory is unknown.
+        times_s: time of each group.
+        interval_s: training time between two milestones; None without a step time.
     """
 
     groups: list[TaskWork]
@@ -98,9 +96,8 @@ def evaluation_cost(
     """Return the cost of evaluating one milestone.
 
     Args:
-        config: of the run.
-        step_s: of training.
-        records: of ``eval.workload``; None: the published datasets' sizes.
+        step_s: time of a training step.
+        records: records of ``eval.workload``; None: use the published datasets' sizes.
     """
     works, unknown = ([_of_record(config, record) for record in records], []) if records else _published(config)
     groups = _by_group([*works, *_held_out(config)])
@@ -135,7 +132,7 @@ def peak_key(config: Config) -> str:
 def _times_s(config: Config, groups: list[TaskWork], weights_bytes: float) -> dict[str, float] | None:
     """Return the seconds of each group; None without the device's peak.
 
-    Generating takes the time of its FLOPs, or that of reading the weights if that is longer. Replicas share the work.
+    Generating takes the time of its FLOPs or of reading the weights, whichever is longer. Replicas share the work.
     """
     peak = peak_of_device(config)
     if peak is None:
@@ -151,7 +148,6 @@ def _times_s(config: Config, groups: list[TaskWork], weights_bytes: float) -> di
 
 
 def _of_record(config: Config, record: Mapping[str, Any]) -> TaskWork:
-    """Return the work of a task that was measured on the data."""
     return _work(config, record, mean_tokens=record["characters"] / CHARACTERS_PER_TOKEN)
 
 
@@ -179,7 +175,6 @@ def _items(limit: float | None, items: int, tasks: int) -> int:
 
 
 def _published(config: Config) -> tuple[list[TaskWork], list[str]]:
-    """Return the work by the published sizes, and the tasks that have none there."""
     known, works, unknown = _table(), [], []
     for group, settings, name in _asked(config):
         row = known.get(name)
@@ -203,7 +198,6 @@ def _published(config: Config) -> tuple[list[TaskWork], list[str]]:
 
 
 def _asked(config: Config) -> Iterable[tuple[str, EvalGroupConfig, str]]:
-    """Yield the suite's groups and their tasks, or those that ``eval.tasks`` selects."""
     wanted, found = config.eval, set[str]()
     groups = wanted.groups or {name: EvalGroupConfig(tasks=[name]) for name in _table() if name.startswith("smoke_")}
     for name, group in groups.items():
@@ -215,7 +209,6 @@ def _asked(config: Config) -> Iterable[tuple[str, EvalGroupConfig, str]]:
 
 
 def _held_out(config: Config) -> list[TaskWork]:
-    """Return the run's held-out text, if it is scored."""
     wanted = config.eval
     if wanted.tasks and _VALIDATION not in wanted.tasks:
         return []
@@ -256,8 +249,7 @@ def evaluation_section(config: Config, cost: EvaluationCost, *, measured: bool) 
     """Return the evaluation's figures.
 
     Args:
-        config: of the run.
-        cost: of one milestone.
+        cost: cost of one milestone.
         measured: the work comes from the data, not from published sizes.
     """
     figures = [_group(work, cost, MEASURED if measured else DERIVED) for work in cost.groups]
@@ -296,7 +288,6 @@ def _model(config: Config, cost: EvaluationCost) -> list[Figure]:
 
 
 def _time(config: Config, cost: EvaluationCost) -> list[Figure]:
-    """Return the time of a milestone and of the run, and their share of training."""
     flops, milestones = sum(cost.flops.values()), len(config.milestones)
     whole = f"{flops:.3g} FLOPs (2 x parameters x tokens)"
     peak, total_s = peak_of_device(config), cost.total_s

@@ -1,7 +1,7 @@
-"""How a run is executed: what its configuration says, and where other software does something else.
+"""How a run is executed: what its configuration says, and where other software differs.
 
-Runs that others have published may use what this project can't do. ``Execution.of`` reads a configuration; a published
-run replaces some of its fields. Here are also the sizes that follow from both.
+Published runs may use features that this project doesn't have. ``Execution.of`` reads a configuration; a published run
+replaces some of its fields. Sizes that follow from both are here too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Fp8Scaling = Literal["rowwise", "tensorwise"]
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How a run is executed. No configuration sets the last six fields: they are other software's.
+    """How a run is executed. The last six fields describe other software; no configuration sets them.
 
     Args:
         context_parallel_size: processes that share each sequence.
@@ -27,14 +27,14 @@ class Execution:
         reshards: FSDP frees gathered weights after the forward pass.
         recomputed: what the backward pass computes again. ``operators``: every second product of a layer, and all
             element-wise operations, but not attention (torchtitan's option ``op``).
-        memory_budget: of ``budget``: the kept share of a layer's activations, from 0 (as ``full``) to 1 (as ``none``).
+        memory_budget: with ``budget``, stored share of a layer's activations, from 0 (as ``full``) to 1 (as ``none``).
         fp8: the layers' products run in FP8 with such scales; attention and the head don't.
         muon_steps: iterations of Muon, which updates the matrices of layers and has one moment of them; 0: AdamW.
         gathers_fp8: FSDP gathers the weights of layers in FP8, which needs one scale for all shards (tensorwise).
         separate_products: query, key and value are three products, and gate and up are two.
         asynchronous_tensor_parallel: products overlap the collectives of tensor parallelism.
         flash_attention: scores never leave the chip, and masked blocks are skipped; None: as the backend does.
-        recomputes_elementwise: a process keeps only its own results of products and of attention; element-wise
+        recomputes_elementwise: a process keeps only its results of products and of attention; element-wise
             operations are computed, and inputs of products, keys and values gathered, again.
         logit_bytes: memory for each entry of the logits; None: the loss is computed in blocks.
     """
@@ -56,7 +56,7 @@ class Execution:
 
     @classmethod
     def of(cls, config: Config) -> Execution:
-        """Return what a configuration says."""
+        """Return the execution that a configuration describes."""
         parallel = config.parallel
         return cls(
             context_parallel_size=parallel.context_parallel_size,
@@ -71,7 +71,7 @@ class Execution:
 
 
 def replicas(config: Config, execution: Execution) -> int:
-    """Return the number of replicas of the model, each with sequences of its own."""
+    """Return the number of replicas of the model, each with different sequences."""
     parallel = config.parallel
     shared = parallel.tensor_parallel_size * parallel.pipeline_parallel_size * execution.context_parallel_size
     return config.world_size // shared
@@ -112,7 +112,7 @@ def tokens(config: Config, execution: Execution) -> int:
 
 
 def in_flight(config: Config, execution: Execution, stage: int) -> float:
-    """Return the micro-batches whose activations a process has, as many as its whole stage's activations count.
+    """Return the number of micro-batches in flight, in activations of the whole stage of a process.
 
     1F1B: the number of stages from this one to the last (arXiv 2104.04473, section 2.2). With v chunks, the process of
     the first stage has run (v - 1) p + 2 (p - 1) + 1 chunks before the first is freed (section 2.2.2).

@@ -1,11 +1,7 @@
 """Device memory that one process needs, by part; pure arithmetic.
 
-``hlatctl.plan.memory`` has what depends on the tokens of a micro-batch. ``tests/trainer/test_planned_memory.py``
-compares the result with what PyTorch's allocator gives out.
-
-What a layer keeps for its backward pass, and the temporary memory of a layer and of the loss; pure arithmetic.
-
 The tensors are counted one by one, as in this project's decoder (``trainer.model.decoder``).
+``tests/trainer/test_planned_memory.py`` compares the result with what PyTorch's allocator reports.
 """
 
 from __future__ import annotations
@@ -30,14 +26,14 @@ from hlatctl.units import size
 
 
 def activation_bytes(config: Config, execution: Execution, layers: int, stage: int) -> int:
-    """Return what a stage keeps for the backward passes of its micro-batches in flight."""
+    """Return the bytes that a stage keeps for the backward passes of its micro-batches in flight."""
     kept = in_flight(config, execution, stage) * layers * layer_bytes(config, execution)
     mask = sequences(config, execution) * config.train.seq_len**2 if config.data.mask_across_documents else 0
     return int(kept) + mask
 
 
 def layer_bytes(config: Config, execution: Execution) -> int:
-    """Return what one layer keeps of one micro-batch."""
+    """Return the bytes that one layer keeps of one micro-batch."""
     least = input_bytes(config, execution)
     if execution.recomputed == "full":
         return least
@@ -49,7 +45,7 @@ def layer_bytes(config: Config, execution: Execution) -> int:
 
 
 def unrecomputed_bytes(config: Config, execution: Execution) -> int:
-    """Return what one layer keeps of one micro-batch if no product of a weight is computed again.
+    """Return the bytes that one layer keeps of one micro-batch if no product of a weight is recomputed.
 
     Counted as in arXiv 2205.05198, section 4, but for this decoder: per token two norms, query, key and value, rotated
     query and key (and the inputs of their norms), the attention's output, and four tensors of the feed-forward layer's
@@ -79,9 +75,9 @@ def unrecomputed_bytes(config: Config, execution: Execution) -> int:
 
 
 def _operators_bytes(config: Config, execution: Execution) -> int:
-    """Return what a layer keeps if every second product is computed again.
+    """Return the bytes that a layer keeps if every second product is recomputed.
 
-    These are its input and the results of attention and of both packed products. Of separate ones they are query,
+    These are its input and the results of attention and of both packed products. Of separate products they are query,
     value, gate and, if not compiled, down.
     """
     width, kv, ffn, compute = widths(config)
@@ -93,7 +89,7 @@ def _operators_bytes(config: Config, execution: Execution) -> int:
 
 
 def _head_norms(config: Config) -> int:
-    """Return what the norms of queries and keys keep of a token: their inputs, in FP32 if not compiled."""
+    """Return the bytes that the norms of queries and keys keep per token: their inputs, in FP32 if not compiled."""
     width, kv, _, compute = widths(config)
     return (compute if compiles(config) else FP32_BYTES) * (width + kv) if config.model.qk_norm != "none" else 0
 
@@ -132,7 +128,7 @@ def work(config: Config, execution: Execution, stage: int) -> tuple[str, int]:
 
 
 def _backward(config: Config, execution: Execution) -> int:
-    """Return a layer's gradients of activations, what it computes again, and what FSDP reduces.
+    """Return the bytes of a layer's activation gradients, recomputed tensors, and gradients that FSDP reduces.
 
     FSDP has a layer's gradients in the products' precision, and the copy in FP32 that it sends.
     """
@@ -141,7 +137,7 @@ def _backward(config: Config, execution: Execution) -> int:
     gradients = (3 * ffn + 4 * width if compiles(config) else ffn + 2 * width) * compute * count
     sent = (compute + FP32_BYTES) * layer_parameters(config) if shards_weights(config, execution) else 0
     if execution.recomputed in ("full", "budget"):
-        # What was kept is there already, but for a layer's input.
+        # Kept tensors are already counted, except a layer's input.
         kept = layer_bytes(config, execution) - input_bytes(config, execution)
         return sent + gradients + unrecomputed_bytes(config, execution) - kept
     again = count * (compute * (width + kv) + _head_norms(config)) if execution.recomputed == "selective" else 0
@@ -150,7 +146,6 @@ def _backward(config: Config, execution: Execution) -> int:
 
 
 def _loss(config: Config, execution: Execution) -> int:
-    """Return the bytes of the final norm, the logits and their gradients."""
     model, parallel, compute = config.model, config.parallel, COMPUTE_BYTES[config.precision.name]
     count, rows = tokens(config, execution), model.vocab_size // parallel.tensor_parallel_size
     norm = 2 * (FP32_BYTES + compute) * count * model.hidden_size
@@ -172,7 +167,6 @@ def compiles(config: Config) -> bool:
 
 
 def _casts_weights(config: Config, execution: Execution) -> bool:
-    """Return whether products use copies of the weights; FSDP gathers weights in the products' precision."""
     casts = state_bytes(config).weights > COMPUTE_BYTES[config.precision.name]
     return casts and not shards_weights(config, execution)
 
@@ -192,7 +186,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Memory:
-    """The need of the process that needs most, and the memory of its device (None: unknown)."""
+    """Memory of the process that needs most, and of its device (None: unknown)."""
 
     parts: list[Part]
     device_bytes: int | None
@@ -212,8 +206,7 @@ def memory(config: Config, execution: Execution | None = None) -> Memory:
     """Return the peak of the process that needs most: in the first pipeline stage or the last one.
 
     Args:
-        config: of the run.
-        execution: of other software; None: what the configuration says.
+        execution: how other software runs it; None: as the configuration says.
     """
     how, stages = execution or Execution.of(config), {0, config.parallel.pipeline_parallel_size - 1}
     needs = (Memory(_parts(config, how, stage), config.cluster.hardware.memory_bytes) for stage in sorted(stages))
@@ -241,7 +234,7 @@ def _parts(config: Config, execution: Execution, stage: int) -> list[Part]:
     sharing = shards(config, execution)
     weight_shards = sharing if shards_weights(config, execution) else 1
     own_gradients = each.own_gradients * held // weight_shards
-    # They are allocated while activations are freed: both exist at once only from the second micro-batch on.
+    # They are allocated while activations are freed: both exist together only from the second micro-batch on.
     early = own_gradients if micro_batches(config, execution) > 1 else 0
     update = own_gradients - early + _update(config, stage, weight_shards)
     activations = activation_bytes(config, execution, len(process_layers(config, stage)), stage)
@@ -278,9 +271,9 @@ def matrix_parameters(config: Config, stage: int) -> int:
 
 
 def _gathered(config: Config, execution: Execution, stage: int) -> int:
-    """Return what FSDP gathers at a time: two layers, embedding and head (arXiv 2304.11277, section 3.2).
+    """Return the bytes that FSDP gathers at a time: two layers, embedding and head (arXiv 2304.11277, section 3.2).
 
-    The whole stage where weights are kept for the step: by ZeRO-1, without resharding, and in pipelines.
+    It is the whole stage where weights are kept for the step: by ZeRO-1, without resharding, and in pipelines.
     """
     if not shards_weights(config, execution):
         return 0
@@ -328,7 +321,7 @@ def _largest(config: Config, stage: int) -> int:
 
 
 def _checkpoint_copy(config: Config, held: int, moments: int) -> int:
-    """Return the copy that is written while training continues; on a CPU, host memory is the device's memory."""
+    """Return the bytes of the copy that is written during training. On a CPU, it is in the device's memory."""
     if config.backend.device != "cpu" or config.checkpoint.mode != "async":
         return 0
     each = state_bytes(config)

@@ -1,13 +1,11 @@
-"""Published figures beside this model's predictions: how accurate a plan is.
+"""Published figures next to this model's predictions: how accurate a plan is.
 
-The runs are in ``published.json``. Here are also figures that compare two plans, and what fits, from HLAT (arXiv
-2404.10630) and its authors' slides. Two points calibrate trn1's efficiencies, three bound its workspace, one its
-pipeline overhead (``conf/cluster/trn1_32xlarge.yaml``); the others are checks.
+``published.json`` has training runs whose speed or memory others have published. Other figures compare two plans, or
+say what fits; they are from HLAT (arXiv 2404.10630) and its authors' slides. Two points calibrate trn1's efficiencies,
+three bound its workspace, one its pipeline overhead (``conf/cluster/trn1_32xlarge.yaml``); the others are checks.
 
-Training runs whose speed or memory others have published (``published.json``), as configurations to plan.
-
-Such a run may use what this project's software doesn't have, such as asynchronous tensor parallelism or FSDP inside
-pipeline stages. So its configuration is not validated, and ``Execution`` names the differences.
+A published run may use features that this project's software doesn't have, such as asynchronous tensor parallelism or
+FSDP inside pipeline stages. So its configuration is not validated, and ``Execution`` names the differences.
 """
 
 from __future__ import annotations
@@ -87,12 +85,12 @@ class PublishedRun:
 
     @property
     def step_error_fraction(self) -> float:
-        """The planned time of a step, relative to the published one, less 1."""
+        """The planned time of a step, relative to the published one, minus 1."""
         return self.time.total_s / self.published_step_s - 1.0
 
     @property
     def memory_error_fraction(self) -> float | None:
-        """The same of the memory."""
+        """The planned memory, relative to the published one, minus 1."""
         return None if self.memory_gib is None else self.memory.need_bytes / _GIB / self.memory_gib - 1.0
 
 
@@ -105,8 +103,8 @@ def published_runs(cluster_of: ClusterOf, devices: set[str] | None = None) -> li
     """Return the published runs.
 
     Args:
-        cluster_of: returns the cluster configuration of a name (this package doesn't import Hydra).
-        devices: only these; None: all.
+        cluster_of: returns a cluster's configuration by name (this package doesn't import Hydra).
+        devices: devices to include; None: all.
     """
     runs = [facts for facts in _file()["runs"] if devices is None or facts["device"] in devices]
     names = clusters()
@@ -187,7 +185,7 @@ def points(compose: Compose, cluster: str = "") -> list[Point]:
     None if the configurations of HLAT's clusters lack a value that a plan needs.
 
     Args:
-        compose: returns the configuration of overrides; this package does not import Hydra.
+        compose: returns the configuration for overrides (this package doesn't import Hydra).
         cluster: name of a cluster configuration.
     """
     small, large = compose(["experiment=hlat_7b"]), compose(["experiment=hlat_70b"])

@@ -1,9 +1,4 @@
-"""The layouts of a model that fit its devices, cheapest first; pure arithmetic.
-
-The ranked layouts of a search, as plain values and as a table.
-
-Changes that make a run fit its devices: one or two overrides; pure arithmetic.
-"""
+"""The layouts of a model that fit its devices, cheapest first, and changes that make a run fit; pure arithmetic."""
 
 from __future__ import annotations
 
@@ -67,8 +62,7 @@ def is_valid(config: Config, *, to_train: bool = True) -> bool:
     """Return whether the configuration breaks no rule, and its backend can train the layout.
 
     Args:
-        config: to check.
-        to_train: whether the backend matters.
+        to_train: also require that the backend can train the layout.
     """
     try:
         validate(config, to_start=False)
@@ -94,7 +88,6 @@ def _fitting(config: Config, precision: PrecisionName) -> list[Candidate]:
 
 
 def _best_accumulation(layout: Config) -> Candidate | None:
-    """Return the fastest micro batch of a layout; of equally fast ones the one that needs least memory."""
     share, fitting = layout.train.global_batch_size // layout.data_parallel_size, []
     for sequences in (number for number in _MICRO_BATCHES if share % number == 0):
         candidate = with_micro_batch(layout, sequences)

@@ -1,6 +1,6 @@
 """A plan as titled lists of figures, each with its origin; pure. ``hlatctl.cli.plan`` prints it.
 
-What is left of a run that has begun, and how its learning rate goes on; pure.
+One section shows the rest of a run that has begun, and how its learning rate continues.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Figure:
     """One line of a plan.
 
     Args:
-        value: for programs, in the unit that the name or the text gives.
-        text: for people.
-        kind: its origin.
+        value: value for programs, in the unit that the name or the text gives.
+        text: value for people.
+        kind: origin of the figure.
     """
 
     name: str
@@ -53,9 +53,9 @@ def sections(config: Config, compose: Compose, speed: Speed | None = None) -> li
     """Return the whole plan of a configuration, the most important figures first.
 
     Args:
-        config: of the run; with the measured values, if this machine was measured.
-        compose: composes the configurations of published runs.
-        speed: the measurement.
+        config: the run's configuration, with measured values if this machine was measured.
+        compose: returns the configurations of published runs.
+        speed: this machine's measured speed.
     """
     time, need = step_time(config), memory(config)
     plan = [
@@ -74,7 +74,6 @@ def sections(config: Config, compose: Compose, speed: Speed | None = None) -> li
 
 
 def _as_measured(section: Section) -> Section:
-    """Return a section whose figures were computed with measured numbers instead of fitted ones."""
     figures = [replace(figure, kind=MEASURED) if figure.kind == CALIBRATED else figure for figure in section.figures]
     return Section(section.title, figures)
 
@@ -95,7 +94,6 @@ def corpus_section(sources: list[Epochs]) -> Section:
 
 
 def _in_short(config: Config, need: Memory, time: StepTime | None) -> list[Figure]:
-    """Return one figure for each of memory, time and cost."""
     needed, kind = size(need.need_bytes), _kind(need)
     if need.device_bytes is None:
         text = f"{needed} (the device's memory is unknown)"
@@ -190,7 +188,6 @@ def _published_speed(config: Config) -> list[Figure]:
 
 
 def _measured_speed(speed: Speed) -> list[Figure]:
-    """Return what was measured and how. Without a published peak there is no MFU."""
     rows, inner, columns = speed.shape
     product, copied, sent = speed.fp32_flops_per_s, speed.memory_bytes_per_s, speed.link_bytes_per_s
     at_once = counted(speed.processes, "process", "processes")
@@ -293,11 +290,11 @@ _JUMP = 0.02
 
 
 def continuation_section(before: Config, after: Config, step: int) -> Section:
-    """Return what is left with a changed configuration.
+    """Return the rest of the run with a changed configuration.
 
     Args:
-        before, after: the run's configuration, and the changed one.
-        step: the last one that the run keeps.
+        before, after: the configuration before and after the change.
+        step: the last step that the run keeps.
     """
     left = after.total_steps - step
     figures = [
@@ -319,7 +316,7 @@ def continuation_section(before: Config, after: Config, step: int) -> Section:
 
 
 def rate_chart(before: Config, after: Config, step: int) -> str:
-    """Draw the learning rate over all steps as text: ``*`` with the change, ``.`` as it was planned."""
+    """Draw the learning rate over all steps as text: ``*`` with the change, ``.`` as planned."""
     last = max(before.total_steps, after.total_steps)
     steps = [1 + round(column * (last - 1) / (_WIDTH - 1)) for column in range(_WIDTH)]
     planned = [learning_rate(at, before) if at <= before.total_steps else None for at in steps]
@@ -356,7 +353,6 @@ def _last(after: Config) -> str:
 
 
 def _rate(before: Config, after: Config, step: int) -> str:
-    """Return the rate of the next step, and how it continues the run's."""
     rate = learning_rate(step + 1, after)
     if step == 0:
         return f"{rate:.3e}"

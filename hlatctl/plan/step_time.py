@@ -1,22 +1,15 @@
 """Time of an optimizer step and model FLOPs utilisation: a roofline with communication; pure arithmetic.
 
 Large products run at a share of the peak, collectives at a share of the links' bandwidth (``cluster.hardware``, both
-calibrated). If the hardware is unknown, there is no step time: nothing is guessed. ``hlatctl.plan.step_time`` has the
-operations of one device, ``collectives`` those of groups, ``overlap`` what of those over replicas is visible.
-
-Time of a layer's operations on one device: an additive roofline; pure arithmetic.
+calibrated). If the hardware is unknown, there is no step time: nothing is guessed.
 
 A matrix product takes its FLOPs at ``compute_efficiency`` of the peak, plus its operands and its result once at the
 memory's bandwidth. So a product with a small dimension reaches less of the peak than a large one. Element-wise
 operations take their bytes at that bandwidth. If the bandwidth is unknown, bytes take no time.
 
-Time of collectives on a cluster's links: a ring of any group, and those of a layer; pure arithmetic.
-
-Ranks are ordered by pipeline stage, replica, part of the sequence and tensor-parallel rank. The last changes fastest.
-
-Time of an optimizer's update: state that is read and written, and Muon's products; pure arithmetic.
-
-What of the collectives over replicas no computation hides; pure arithmetic.
+Collectives are rings. Ranks are ordered by pipeline stage, replica, part of the sequence and tensor-parallel rank; the
+last changes fastest. Collectives over replicas count only where no computation hides them. The optimizer's update reads
+and writes its state; Muon adds products.
 """
 
 from __future__ import annotations
@@ -56,13 +49,13 @@ _LOGIT_BYTES_MOVED = 24
 
 @dataclass(frozen=True)
 class Device:
-    """What one process's device reaches.
+    """Speeds of one process's device.
 
     Args:
-        flops_per_s: with large products, on the slowest device: all others wait for it.
-        s_per_byte: of its memory; 0: unknown.
-        entry_bytes: of an activation.
-        fp8_flops_per_s: with large products in FP8; 0: unknown.
+        flops_per_s: speed of large products on the slowest device, for which all others wait.
+        s_per_byte: time per byte of memory traffic; 0: unknown.
+        entry_bytes: bytes of one activation value.
+        fp8_flops_per_s: speed of large products in FP8; 0: unknown.
     """
 
     flops_per_s: float
@@ -83,7 +76,7 @@ class Device:
 
 
 def expected_largest(count: int) -> float:
-    """Return how many standard deviations the largest of so many normal values is expected to be above the mean.
+    """Return the expected largest of ``count`` normal values, in standard deviations above the mean.
 
     Blom's approximation (Statistical Estimates and Transformed Beta-Variables, 1958): 0 of one, 1.4 of 8, 2.6 of 128,
     and 3.4 of 2,048.
@@ -102,12 +95,12 @@ class Product:
 
     @property
     def flops(self) -> float:
-        """A multiplication and an addition are two."""
+        """FLOPs; a multiplication and an addition count as two."""
         return 2.0 * self.rows * self.inner * self.columns * self.count
 
     @property
     def entries(self) -> float:
-        """Of both operands and the result."""
+        """Entries of both operands and the result."""
         sizes = self.rows * self.inner + self.inner * self.columns + self.rows * self.columns
         return sizes * self.count
 
@@ -127,17 +120,16 @@ class Work:
 
     @property
     def total_s(self) -> float:
-        """All three."""
+        """Total of the three times."""
         return self.forward_s + self.backward_s + self.again_s
 
     def __add__(self, other: Work) -> Work:
-        """Return both, one after the other."""
         return Work(self.forward_s + other.forward_s, self.backward_s + other.backward_s, self.again_s + other.again_s)
 
 
 @dataclass(frozen=True)
 class _Result:
-    """What a layer may keep instead of computing it again: seconds to compute it, and its bytes."""
+    """A result that a layer may keep instead of recomputing it: seconds to compute it, and its bytes."""
 
     again_s: float
     kept_bytes: int
@@ -182,7 +174,7 @@ def uses_flash(config: Config, execution: Execution) -> bool:
 
 
 def _every_second(config: Config, execution: Execution) -> list[Product]:
-    """Return the products that are recomputed with ``operators``: output, and if they are separate keys and up."""
+    """Return the products that are recomputed with ``operators``: output, and if they are separate, keys and up."""
     products, hidden = linears(config, execution), config.model.hidden_size
     if not execution.separate_products:
         return [products["o"]]
@@ -191,9 +183,9 @@ def _every_second(config: Config, execution: Execution) -> list[Product]:
 
 
 def _over_budget_s(config: Config, execution: Execution, device: Device, core_s: float) -> float:
-    """Return the time of the results that a layer computes again because its budget has no room for them.
+    """Return the time of the results that a layer recomputes because its budget has no room for them.
 
-    It keeps those first that take longest to compute, per byte, as torch.compile's knapsack does.
+    It keeps the results with the longest time per byte first, like torch.compile's knapsack.
     """
     count, (width, kv, ffn, compute) = tokens(config, execution), widths(config)
     fp8, by_name = execution.fp8 is not None, linears(config, execution)
@@ -213,7 +205,7 @@ def _over_budget_s(config: Config, execution: Execution, device: Device, core_s:
 def _core(config: Config, execution: Execution) -> list[Product]:
     """Return the products of attention's core: scores, and their products with the values.
 
-    With context parallelism a process has its own queries and the keys and values of the whole sequence.
+    With context parallelism a process has its part of the queries, and the keys and values of the whole sequence.
     """
     seq_len, width = config.train.seq_len, config.model.head_width
     own = seq_len // execution.context_parallel_size
@@ -270,17 +262,17 @@ def _entries(config: Config) -> int:
 
 #: Collectives of a layer's forward pass, and as many of its backward pass: into and out of attention and feed-forward.
 _EXCHANGES = 4
-#: What asynchronous tensor parallelism leaves visible of them: fitted to torchtitan's pair of runs of Llama 3.1 70B in
+#: Their share that asynchronous tensor parallelism can't hide: fitted to torchtitan's pair of runs of Llama 3.1 70B in
 #: BF16 (597.3 and 652.4 tokens/s; benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md).
 ASYNCHRONOUS_EXPOSED_FRACTION = 0.55
-#: By how much a collective slows computation beside it: it takes processors, caches and bandwidth of the memory. The
+#: How much a collective slows concurrent computation: it takes processors, caches and memory bandwidth. The
 #: mean of GPT and LLaMA models on A100, H100, MI210 and MI250, within a node (arXiv 2507.03114, abstract).
 OVERLAP_SLOWDOWN_FRACTION = 0.189
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A collective's time, and the part in which it slows computation beside it.
+    """A collective's time, and the part in which it slows concurrent computation.
 
     NCCL runs as many channels as the slowest link keeps busy, and each takes a processor. So bytes that wait for a
     slow network take as much from computation as if they went over the links in a node: for a longer time, but less.
@@ -290,11 +282,10 @@ class Exchange:
     slowing_s: float
 
     def __add__(self, other: Exchange) -> Exchange:
-        """Return both, one after the other."""
         return Exchange(self.total_s + other.total_s, self.slowing_s + other.slowing_s)
 
     def beside_s(self, computation_s: float) -> float:
-        """Return how much longer a computation takes with this beside it: what it doesn't hide, and what it slows."""
+        """Return how much longer a concurrent computation takes: the part that it doesn't hide, and the slowdown."""
         if not self.total_s:
             return 0.0
         hidden_fraction = min(1.0, computation_s / self.total_s)
@@ -309,11 +300,10 @@ def ring(config: Config, held_bytes: float, size: int, stride: int, messages: fl
     network. Each message takes n - 1 steps, whatever its size (:func:`latency_s`).
 
     Args:
-        config: has the cluster.
-        held_bytes: before a scatter, or after a gather.
-        size: processes of the ring.
-        stride: ranks from one of them to the next.
-        messages: rings that send these bytes, one after the other.
+        held_bytes: bytes of each process before a scatter, or after a gather.
+        size: number of processes in the ring.
+        stride: difference between the ranks of neighbours.
+        messages: number of consecutive rings that send these bytes.
     """
     if size == 1:
         return Exchange(0.0, 0.0)
@@ -329,7 +319,7 @@ def ring(config: Config, held_bytes: float, size: int, stride: int, messages: fl
 
 
 def latency_s(config: Config, size: int, stride: int) -> float:
-    """Return the time of a ring's steps apart from the bytes: a step for each process but one.
+    """Return the latency of a ring, apart from the bytes: one step fewer than it has processes.
 
     NCCL's own model of a ring (src/graph/tuning.cc): each step from node to node has the latency of the network, and
     each other step that of the link. So it grows with the number of processes, however few bytes there are.
@@ -403,12 +393,11 @@ def _network(hardware: HardwareConfig) -> float:
 
 
 def _share_of_network(config: Config) -> float:
-    """Return one process's part of its node's network when all send at once."""
     return _network(config.cluster.hardware) / config.cluster.processes_per_node
 
 
 def update_s(config: Config, execution: Execution, device: Device) -> float:
-    """Return the time of an update: the state is read and written once. 0 if the memory's bandwidth is unknown."""
+    """Return the time of an update, which reads and writes the state once. 0 if the memory's bandwidth is unknown."""
     each, held = state_bytes(config), stage_parameters(config, 0)
     state = held * (each.weights + each.gradients + each.master) + moment_bytes(config, execution, 0)
     read_and_write_s = 2 * state / shards(config, execution) * device.s_per_byte
@@ -442,14 +431,13 @@ def _iteration_s(rows: int, columns: int, device: Device) -> float:
 
 
 def _matrices(config: Config) -> list[tuple[int, int]]:
-    """Return the shapes of a layer's linear maps: query, key, value, output, gate, up and down."""
     hidden, tensor = config.model.hidden_size, config.parallel.tensor_parallel_size
     queries, ffn = widths(config)[0] * tensor, config.model.intermediate_size
     keys = kv_width(config) * min(tensor, config.model.num_kv_heads)
     return [(queries, hidden)] * 2 + [(keys, hidden)] * 2 + [(ffn, hidden)] * 3
 
 
-#: Gradients that are exchanged together, at least (Megatron-LM's default, too).
+#: Minimum number of gradients that are exchanged together (also Megatron-LM's default).
 BUCKET_ENTRIES = 40_000_000
 
 
@@ -457,10 +445,8 @@ def visible_s(config: Config, execution: Execution, layer: Work, backward_s: flo
     """Return the time of the collectives over replicas that nothing else hides.
 
     Args:
-        config: of the run.
-        execution: how it is executed.
-        layer: computation of one layer.
-        backward_s: of a micro-batch, in the slowest stage.
+        layer: computation time of one layer.
+        backward_s: time of a micro-batch's backward pass in the slowest stage.
     """
     if reducers(config, execution) == 1:
         return 0.0
@@ -482,12 +468,12 @@ def visible_s(config: Config, execution: Execution, layer: Work, backward_s: flo
 
 
 def _sharded_s(config: Config, execution: Execution, layer: Work) -> float:
-    """Return what FSDP's prefetching leaves visible.
+    """Return the time that FSDP's prefetching doesn't hide.
 
-    The weights of the next layer are gathered while a layer computes, and the gradients of the one before are
-    scattered: visible is by how much that takes longer than the computation, and by how much it slows it. Nothing hides
-    the collectives at the ends: of the embedding, the output projection and one layer (arXiv 2304.11277, section 3.3).
-    The pipelines of PyTorch scatter all gradients after the last micro-batch.
+    The weights of the next layer are gathered while a layer computes, and the gradients of the previous one are
+    scattered. The visible time is by how much that takes longer than the computation, and by how much it slows it.
+    Nothing hides the collectives at the ends: of the embedding, the output projection and one layer (arXiv 2304.11277,
+    section 3.3). PyTorch's pipelines scatter all gradients after the last micro-batch.
     """
     layers, count = _layers(config), micro_batches(config, execution)
     ends = _largest_stage(config) - layers * layer_parameters(config)
@@ -526,7 +512,6 @@ def _largest_stage(config: Config) -> int:
 
 
 def _layers(config: Config) -> int:
-    """Return the layers of the first stage, which has most."""
     return len(process_layers(config, 0))
 
 
@@ -593,8 +578,7 @@ def step_time(config: Config, execution: Execution | None = None) -> StepTime | 
     The slowest pipeline stage sets the pace of a micro-batch.
 
     Args:
-        config: of the run.
-        execution: of other software; None: what the configuration says.
+        execution: how other software runs it; None: as the configuration says.
     """
     how = execution or Execution.of(config)
     if missing(config, how):
@@ -622,8 +606,6 @@ def step_time(config: Config, execution: Execution | None = None) -> StepTime | 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pace:
-    """Seconds of one micro-batch in one process of a stage, and of one of its layers."""
-
     products_s: float
     elementwise_s: float
     tensor_parallel_s: float

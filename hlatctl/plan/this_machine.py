@@ -1,4 +1,4 @@
-"""A plan for this machine's processor: what the configuration does not say of its speed is measured."""
+"""A plan for this machine's processor: speeds that the configuration doesn't give are measured."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Measure = Callable[[tuple[int, int, int], int, int], Speed | None]
 def measured(config: Config, speed_of: Measure = measure) -> tuple[Config, Speed | None]:
     """Return a configuration with measured values in place of unknown ones, and the measurement.
 
-    It is measured only if the plan has no step time without it, and the run would train in FP32 on this machine's
-    processor: the speed of other hardware is not that of this machine. The product has the shape of a feed-forward
-    projection of one micro-batch.
+    It measures only if the plan has no step time without it, and the run would train in FP32 on this machine's
+    processor, because the speed of other hardware differs. The product has the shape of a feed-forward projection of
+    one micro-batch.
     """
     cluster = config.cluster
     here = cluster.launcher == "local" and cluster.nodes == 1 and config.backend.device == "cpu"

@@ -1,11 +1,4 @@
-"""The environment of a run, from its provenance: machine, software, code and command; pure.
-
-The data of a run: its sources, the share of each, what was consumed, and how often it was repeated; pure.
-
-Every interruption of a run: what ended the attempt, what shows it, what was lost, and what was decided; pure.
-
-How a run's texts change over training: the continuations of each prompt, by milestone, for people.
-"""
+"""The appendix of a report: environment, data, interruptions, and continuations of the prompts by milestone."""
 
 from __future__ import annotations
 
@@ -22,7 +15,7 @@ from hlatctl.units import count, duration, printable, size, utc
 
 
 def environment_facts(provenance: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what the provenance says, as name and text; empty if there is none."""
+    """Return the facts of the provenance, as name and text; empty if there is none."""
     host, git = _object(provenance, "host"), _object(provenance, "git")
     packages = _object(provenance, "packages")
     commit = str(git.get("commit") or "")
@@ -60,7 +53,7 @@ SOURCES_HEADER = (
 
 
 def sources(record: Record) -> list[list[str]]:
-    """Return a row of cells for each source, in the order of ``HEADER``; empty if the corpus is not prepared."""
+    """Return a row for each source, in the order of ``SOURCES_HEADER``; empty if the corpus is not prepared."""
     found: list[dict[str, Any]] = record.dataset.get("sources") or []
     weights = [source.weight for source in record.config.data.sources] or [1.0]
     if len(weights) != len(found):
@@ -87,7 +80,7 @@ def sources(record: Record) -> list[list[str]]:
 
 
 def data_facts(record: Record) -> list[tuple[str, str]]:
-    """Return what holds for all sources, as name and text."""
+    """Return the facts about all sources, as name and text."""
     data, found = record.config.data, record.dataset
     tokenizer, held_out = found.get("tokenizer") or {}, found.get("validation") or {}
     known = [
@@ -111,7 +104,7 @@ _FINISHED = "finished"
 
 
 def incidents(record: Record) -> list[list[str]]:
-    """Return a row of cells for each attempt that ended before the run's last step, in the order of ``HEADER``."""
+    """Return a row for each attempt that ended before the run's last step, in the order of ``INCIDENTS_HEADER``."""
     attempts = record.numbers.attempts
     nodes = {attempt.number: attempt.blamed_hosts for attempt in record.state.attempts}
     starts = [attempt.started_unix_s for attempt in attempts[1:]]
@@ -136,7 +129,6 @@ def incidents(record: Record) -> list[list[str]]:
 
 
 def _lost(steps: int, step_s: float | None, waited_s: float | None) -> str:
-    """Return the steps to redo, and the time until the next attempt started."""
     redone = f"{steps:,} step{'s' * (steps != 1)}" + (f" ({duration(steps * step_s)})" if steps and step_s else "")
     return redone + (f", {duration(max(0.0, waited_s))} until the next attempt" if waited_s is not None else "")
 

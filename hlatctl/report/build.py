@@ -1,10 +1,7 @@
-"""Write a run's report: the page, the summary, the numbers, and each figure and table in the formats asked for.
+"""Write a run's report: the page, the summary, the numbers, and each figure and table in the chosen formats.
 
-The page is ``index.html``. It comes with ``summary.md``, ``numbers.json``, and the figures as SVG and CSV files.
-
-A run's report page: one HTML file with its figures inside.
-
-The report's tables in LaTeX, for a paper.
+The page is ``index.html``, one HTML file with its figures inside. It comes with ``summary.md``, ``numbers.json``, the
+figures as SVG and CSV files, and tables in LaTeX for a paper.
 """
 
 from __future__ import annotations
@@ -59,7 +56,6 @@ def render_page(record: Record, figures: Mapping[str, tuple[str, str]], config_y
     """Return the page as HTML text.
 
     Args:
-        record: of the run.
         figures: caption and SVG text by name, in order.
         config_yaml: the run's configuration.
 
@@ -102,7 +98,6 @@ def render_page(record: Record, figures: Mapping[str, tuple[str, str]], config_y
 
 
 def _numbered(figures: Mapping[str, tuple[str, str]]) -> dict[str, list[tuple[str, str, str]]]:
-    """Return the name, the numbered caption and the SVG text of the figures of each section."""
     found: dict[str, list[tuple[str, str, str]]] = {"training": [], "evaluation": [], "performance": []}
     for number, (name, (caption, svg)) in enumerate(figures.items(), 1):
         section = next((section for start, section in _SECTIONS.items() if name.startswith(start)), "training")
@@ -118,7 +113,6 @@ def _provenance(provenance: dict[str, Any]) -> dict[str, str]:
 
 
 def _scores(milestones: Sequence[Milestone]) -> dict[str, Any]:
-    """Return the score table, split into headlines and other scores, and its notes."""
     header, rows = score_table(milestones)
     first = set(headlines([row[0] for row in rows]))
     notes = skipped_notes(milestones)
@@ -132,7 +126,6 @@ def _scores(milestones: Sequence[Milestone]) -> dict[str, Any]:
 
 
 def _contamination(overlaps: contamination.Overlaps) -> dict[str, Any]:
-    """Return the table of evaluation items that are in the corpus, and what is not scanned."""
     rows = [list(contamination.cells(row)) for row in overlaps.rows]
     return {"header": list(contamination.HEADER), "rows": rows, "unscanned": ", ".join(overlaps.unscanned)}
 
@@ -189,8 +182,7 @@ def build(run: RunPaths, formats: Collection[str] = DEFAULT, folder: Path | None
     """Write the report from the journal's current events and return the path of its page, or of its folder.
 
     Args:
-        run: its directory.
-        formats: some of the constants above.
+        formats: formats from the constants above.
         folder: where to write; None: the run's own report folder.
 
     Raises:
@@ -213,7 +205,6 @@ def build(run: RunPaths, formats: Collection[str] = DEFAULT, folder: Path | None
 
 
 def _files(record: Record, drawn: list[Figure], formats: Collection[str]) -> Iterator[tuple[str, str | bytes]]:
-    """Yield the name and the content of each file."""
     svgs = {figure.name: figure.svg() for figure in drawn if {HTML, SVG} & set(formats)}
     if SVG in formats:
         yield from ((f"figures/{name}.svg", svg) for name, svg in svgs.items())

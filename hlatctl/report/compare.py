@@ -1,11 +1,7 @@
-"""Compare runs' scores with each other and with published ones; pure.
-
-The command reads the scores, ``cells`` ranks each row, ``compare_tables`` formats the table.
-
-Rank the cells of one row of a comparison; pure.
+"""Compare runs' scores with each other and with published ones, and rank the cells of each row.
 
 Only scores that were measured equally are ranked. The leftmost run of a row sets the contract. Scores under another
-contract, an unknown contract, or of a simulated run are shown but not ranked. Published scores are ranked if the
+contract, under an unknown contract, or of a simulated run are shown but not ranked. Published scores are ranked if the
 leftmost run used the same shots, all items, and the published number of items (if there is one). Imported scores are
 ranked if evaluator, version of the task, shots and items are known and equal to those of the leftmost run.
 
@@ -13,8 +9,6 @@ Two values tie if their difference is within ``Z_95`` standard errors of the dif
 independent samples. Runs that answer the same items have correlated errors, so the test reports too many ties for them
 rather than too few. An unknown standard error counts as 0: every reported tie is one, but some ties are missed. A value
 is best only if it ties with no other, and if at least one standard error of each pair is known.
-
-Reads the scores of a run's milestone, for ``hlatctl.report.compare``.
 """
 
 from __future__ import annotations
@@ -42,7 +36,7 @@ from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState
 from hlatctl.units import count
 
-#: Two-sided 95 %.
+#: Standard errors of a two-sided 95 % interval.
 Z_95 = NormalDist().inv_cdf(0.975)
 #: Standings of a cell in its row.
 BEST, TIE = "best", "tie"
@@ -59,10 +53,10 @@ class Cell:
     Args:
         stderr: standard error; means over tasks assume independent tasks.
         n: number of items.
-        conditions: how it was measured, as far as known.
-        contract: those of several scores are joined by ``+``.
+        conditions: how the value was measured, as far as known.
+        contract: contract of the score; several are joined by ``+``.
         standing: ``best``, ``tie`` (statistically equal to the best) or empty.
-        remark: why it is not, or only conditionally, comparable; empty if it is.
+        remark: why the value is not fully comparable; empty if it is.
         chance: the score of guessing; None if it is unknown.
     """
 
@@ -121,14 +115,12 @@ def marked(cells: list[Cell | None]) -> list[Cell | None]:
 
 
 def _as_published(measured: Cell, published: Cell, sizes: set[int]) -> bool:
-    """Return whether both have the same shots, all items, and the published number of items, if there is one."""
     own = measured.conditions
     same_items = not sizes or measured.n in sizes
     return own.whole is True and own.shots == published.conditions.shots and same_items
 
 
 def _as_imported(measured: Cell, imported: Cell) -> bool:
-    """Return whether everything that is known of an imported score agrees with a run's."""
     return measured.n == imported.n is not None and agree(imported.conditions, measured.conditions)
 
 
@@ -138,7 +130,6 @@ def _ties(cell: Cell, top: Cell, ideal: str | float) -> bool:
 
 
 def _badness(cell: Cell, ideal: str | float) -> float:
-    """Return the distance of a value from the best possible one, up to a constant."""
     if isinstance(ideal, str):
         return -cell.value if ideal == baselines.HIGHEST else cell.value
     return abs(cell.value - ideal)
@@ -164,8 +155,8 @@ class RunScores:
     """The scores of one milestone of a run, by name.
 
     Args:
-        skipped: the tasks that could not run, with the reason.
-        imported: where the scores of others are from; empty for a run of our own.
+        skipped: reason for each task that could not run.
+        imported: source of imported scores; empty if they are not imported.
     """
 
     run_id: str
@@ -185,7 +176,7 @@ class RunScores:
     def limits(self) -> list[float | None]:
         """Return the different known limits of items per task; None: all items.
 
-        An import that names no limit has a known one only if all items were counted.
+        The limit of an import that names none is known only if all items were counted.
         """
         known = [score.known for score in self._tasks]
         named = [each.conditions.limit for each in known if each.fields or _says_items(each.conditions)]
@@ -206,7 +197,7 @@ class RunScores:
 class Column:
     """One run, or one published model with its ``source``. Empty lists mean unknown.
 
-    ``imported`` says where the scores of others are from; empty for a run of our own.
+    ``imported`` is the source of imported scores; empty if the run has its own.
     """
 
     name: str
@@ -249,12 +240,12 @@ def run_scores(
     """Return a milestone's scores, without damaged ones and those that are not numbers.
 
     Args:
-        milestone: an evaluated one.
+        milestone: an evaluated milestone.
         simulated: nothing was trained.
-        contract: of scores that don't name their own.
+        contract: contract of scores that don't name one.
         recorded: the contracts that the run has accepted. Of these, only the fields that must be equal between runs are
             compared; any other contract is compared by its hash.
-        imported: where the scores of others are from; None or empty for a run of our own.
+        imported: source of imported scores; None or empty if the run has its own.
     """
     scores, known = {}, ScoreContracts(recorded or Record())
     for name, record in milestone.scores.items():
@@ -323,12 +314,11 @@ def _measured(record: Mapping[str, Any], value: float, known: Known) -> Measured
 
 
 def _says_items(conditions: Conditions) -> bool:
-    """Return whether it is known how many items a score without a contract was limited to."""
     return conditions.limit is not None or conditions.whole is True
 
 
 def _own_definitions(runs: Sequence[RunScores]) -> list[str]:
-    """Return a note on the scores of each run whose tasks were defined by its user, with ``eval.include_path``."""
+    """Return a note on the scores of each run with user-defined tasks (``eval.include_path``)."""
     notes = []
     for run in runs:
         names = [name for name, score in run.scores.items() if _is_own(score.known.fields or {})]
@@ -341,7 +331,7 @@ def _is_own(contract: Mapping[str, Any]) -> bool:
 
 
 def _differences(rows: Sequence[Row], runs: Sequence[RunScores]) -> list[str]:
-    """Return notes on how the contracts of runs differ from those of the leftmost runs: one for each first field."""
+    """Return notes on how runs' contracts differ from those of the leftmost runs, one per first differing field."""
     asked = {score.known.key: score.known.fields for run in runs for score in run.scores.values() if score.known.fields}
     found: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
     for row in rows:
@@ -379,7 +369,6 @@ def _all(run: RunScores, wanted: Mapping[str, str]) -> list[Measured] | None:
 
 
 def _others(layout: Layout, runs: Sequence[RunScores]) -> list[RowSpec]:
-    """Return a row for every score that belongs to no row of the layout."""
     wanted = {pair for row in layout.rows for scores in row.of for pair in scores.items()}
     taken = {(name, metric) for task, metric in wanted for name in _names(task, metric)}
     pairs = {(name, score.metric) for run in runs for name, score in run.scores.items()} - taken
@@ -411,7 +400,6 @@ def _row(spec: RowSpec, runs: Sequence[RunScores], models: Sequence[Model]) -> R
 
 
 def _run_cell(spec: RowSpec, run: RunScores) -> Cell | None:
-    """Return the mean over the first alternative whose scores are all present; None if there is none."""
     scores = next(filter(None, (_all(run, wanted) for wanted in spec.of)), None)
     if scores is None:
         return None
@@ -447,7 +435,6 @@ def _model_cell(spec: RowSpec, model: Model) -> Cell | None:
 
 
 def _shown(rows: list[Row]) -> list[Row]:
-    """Return the rows with a value, and the group's own row above the rows of its parts."""
     filled = {(row.section, row.group) for row in rows if any(row.cells) and row.part}
     return [row for row in rows if any(row.cells) or (not row.part and (row.section, row.group) in filled)]
 
@@ -456,13 +443,12 @@ def read_scores(run: RunPaths, tokens: int | None, warn: Callable[[str], None]) 
     """Return the scores of a run's milestone.
 
     Args:
-        run: the run.
-        tokens: of the milestone; None: the newest evaluated one.
+        tokens: the milestone's tokens; None: the newest evaluated milestone.
         warn: called with a message if the record of the run's contracts is damaged.
 
     Raises:
         EvaluationError: the run has no evaluated milestone.
-        ConfigError: it has none of that many tokens.
+        ConfigError: it has no evaluated milestone with these tokens.
     """
     state = read_state(run)
     milestone = evaluated_milestone(run, state.milestones, tokens)
@@ -482,7 +468,7 @@ def read_scores(run: RunPaths, tokens: int | None, warn: Callable[[str], None]) 
 
 
 def evaluated_milestone(run: RunPaths, milestones: dict[int, MilestoneState], tokens: int | None) -> MilestoneState:
-    """Return the evaluated milestone of so many tokens, or the newest one; the errors are those of `read_scores`."""
+    """Return the evaluated milestone with these tokens, or the newest one; raises the errors of `read_scores`."""
     evaluated = {at: milestone for at, milestone in milestones.items() if milestone.status == "evaluated"}
     if not evaluated:
         pending = ", ".join(f"{count(at)} {milestone.status}" for at, milestone in sorted(milestones.items()))

@@ -109,12 +109,11 @@ def plain(comparison: Comparison) -> tuple[list[str], list[str | list[str]], lis
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as a JSON value, version 1 of its form."""
+    """Return the comparison as a JSON value, version 1 of its format."""
     return {"v": 1, **dataclasses.asdict(comparison)}
 
 
 def _body(comparison: Comparison, style: _Style) -> Iterator[str | list[str]]:
-    """Yield the lines below the header, escaped: a section's title as a text, a row as a list of cells."""
     titles = _titles(comparison)
     empty = [""] * (len(titles) - 1)
     yield ["tokens", *empty, *map(_tokens, comparison.columns)]
@@ -133,7 +132,6 @@ def _body(comparison: Comparison, style: _Style) -> Iterator[str | list[str]]:
 
 
 def _titles(comparison: Comparison) -> list[str]:
-    """Return the headers before those of the models; that of guessing only if some score of it is known."""
     known = any(cell and cell.chance is not None for row in comparison.rows for cell in row.cells)
     return ["", "shots", "n", "metric", *[GUESSING] * known]
 
@@ -144,7 +142,6 @@ def _guessing(row: Row, style: _Style) -> str:
 
 
 def _measured(row: Row, cell: Cell | None) -> tuple[str, str]:
-    """Return shots and items of a cell: ``?`` if unknown, empty if there are none."""
     if cell is None:
         return "", ""
     without = row.shots is None and (row.unit == PLAIN or cell.conditions.whole is not None)
@@ -157,7 +154,6 @@ def _known(value: int | None) -> str:
 
 
 def _otherwise(row: Row, cell: Cell, first: Cell | None) -> str:
-    """Return a cell's shots and items where they differ from those that the row shows."""
     if first is None or cell is first:
         return ""
     (shots, items), own = _measured(row, first), _measured(row, cell)

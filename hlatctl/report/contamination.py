@@ -1,13 +1,11 @@
 """Evaluation items that are in the corpus of a run: how many, and the scores without them.
 
 An item overlaps if at least one of its n-grams is in the corpus, which GPT-3's study calls potentially contaminated
-(arXiv 2005.14165, section 4): such a match can be a quotation, and no match is no proof of the opposite. PaLM's study
-(arXiv 2204.02311, section 8) counts items of which at least 70 % of the n-grams are found.
+(arXiv 2005.14165, section 4). Such a match can be a quotation, and finding no match doesn't prove that the item is
+absent. PaLM's study (arXiv 2204.02311, section 8) counts items of which at least 70 % of the n-grams are found.
 
-Complete scans of a run's corpus for evaluation items, and which of them says something of a task.
-
-A milestone has one result for each scan: of other items, or of other documents (``trainer.data.overlap``). Of a task,
-the scan up to the latest milestone counts, and there the one that has finished last.
+A milestone has one result for each scan (``trainer.data.overlap``), because scans can differ in items or documents. For
+each task, the scan up to the latest milestone counts; of several such scans, the one that finished last.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ class Hit:
     """An item that overlaps.
 
     Args:
-        ngrams, found: how many it has, and how many of them are in the corpus.
-        example: the first one, which is in line ``row`` of ``file``.
+        ngrams, found: number of n-grams, and how many of them are in the corpus.
+        example: the first n-gram found, in line ``row`` of ``file``.
     """
 
     ngrams: int
@@ -49,13 +47,13 @@ class Hit:
 
 @dataclass(frozen=True, kw_only=True)
 class Scanned:
-    """What a scan says of one task.
+    """The scan's result for one task.
 
     Args:
         milestone_tokens: the documents up to this milestone were scanned.
-        words: of an n-gram.
-        items, short: their number, and how many have too few words.
-        overlapping: by the item's name.
+        words: words per n-gram.
+        items, short: number of items, and how many have too few words.
+        overlapping: overlapping items by name.
     """
 
     milestone_tokens: int
@@ -66,10 +64,9 @@ class Scanned:
 
 
 def newest(run: RunPaths, milestones: Iterable[int]) -> dict[str, Scanned]:
-    """Return what is known of each task, by its name. Damaged results count as missing.
+    """Return the newest known result of each task, by name. Damaged results count as missing.
 
     Args:
-        run: its directory.
         milestones: tokens of the milestones to look at.
     """
     found: dict[str, Scanned] = {}
@@ -83,7 +80,7 @@ def scanned(tasks: Mapping[str, Any], milestone_tokens: int) -> dict[str, Scanne
     """Return the tasks of one result.
 
     Raises:
-        DAMAGED: it is damaged.
+        DAMAGED: the result is damaged.
     """
     return {name: _scanned(task, milestone_tokens) for name, task in tasks.items()}
 
@@ -121,7 +118,7 @@ def _hit(item: Mapping[str, Any]) -> Hit:
     )
 
 
-#: Share of an item's n-grams from which on it is mostly in the corpus (PaLM).
+#: An item with at least this share of its n-grams in the corpus is mostly in it (PaLM).
 MOSTLY = 0.7
 HEADER = (
     "task",
@@ -148,14 +145,14 @@ class Mean:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """One task.
+    """One task's overlap.
 
     Args:
-        scanned: what the scan says of it.
-        mostly: how many items have :data:`MOSTLY` of their n-grams in the corpus.
-        metric: of the means; empty if the milestone has no items of the task.
+        scanned: the scan's result.
+        mostly: number of items with :data:`MOSTLY` of their n-grams in the corpus.
+        metric: metric of the means; empty if the milestone has no items of the task.
         everything, clean: means over all items and over those that don't overlap.
-        unscanned: how many items with a score the scan did not have.
+        unscanned: number of items with a score that were not scanned.
     """
 
     task: str
@@ -176,7 +173,7 @@ class Overlaps:
 
 
 def read_overlaps(run: RunPaths, state: RunState) -> Overlaps | None:
-    """Return what the newest complete scans say of each task; None if there is no complete scan."""
+    """Return the results of the newest complete scans by task; None if there is no complete scan."""
     found = newest(run, state.milestones)
     if not found:
         return None
@@ -188,7 +185,7 @@ def read_overlaps(run: RunPaths, state: RunState) -> Overlaps | None:
 
 
 def unscanned(run: RunPaths, state: RunState, rows: Sequence[Overlap]) -> list[str]:
-    """Return what the newest milestone with items has, and no row: tasks, or ``TASK (N items)``."""
+    """Return what the newest milestone with items has and no row covers: tasks, or ``TASK (N items)``."""
     folders = [items.folder_of(run, milestone) for _, milestone in sorted(state.milestones.items(), reverse=True)]
     tasks = next(filter(None, map(items.files_of, folders)), {})
     known = {row.task: row.unscanned for row in rows}
@@ -197,19 +194,19 @@ def unscanned(run: RunPaths, state: RunState, rows: Sequence[Overlap]) -> list[s
 
 
 def in_corpus(run: RunPaths, milestone_tokens: int, task: str) -> dict[str, str]:
-    """Return what is in the corpus of each overlapping item of a task, by item; none if the task is not scanned."""
+    """Return a description of each overlapping item of a task, by item; empty if the task is not scanned."""
     found = newest(run, [milestone_tokens])
     return {name: _in_words(hit) for name, hit in found[task].overlapping.items()} if task in found else {}
 
 
 def lacks(run: RunPaths, milestone_tokens: int, task: str) -> bool:
-    """Return whether the corpus up to a milestone was scanned for other tasks than this one."""
+    """Return whether the corpus up to a milestone was scanned, but not for this task."""
     found = newest(run, [milestone_tokens])
     return bool(found) and task not in found
 
 
 def items_of(run: RunPaths, milestone: MilestoneState) -> dict[str, TaskItems]:
-    """Return the items of a milestone; none if it has none, or if a file is damaged."""
+    """Return the items of a milestone; empty if it has none, or if a file is damaged."""
     try:
         return read_items(run, milestone)
     except EvaluationError:
@@ -220,9 +217,8 @@ def overlap(task: str, scanned: Scanned, scored: TaskItems | None) -> Overlap:
     """Return a task with the means over its items; pure.
 
     Args:
-        task: its name.
-        scanned: what a scan says of it.
-        scored: its items at the scan's milestone; None: they are unknown.
+        scanned: the scan's result.
+        scored: the task's items at the scan's milestone; None: unknown.
     """
     found = scanned.overlapping
     values = {item.name: item.value for item in (scored.items or {}).values()} if scored else {}

@@ -1,7 +1,4 @@
-"""The contract behind each score of a run: what must be equal to compare it with a score of another run.
-
-How a score was measured, from its contract: shots, limit, datasets; pure.
-"""
+"""The contract behind each score of a run: what must be equal to compare it with a score of another run."""
 
 from __future__ import annotations
 
@@ -71,7 +68,7 @@ def of_imported(record: Mapping[str, Any], origin: Mapping[str, Any]) -> Conditi
 
 
 def agree(one: Conditions, other: Conditions) -> bool:
-    """Return whether two scores were measured equally as far as is known, and enough is known."""
+    """Return whether two scores are known to be measured equally."""
     known = None not in (one.shots, one.whole, one.definition)
     return known and all(
         getattr(one, name) == getattr(other, name) for name in ("shots", "limit", "whole", "definition")
@@ -98,14 +95,14 @@ def of_mean(parts: Sequence[Conditions]) -> Conditions:
 
 
 def _is_whole(fields: Fields) -> bool:
-    """Return whether all items of a task were used; chosen items come before the limit."""
+    """Return whether all items of a task were used. Chosen items take precedence over the limit."""
     if "chosen" in fields:
         return len(fields["chosen"]) == int(fields["items"])
     return fields.get("limit") is None or bool(fields["limit"] >= fields["items"])
 
 
 def _definition(tasks: Mapping[str, Fields]) -> str | None:
-    """Return evaluator and version of the tasks; None if they are unknown or differ, or don't say everything."""
+    """Return evaluator and version of the tasks; None if they are unknown, differ, or don't determine the prompts."""
     evaluators = {task.get("versions", {}).get("lm_eval") for task in tasks.values()}
     versions = {task.get("version") for task in tasks.values()}
     has_more = any(task.get(name) not in (None, {}) for task in tasks.values() for name in _MORE)
@@ -130,7 +127,7 @@ class Known:
 
     Args:
         key: equal for scores that can be compared; None if the score names no contract.
-        fields: what the key is made of; None if the contract is not recorded.
+        fields: fields that determine the key; None if the contract is not recorded.
         conditions: how the score was measured.
     """
 
@@ -158,8 +155,8 @@ class ScoreContracts:
         """Return the contract of a score.
 
         Args:
-            score: its name.
-            carried: the hash that it carries; empty if it carries none.
+            score: name of the score.
+            carried: hash stored with the score; empty if it has none.
         """
         if score.startswith(HELD_OUT) and (fields := self._text(carried)) is not None:
             return Known(key=carried, fields=fields, conditions=conditions_of_validation(fields))
@@ -193,7 +190,6 @@ def first_difference(before: Fields, now: Fields) -> tuple[str, str, str] | None
 
 
 def _of_tasks(tasks: Sequence[tuple[str, Fields]], figure: Fields | None) -> Known:
-    """Return the contract of a task, or of the figure of a group of tasks."""
     compared = {name: across_runs(fields) for name, fields in tasks}
     fields = next(iter(compared.values())) if figure is None else {**figure, "tasks": compared}
     return Known(key=digest(fields), fields=fields, conditions=conditions_of_tasks(dict(tasks)))

@@ -19,7 +19,7 @@ class Drill:
 
     Args:
         outcomes: the newest ``drill_outcome`` event of each fault.
-        steps: of the undisturbed run that the losses are compared with.
+        steps: steps of the undisturbed run with which losses are compared.
         cold_start_s: from that run's driver start to its first step; None without such a run.
     """
 

@@ -1,9 +1,7 @@
 """How far evaluation is behind training, and when it catches up; pure.
 
-``evaluation_queue`` has the milestones that wait and a forecast from measured times; ``task_forecast`` has the times
-of the tasks of one evaluation.
-
-The queue of evaluations and its forecasts in words, for `status`, the live page and the alarm; pure.
+``evaluation_queue`` has the milestones that wait and a forecast from measured times; ``task_forecast`` has the times of
+the tasks of one evaluation. The same in words is for `status`, the live page and the alarm.
 """
 
 from __future__ import annotations
@@ -26,16 +24,16 @@ class EvaluationQueue:
     """The milestones that are not evaluated, and a forecast. Times are None while they are unknown.
 
     Args:
-        waiting, running: tokens of the milestones that wait, and of those that evaluators have.
+        waiting, running: tokens of the waiting milestones, and of those being evaluated.
         tokens_behind: tokens trained since the earliest of them; 0 if there is none.
         oldest_waiting_since_unix_s: when the checkpoint of the longest-waiting milestone was complete.
         evaluation_s: median time of the newest evaluations, including the export.
         interval_s: time that training takes between two milestones at its current pace; None if no milestone is left.
-        ratio: ``evaluation_s`` of one milestone, shared by those evaluated at once, over ``interval_s``. Above 1,
-            evaluation falls behind as long as training goes on.
-        caught_up_s: until no milestone waits, from now; 0 if none does.
-        all_evaluated_s: until the last milestone of the run is evaluated, from now.
-        after_training_s: the part of it after the end of training.
+        ratio: ``evaluation_s`` per simultaneous evaluation, over ``interval_s``. Above 1,
+            evaluation falls behind while training continues.
+        caught_up_s: time until no milestone waits; 0 if none does.
+        all_evaluated_s: time until the last milestone of the run is evaluated.
+        after_training_s: the part of ``all_evaluated_s`` after training ends.
     """
 
     waiting: tuple[int, ...]
@@ -64,11 +62,6 @@ def evaluation_queue(state: RunState, config: Config, now_unix_s: float) -> Eval
 
     The forecast assumes the current pace of training and the median time of an evaluation. Its cost grows with the
     milestones that are left, of which a run has at most 1,000.
-
-    Args:
-        state: of the run.
-        config: of the run.
-        now_unix_s: the Unix time.
     """
     own = [state.milestones[tokens] for tokens in sorted(config.milestones.values()) if tokens in state.milestones]
     waiting = [milestone for milestone in own if milestone.waits]
@@ -111,8 +104,7 @@ def task_forecast(state: RunState, running: MilestoneState | None = None) -> lis
     The usual time of a task is the median of the newest evaluations that did it in one go.
 
     Args:
-        state: of the run.
-        running: a milestone with progress; None: the next evaluation.
+        running: milestone being evaluated; None: forecast the next evaluation.
     """
     evaluated, progress = _evaluated(state), running.progress if running else None
     tasks = progress.tasks if progress else next((list(m.task_wall_s) for m in reversed(evaluated)), [])
@@ -137,7 +129,6 @@ def left_s(tasks: Sequence[TaskForecast]) -> float | None:
 
 
 def _evaluated(state: RunState) -> list[MilestoneState]:
-    """Return the milestones that are evaluated, in the order of their tokens."""
     return [milestone for _, milestone in sorted(state.milestones.items()) if milestone.status == "evaluated"]
 
 
@@ -150,14 +141,13 @@ def _is_taken(milestone: MilestoneState) -> bool:
 
 
 def _left_steps(state: RunState, config: Config) -> list[int]:
-    """Return how many steps are left until each milestone that is still to come."""
     return [step - state.step for step in sorted(config.milestones) if step > state.step]
 
 
 def _arrivals_s(state: RunState, config: Config) -> list[float] | None:
-    """Return when each later milestone comes, from now; None without a pace.
+    """Return the times from now until each later milestone; None without a pace.
 
-    If training waits for evaluations, none comes while one is left.
+    If training waits for evaluations, no milestone arrives while one is waiting.
     """
     steps, pace_s = _left_steps(state, config), seconds_per_step(state)
     if not steps or config.eval.placement == "between":
@@ -173,14 +163,14 @@ def _interval_s(state: RunState, config: Config) -> float | None:
 def _forecast(
     one_s: float, concurrent: int, begun_s: Sequence[float], waiting: int, arrivals_s: Sequence[float]
 ) -> tuple[float, float]:
-    """Return when no milestone waits any more, and when the last one is evaluated, from now.
+    """Return the time until no milestone waits, and the time until the last one is evaluated.
 
     Args:
-        one_s: time of an evaluation.
-        concurrent: evaluations at once.
-        begun_s: for how long each running one has run.
-        waiting: how many wait now.
-        arrivals_s: when each later milestone comes.
+        one_s: time of one evaluation.
+        concurrent: number of simultaneous evaluations.
+        begun_s: elapsed time of each running evaluation.
+        waiting: number of waiting evaluations.
+        arrivals_s: time until each later milestone.
     """
     free_s = [max(0.0, one_s - spent_s) for spent_s in begun_s]
     free_s += [0.0] * (concurrent - len(free_s))
@@ -210,7 +200,7 @@ def waiting_text(queue: EvaluationQueue) -> str:
 
 
 def forecast_text(queue: EvaluationQueue) -> str:
-    """Return how fast evaluation is beside training, and when it catches up; empty if neither is known."""
+    """Return how fast evaluation is compared with training, and when it catches up; empty if neither is known."""
     if queue.evaluation_s is None:
         return ""
     parts = [f"{duration(queue.evaluation_s)} a milestone"]
@@ -224,7 +214,7 @@ def forecast_text(queue: EvaluationQueue) -> str:
 
 
 def untimed_text(evaluated: int) -> str:
-    """Return why nothing is forecast although so many milestones are evaluated; empty before the first."""
+    """Return why there is no forecast although milestones are evaluated; empty before the first."""
     if not evaluated:
         return ""
     return f"no forecast: {counted(evaluated, 'evaluated milestone')} without recorded times, as of an earlier release"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hlatctl.units import counted, duration, utc
 
-#: Of the table, which fits 100 columns: medians, and the 95th percentile of the duration.
+#: Header of the table, which fits 100 columns: medians, and the 95th percentile of the duration.
 HEADER = ("variant", "duration", "p95", "uptime", "goodput", "lost work", "failures", "USD")
 #: Messages of unfinished simulations that are printed of each variant.
 _MESSAGES = 2
@@ -20,13 +20,13 @@ class Simulation:
     """The result of one simulation.
 
     Args:
-        seed: of the random failures.
-        message: why it did not reach its last step; empty if it did.
-        wall_s: from the run's creation to its end.
+        seed: seed of the random failures.
+        message: why the run did not reach its last step; empty if it did.
+        wall_s: time from the run's creation to its end.
         uptime_fraction, goodput_fraction: as in `hlatctl goodput`.
         lost_s: time of the steps that were redone.
         failures: attempts that ended without a last checkpoint.
-        steps: that count at its end.
+        steps: number of steps that count at the end.
         seconds: the time by category, as in `hlatctl goodput`.
     """
 
@@ -64,7 +64,7 @@ class Outlook:
 
     Args:
         courses: number of simulations; the JSON key's older name.
-        unfinished: messages of simulations that did not reach the last step, by seed. They are in no spread.
+        unfinished: messages of simulations that did not reach the last step, by seed. No spread includes them.
         cost_usd: None without ``cluster.price_usd_per_node_hour``.
     """
 
@@ -106,8 +106,7 @@ def facts(variants: Mapping[str, Outlook | None], seeds: int, now_unix_s: float)
 
     Args:
         variants: the configured run first.
-        seeds: simulations of each.
-        now_unix_s: the time.
+        seeds: simulations per variant.
     """
     configured = next(iter(variants.values()))
     each = (

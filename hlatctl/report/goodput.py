@@ -1,22 +1,12 @@
 """Goodput of a run: its wall time by category, its cost, and the best checkpoint interval. Pure.
 
-``timeline`` assigns the seconds to categories. The report page and ``hlatctl goodput`` show the texts below.
+``account`` assigns the wall time to categories; every microsecond belongs to one. *Phases* are what the run did
+between two events. *Claims* are the times that the trainer measured: its steps and its checkpoint stalls. Claims never
+overlap, and they have priority over phases.
 
-Assign a run's wall time to categories, from its journal; every microsecond belongs to one category. Pure.
-
-*Phases* are what the run did between two events. *Claims* are the times that the trainer measured: its steps and its
-checkpoint stalls. Claims never overlap, and they have priority over phases. ``goodput`` interprets the categories.
-
-Claims on a run's wall time: what the trainer measured of its steps and its pauses for checkpoints. Pure.
-
-A run has millions of steps: they are computed as columns, block by block. Times are Unix times in microseconds.
-
-A journal in order of time, with its steps as columns. Pure.
-
-A run has millions of steps, and ``hlatctl.run.steps`` has read them already. They are put between the other events as
-:func:`hlatctl.run.journal.read_events` orders them: steps and events of their writer by number, others by time.
-
-What a run's tokens cost, beside its plan and its baseline; pure.
+A run has millions of steps, which ``hlatctl.run.steps`` has already read. They are handled as columns, block by block,
+and merged with the other events as :func:`hlatctl.run.journal.read_events` orders them: steps and events of their
+writer by number, others by time. Times are Unix times in microseconds.
 """
 
 from __future__ import annotations
@@ -46,7 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-#: Of numpy, which is imported when it is needed.
+#: An array of numpy, which is imported when needed.
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 STEP = "step"
@@ -57,15 +47,15 @@ _TELLING = ("head_", "run_", "attempt_", "stage_", "stop_", "train_", "compile_"
 _NOTHING: Event = {}
 #: Longer times are cut to this one, 36,000 years in microseconds: sums of a few fit in 64 bits.
 _MOST_US = 1 << 60
-#: Steps that are in memory at once, as they lie in files.
+#: Steps that are in memory at a time, as they are stored in files.
 BLOCK_ROWS = SEGMENT_ROWS
 
 
 class Item(NamedTuple):
-    """An event, or neighbouring steps of one attempt.
+    """An event, or consecutive steps of one attempt.
 
     Args:
-        kind, attempt: of the event; ``step`` for steps.
+        kind, attempt: kind and attempt of the event; the kind is ``step`` for steps.
         is_train: a training process wrote it.
         event: the event, with the fields that matter; empty for steps.
         start_us, end_us: Unix times of the first and the last step; the same for an event. Times never go back.
@@ -83,7 +73,7 @@ class Item(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """An event, with its fields if they matter: those of 2,048 processes are large."""
+    """An event, with its fields only if they matter: the fields of 2,048 processes are large."""
 
     kind: str
     attempt: int
@@ -102,15 +92,14 @@ class _Mark(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Neighbouring steps of a journal, also those that count no more.
+    """Consecutive steps of a journal, including those that no longer count.
 
     Args:
-        first: row of the first one.
-        time_us: their Unix times, which never go back.
-        attempt, step: numbers.
+        first: row of the first step.
+        time_us: Unix times of the steps, never decreasing.
         own_us: the measured time of a step; 0 if it is missing.
-        length_us, wait_us: of all steps that the row stands for, and their wait for data.
-        counts: whether no later step replaced it.
+        length_us, wait_us: time of all steps that the row stands for, and their wait for data.
+        counts: whether no later step replaced this one.
     """
 
     first: int
@@ -128,8 +117,7 @@ class Steps:
     """All steps of a journal.
 
     Args:
-        series: the steps.
-        time_us: their Unix times, which never go back.
+        time_us: Unix times of the steps, never decreasing.
     """
 
     series: StepSeries
@@ -158,8 +146,7 @@ def sequence(events: Iterable[Event], series: StepSeries) -> tuple[list[Item], S
     """Return a journal in order of time. The memory is 8 bytes a step, and 50 while it is made.
 
     Args:
-        events: in order of time; steps among them are ignored.
-        series: the steps.
+        events: events in order of time; steps among them are ignored.
 
     Raises:
         DependencyError: numpy is not installed.
@@ -182,7 +169,6 @@ def sequence(events: Iterable[Event], series: StepSeries) -> tuple[list[Item], S
 
 
 def _places(marks: list[_Mark], series: StepSeries) -> tuple[list[_Mark], Array]:
-    """Return the events in their order, and the number of steps before each."""
     import numpy as np
 
     own = [mark for mark in marks if mark.writer == _STEPS_BY]
@@ -210,7 +196,6 @@ def _places(marks: list[_Mark], series: StepSeries) -> tuple[list[_Mark], Array]
 
 
 def _after_clock(others: list[_Mark], clock_s: Array) -> Array:
-    """Return how many entries of a series of times precede each event."""
     import numpy as np
 
     newest_s: dict[str, float] = {}
@@ -273,10 +258,9 @@ class Bounds:
     """Where an attempt's steps are.
 
     Args:
-        attempt: its number.
-        first, stop: rows from its start to its trainer's last event.
-        start_us, last_us: the times of both.
-        compiled: its trainer compiled graphs.
+        first, stop: rows from the attempt's start to its trainer's last event.
+        start_us, last_us: times of the start and of the last event.
+        compiled: whether the trainer compiled graphs.
     """
 
     attempt: int
@@ -288,8 +272,6 @@ class Bounds:
 
 
 class _Rows(NamedTuple):
-    """Steps of attempts, without late ones: their rows, the index of each one's attempt, and times."""
-
     row: Array
     which: Array
     end_us: Array
@@ -304,11 +286,9 @@ class Claims:
     """Times of steps and of the pauses after them. They never overlap.
 
     Args:
-        steps: all of the journal.
-        attempts: the attempts.
-        stalls: pauses for checkpoints, by attempt and step.
+        stalls: pauses for checkpoints in microseconds, by attempt and step.
         begin_us: the journal's first time.
-        times_us: ascending times.
+        times_us: times, ascending.
 
     Attributes:
         totals_us: claimed microseconds by category.
@@ -339,7 +319,6 @@ class Claims:
                     self._claim(rows, after)
 
     def _claim(self, rows: _Rows, after: _Rows | None) -> None:
-        """Claim the times of a block; ``after`` is the next one."""
         import numpy as np
 
         which, end_us, length_us = rows.which, rows.end_us, rows.length_us
@@ -364,7 +343,7 @@ class Claims:
         self._newest_us = int(ends_us[-1])
 
     def _free_us(self, rows: _Rows, after: _Rows | None) -> Array:
-        """Return when the pause after each step ends at the latest: before the next step.
+        """Return the latest end of the pause after each step, which is the start of the next step.
 
         The pause follows the step, even if the checkpoint was written later.
         """
@@ -382,7 +361,6 @@ class Claims:
         return free_us
 
     def _count(self, begins_us: Array, ends_us: Array) -> None:
-        """Add claims that follow those before to ``before_us``."""
         import numpy as np
 
         sums_us = np.concatenate([[0], np.cumsum(ends_us - begins_us)])
@@ -410,7 +388,6 @@ def stall_s(event: Event) -> float:
 
 
 def _blocks(steps: Steps, attempts: Sequence[Bounds], stalls: dict[tuple[int, float], int]) -> Iterator[_Rows]:
-    """Yield the attempts' steps, without late ones. No block is empty."""
     import numpy as np
 
     order = np.argsort(np.array([each.attempt for each in attempts], dtype=np.int64))
@@ -472,9 +449,9 @@ class Account:
     """Seconds by category, and the failures.
 
     Args:
-        seconds: they add up to ``wall_s`` to the microsecond. Categories are the constants above, ``restart:CAUSE``
+        seconds: time by category, which adds up to ``wall_s``. Categories are the constants above, ``restart:CAUSE``
             and the names of stages.
-        training_s: from the first attempt's start to the newest attempt's last event.
+        training_s: time from the first attempt's start to the newest attempt's last event.
         failures: attempts that ended without a last checkpoint and without a request to stop, by cause.
         stalls_s: how long training paused for each checkpoint; NaN if that is damaged.
     """
@@ -488,8 +465,6 @@ class Account:
 
 @dataclass
 class _Attempt:
-    """An attempt: the indices of its start and of its trainer's last event or steps, and how it ended."""
-
     started: int
     last: int
     ended: bool = False
@@ -503,8 +478,7 @@ def account(events: Iterable[Event], steps: StepSeries) -> Account:
     """Return the account of a journal's events, or of any prefix of them.
 
     Args:
-        events: in order of time; steps among them are ignored.
-        steps: of the same events.
+        events: events in order of time; steps among them are ignored.
 
     Raises:
         DependencyError: numpy is not installed.
@@ -538,7 +512,6 @@ def _without_afterlife(items: list[Item]) -> list[Item]:
 
 
 def _attempts(items: Sequence[Item]) -> dict[int, _Attempt]:
-    """Return every attempt by its number."""
     attempts: dict[int, _Attempt] = {}
     for index, (kind, attempt_number, is_train, event, *_) in enumerate(items):
         attempt = attempts.get(attempt_number)
@@ -600,7 +573,6 @@ class _Phase:
         self._queued: set[str] = set()  # names of jobs
 
     def apply(self, item: Item) -> None:
-        """Apply the next event, or the next steps."""
         kind, event, attempt = item.kind, item.event, self._attempts.get(item.attempt)
         self._apply_queue(item)
         if kind == "head_started":
@@ -634,11 +606,9 @@ class _Phase:
             self._queued &= {TRAIN_JOB}
 
     def alive(self, index: int) -> bool:
-        """Return whether the open attempt's trainer writes events after this one."""
         return self._open is not None and not (self._open.ended and index >= self._open.last)
 
     def name(self, index: int) -> str:
-        """Return the category of the time after this event."""
         if self._waits_in_queue(index):
             return QUEUED
         if self.alive(index):
@@ -656,7 +626,7 @@ class _Phase:
         return self._restart(self._cause) if self._restarting else HEAD
 
     def _waits_in_queue(self, index: int) -> bool:
-        """Return whether the run holds no nodes because its job waits; jobs beside training don't matter."""
+        """Return whether the run holds no nodes because its training job waits; other jobs don't matter."""
         if self._open:
             return TRAIN_JOB in self._queued
         return bool(self._queued and not self._over and (self._stage or self._pending))
@@ -669,7 +639,7 @@ class _Phase:
 def _phases(items: Sequence[Item], attempts: dict[int, _Attempt]) -> Iterator[tuple[str, int]]:
     """Yield the category from each item's start to its end, and from there to the next one's start.
 
-    Each is followed by the place of the time at which it starts, where an item's times are 2 i and 2 i + 1.
+    Each comes with the index of its start time, where an item's times are 2 i and 2 i + 1.
     """
     phase = _Phase(attempts)
     for index, (item, after) in enumerate(itertools.zip_longest(items, items[1:])):
@@ -683,7 +653,6 @@ def _phases(items: Sequence[Item], attempts: dict[int, _Attempt]) -> Iterator[tu
 
 
 def _totals_us(phases: Iterable[tuple[str, int]], times_us: Sequence[int], claims: Claims) -> dict[str, int]:
-    """Return microseconds by category; claims have priority over phases."""
     totals: dict[str, int] = defaultdict(int, claims.totals_us)
     free_us = (times_us - claims.before_us).tolist()
     for category, at in phases:
@@ -721,7 +690,7 @@ class Checkpointing:
         failures: attempts that ended without a last checkpoint and without a request to stop, by cause.
         mean_time_between_failures_s: uptime per failure; None without a failure.
         least_time_between_failures_s: without a failure, its lower bound with 95 % confidence.
-        step_s: median over the steps that count.
+        step_s: median time of the steps that count.
         every_steps: ``checkpoint.every_steps``; ``every_s`` is the time of these steps.
         young_s, daly_s: best interval in seconds of training, from the measured values; None without a failure.
         daly_steps: ``daly_s`` in steps, at least one.
@@ -742,19 +711,19 @@ class Checkpointing:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """A run's wall time by category, and what follows from it.
+    """A run's wall time by category, and the figures derived from it.
 
     Args:
-        wall_s: from the journal's first event to its newest, or to the end of a finished run.
-        seconds: by category; they add up to ``wall_s`` to the microsecond.
-        training_s: from the first attempt's start to the newest attempt's last event.
+        wall_s: time from the journal's first event to its newest, or to the end of a finished run.
+        seconds: time by category, which adds up to ``wall_s``.
+        training_s: time from the first attempt's start to the newest attempt's last event.
         up_s: the part of ``training_s`` in which steps followed one another (``_UP``).
         uptime_fraction: ``up_s / training_s`` (HLAT, arXiv 2404.10630, Table 1: 98.81 % with automatic restarts,
             77.83 % without).
         ettr_fraction: effective training time ratio (arXiv 2410.21680): productive time / ``training_s``.
         accelerators: each process has an accelerator; False on CPUs.
         process_hours: wall time of all training processes, idle or not, without the time in a queue.
-        cost_usd: of all nodes and spare ones for the wall time without the time in a queue; None without
+        cost_usd: cost of all nodes, including spare ones, for the wall time without the time in a queue; None without
             ``cluster.price_usd_per_node_hour``.
     """
 
@@ -774,9 +743,7 @@ def measure_goodput(events: Iterable[Event], config: Config, state: RunState) ->
     """Return the goodput of a journal, or of any prefix of it.
 
     Args:
-        events: of the journal, in order of time; steps among them are ignored.
-        config: of the run.
-        state: that the events describe.
+        events: events in order of time; steps among them are ignored.
 
     Raises:
         DependencyError: numpy is not installed.
@@ -895,7 +862,6 @@ def _share(part_s: float, whole_s: float) -> float | None:
 
 
 def _part(category: str, seconds: float, held_s: float) -> float:
-    """Return a category's part of the cost: a queued job costs nothing."""
     if category == QUEUED or not held_s:
         return 0.0
     return min(1.0, seconds / held_s)
@@ -916,12 +882,11 @@ class Price:
 
 
 def prices(config: Config, time: Goodput, tokens: int) -> list[Price]:
-    """Return the run's price first, then its plan's and its baseline's, as far as they are known; empty without one.
+    """Return the prices of the run, its plan and its baseline, as far as known; empty without a price.
 
     Args:
-        config: of the run.
-        time: with its cost.
-        tokens: that the run has trained on.
+        time: the run's goodput, with its cost.
+        tokens: tokens that the run has trained on.
     """
     if time.cost_usd is None or tokens <= 0:
         return []

@@ -1,4 +1,4 @@
-"""The items of one task with their prompts and answers, from ``items-<task>.parquet``, which an evaluation writes."""
+"""Reads and prints the items of one task, with prompts and answers, from ``items-<task>.parquet``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PROMPT_CHARS, _ANSWER_CHARS = 1_200, 1_200
 class Shown:
     """One item. ``value`` is that of ``metric``; the other fields are columns (``hlatctl.run.evaluations``).
 
-    ``corpus`` says what of it is in the training corpus (``hlatctl.report.contamination``); empty if nothing is known.
+    ``corpus`` describes its overlap with the training corpus (``hlatctl.report.contamination``); empty if unknown.
     """
 
     task: str
@@ -53,10 +53,10 @@ def read(
     """Return items of a task in their order.
 
     Args:
-        right: only right or only wrong items; None: all. An item is right if its metric is at least 1.
-        limit: at most so many.
-        metric: empty: the one that says whether an item is right (:func:`deciding`).
-        corpus: what of each item is in the training corpus (``contamination.in_corpus``); None: unknown.
+        right: select right or wrong items; None: all. An item is right if its metric is at least 1.
+        limit: maximum number of items.
+        metric: metric to show; empty: the one that says whether an item is right (:func:`deciding`).
+        corpus: each item's overlap with the training corpus (``contamination.in_corpus``); None: unknown.
 
     Raises:
         ConfigError: the milestone has no such task, or the task no such metric.
@@ -110,8 +110,7 @@ def rows(path: Path, run: RunPaths, columns: Sequence[str] | None = None) -> Ite
     """Yield the rows of a file of items, at most 256 in memory.
 
     Args:
-        path, run: the file, and its run.
-        columns: to read; None: all.
+        columns: columns to read; None: all.
 
     Raises:
         EvaluationError: the file is damaged.
@@ -129,7 +128,7 @@ def rows(path: Path, run: RunPaths, columns: Sequence[str] | None = None) -> Ite
 
 
 def first_metric(path: Path, task: str) -> str:
-    """Return the metric of a task's first score, which is beside its file of items; empty if it is unknown."""
+    """Return the metric of a task's first score, from the file next to its items; empty if unknown."""
     try:
         return str(read_json(path.parent / "tasks" / f"{task}.json")["scores"][task]["metric"])
     except (OSError, *DAMAGED):
@@ -137,7 +136,7 @@ def first_metric(path: Path, task: str) -> str:
 
 
 def deciding(metrics: Collection[str], first: str) -> str:
-    """Return the metric of an item that says whether it is right: the first score's, or the first that is no loss."""
+    """Return the metric that says whether an item is right: the first score's, or the first that is not a loss."""
     better_high = [name for name in metrics if name not in LOWER_IS_BETTER]
     return first if first in better_high else next(iter([*better_high, *metrics]), "")
 

@@ -1,7 +1,4 @@
-"""The items of an evaluated milestone: what each question gave, and which tasks form a row of a comparison.
-
-Reads the items of a task from ``items-<task>.parquet``, or the JSON lines of evaluations by earlier releases.
-"""
+"""The items of an evaluated milestone: the result of each question, and which tasks form a row of a comparison."""
 
 from __future__ import annotations
 
@@ -29,13 +26,13 @@ _FORMS = (("items-", ".parquet"), ("samples-", ".jsonl"))
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What one question gave under one filter, or what one program did.
+    """The result of one question under one filter, or of one program.
 
     Args:
-        item: its number in the dataset, or the problem's id.
-        asked: hashes of document, prompt and right answer, as lm-evaluation-harness makes them; empty for a program.
-        metrics: value of each metric; of older files, a value can be any JSON value.
-        choices: answers that were ranked; 0 if the model wrote its answer.
+        item: number in the dataset, or the problem's id.
+        asked: hashes of document, prompt and right answer, as lm-evaluation-harness computes them; empty for a program.
+        metrics: value of each metric; in older files, any JSON value.
+        choices: number of ranked answers; 0 if the model wrote its answer.
     """
 
     item: str
@@ -132,7 +129,7 @@ def _of_program(line: dict[str, Any]) -> Line:
     )
 
 
-#: Of a code task: the metric that one program gives.
+#: The metric of one program in a code task.
 _PASSED = "passed"
 
 
@@ -141,12 +138,12 @@ class Item:
     """One question and its result.
 
     Args:
-        task, name: name is the item's number in its dataset, or the problem's id.
+        name: the item's number in its dataset, or the problem's id.
         document: hashes of the document and the right answer, by which items are paired; empty if unknown.
         asked: the same with the prompt.
-        value: of the metric; the mean over the item's programs in a code task.
+        value: value of the metric; in a code task, the mean over the item's programs.
         target, answer: the right answer and the model's; the answer is empty where choices are ranked.
-        choices: answers that were ranked; 0 if the model wrote its answer.
+        choices: number of ranked answers; 0 if the model wrote its answer.
     """
 
     task: str
@@ -161,7 +158,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskItems:
-    """The items of a score by key, and the metric; ``items`` is None if a value is no finite number."""
+    """The items of a score by key, and the metric; ``items`` is None if a value is not finite."""
 
     metric: str
     items: dict[str, Item] | None
@@ -186,9 +183,9 @@ def read_items(run: RunPaths, milestone: MilestoneState) -> dict[str, TaskItems]
 
 
 def groups(run: RunPaths, tasks: Mapping[str, TaskItems]) -> dict[str, list[str]]:
-    """Return the tasks of each headline: those of an outermost group under its name, and the others by themselves.
+    """Return the tasks of each headline: those of an outermost group under its name, the others alone.
 
-    A group that lacks a task is none: its score would be another one than that of its name.
+    A group with a missing task is excluded, because its score would mean something else.
     """
     own = contract.read_record(run).groups
     grouped = {name: members for name, members in own.items() if all(task in tasks for task in members)}

@@ -1,10 +1,7 @@
-"""The numbers of a run's report; pure. ``figures``, ``page`` and ``summary`` show them.
+"""The numbers of a run's report, for its figures, page and summary; pure.
 
-Throughput over numbers of nodes: what a run measured, and what its plan predicts; pure.
-
-Statistics of gradient spikes by HLAT's rule, which the trainer's monitor applies. They are not alarms. Pure.
-
-What was in force when: values that amendments have changed, over the course of a run; pure.
+They include throughput by number of nodes, measured and planned, statistics of gradient spikes by HLAT's rule, and the
+values that amendments changed over the course of the run. Spikes here are not alarms.
 """
 
 from __future__ import annotations
@@ -36,10 +33,9 @@ def value_of(key: str, number: int, state: RunState, config: Config) -> Any:
     """Return the value of a key after an amendment.
 
     Args:
-        key: its dotted name.
-        number: of the amendment; 0: as the run was created.
-        state: of the run.
-        config: of the run, with all amendments.
+        key: dotted name.
+        number: the amendment's number; 0: the run as created.
+        config: the run's configuration with all amendments.
     """
     later = (a.changes[key][0] for a in state.amendments if a.number > number and key in a.changes)
     return next(later, flatten(config)[key])
@@ -56,7 +52,7 @@ def mean_paid_nodes(state: RunState, config: Config) -> float:
 
 
 def size_since_step(state: RunState) -> int:
-    """Return the last step that was trained by another number of processes than the newest; 0: none was."""
+    """Return the last step trained by a different number of processes than the newest; 0 if none."""
     changed = (a for a in state.amendments if {_IN_FORCE_NODES, _PER_NODE} & set(a.changes))
     return max((a.applied_step for a in changed if a.applied_step is not None), default=0)
 
@@ -152,8 +148,8 @@ class Amendment:
 
     Args:
         changes: old and new value by key.
-        begins: when it begins or began, in words.
-        after_step, tokens: the last step without it, and the tokens until then; None: it is not in force yet.
+        begins: start of the amendment, in words.
+        after_step, tokens: the last step without the change, and its tokens; None: not in force yet.
     """
 
     number: int
@@ -174,12 +170,12 @@ class Numbers:
         first_loss, last_loss: means over the first and the last ``LOSS_WINDOW_STEPS`` steps, nats per token; over
             the two halves of a shorter run.
         tokens_per_s: median over the steps.
-        peak_memory_bytes: of rank 0's newest process; None if unknown.
+        peak_memory_bytes: peak of rank 0's newest process; None if unknown.
         data_wait_fraction: share of the steps' time spent waiting for data.
         evaluates: the external model that the run only evaluates; empty for a training run.
-        imported: where the scores of others are from; empty if the run has its own.
-        sweep: the sweep that the run is a trial of; empty if none.
-        forked_from: the other run and its step, if the run is a fork; else empty.
+        imported: source of imported scores; empty if they are not imported.
+        sweep: sweep that the run belongs to; empty if none.
+        forked_from: run and step that this run was forked from; empty if it is no fork.
     """
 
     run_id: str
@@ -269,7 +265,7 @@ def column(state: RunState, name: str) -> Sequence[float]:
 
 
 def finite_or_nan(value: Any) -> float:
-    """Return a journal's number as a finite float; NaN for the texts ``nan`` and ``inf``, and for what is no number."""
+    """Return a journal's number as a finite float; NaN for the texts ``nan`` and ``inf``, and for anything else."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -420,7 +416,7 @@ def _mfu(state: RunState, config: Config) -> float | None:
     tokens_per_s = median(newest)
     if tokens_per_s is None:
         return None
-    planned = peak_flops_per_s(config)  # of all devices; a dry run measures none
+    planned = peak_flops_per_s(config)  # sum over all devices; a dry run measures none
     return mfu(config, tokens_per_s, state.peak_flops_per_s or (planned / config.world_size if planned else None))
 
 
@@ -448,8 +444,8 @@ class Scaling:
     """Tokens per second by number of nodes.
 
     Args:
-        planned: empty without ``cluster.hardware``.
-        measured: medians of the steps on each number of nodes that the run has had.
+        planned: throughput of the plan; empty without ``cluster.hardware``.
+        measured: median throughput of the steps on each number of nodes.
     """
 
     planned: dict[int, float]
@@ -473,7 +469,6 @@ def scaling(state: RunState, config: Config) -> Scaling:
 
 
 def _planned(config: Config, nodes: int) -> float | None:
-    """Return the plan's tokens per second; None if the layout doesn't fit that many nodes."""
     other = replace(config, cluster=replace(config.cluster, nodes=nodes))
     try:
         validate(other, to_start=False)
@@ -510,9 +505,9 @@ class Spikes:
     """The spikes of a run.
 
     Args:
-        count: spikes that began.
-        steps: of the run.
-        lengths_steps: of the spikes that ended, ascending.
+        count: number of spikes that began.
+        steps: number of steps of the run.
+        lengths_steps: lengths of the spikes that ended, ascending.
     """
 
     count: int

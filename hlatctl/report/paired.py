@@ -4,14 +4,11 @@ Two models that answer the same questions have correlated errors, so the differe
 each score. Only the questions on which they differ count: McNemar's exact test for right and wrong answers (McNemar
 1947), a permutation test of signs for other values and for means over tasks. The interval is a percentile bootstrap
 over the items of each task. Holm's correction (Holm 1979) keeps the chance of one false discovery over all rows below
-:data:`LEVEL`. A group's row is what the group's score is: a mean over all items, or the mean over its tasks' means.
+:data:`LEVEL`. A group's row is computed like the group's score: a mean over all items, or the mean of its tasks' means.
 
-Items are paired by document and right answer. Prompts and everything else of how they were measured may differ: then
-the pairs still answer the same questions, but their difference is one of the measurements too. Each row says so.
-
-Whether the items of two evaluations were measured equally: the contracts of each task, compared field by field.
-
-A paired comparison as text and as JSON.
+Items are paired by document and right answer. Prompts and other conditions may differ: the pairs still answer the same
+questions, but then the conditions contribute to the difference. Each row says so, from comparing the contracts of each
+task field by field.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ class Contrast:
 
     Args:
         status: ``equal``, ``different``, or ``unknown`` if one isn't recorded and no difference is known.
-        differences: both values as text, by the name of the field. A model's own files are no difference.
+        differences: both values as text, by field name. A model's files don't count as a difference.
     """
 
     status: str = UNKNOWN
@@ -62,7 +59,7 @@ def contrast(first: RunScores, second: RunScores, task: str) -> Contrast:
 
 
 def together(parts: Iterable[Contrast]) -> Contrast:
-    """Return how the contracts of a group's tasks differ; of a field that differs in several, the first values."""
+    """Return how the contracts of a group's tasks differ; a field that differs in several has its first values."""
     every, found = list(parts), dict[str, tuple[str, str]]()
     for part in every:
         found = {**part.differences, **found}
@@ -72,7 +69,6 @@ def together(parts: Iterable[Contrast]) -> Contrast:
 
 
 def _score(run: RunScores, task: str) -> Measured | None:
-    """Return a score of a task; one of several programs for a problem may have only such as ``TASK_pass_at_10``."""
     names = (name for name in run.scores if name == task or name.startswith(f"{task}_pass_at_"))
     return run.scores.get(min(names, key=len, default=task))
 
@@ -82,12 +78,12 @@ def _of_conditions(one: Conditions, other: Conditions) -> dict[str, tuple[str, s
     return {name: (str(a), str(b)) for name, (a, b) in values.items() if None not in (a, b) and a != b}
 
 
-#: Chance of one false discovery over all rows.
+#: Probability of one false discovery over all rows.
 LEVEL = 0.05
 _RESAMPLES = 2_000
-#: Of a bound: 1 / (4 x chance that a standard normal value is at least the square root of 2).
+#: Factor of a bound: 1 / (4 x probability that a standard normal value is at least the square root of 2).
 _TAIL_FACTOR = 1 / (2 * math.erfc(1.0))
-#: Values drawn at once; bounds memory.
+#: Values drawn together; bounds memory.
 _BATCH_VALUES = 4_000_000
 
 
@@ -104,15 +100,15 @@ class PairedRow:
     """One task or group.
 
     Args:
-        items: questions that both answered.
-        unpaired: questions that only one of them answered.
-        reworded: questions that both answered after different prompts.
+        items: number of questions that both answered.
+        unpaired: number of questions that only one of them answered.
+        reworded: number of questions that both answered after different prompts.
         contracts: whether both were measured under equal contracts, or what differs.
-        tasks: of which the row is the unweighted mean; 0: it is the mean over ``items``.
+        tasks: number of tasks in an unweighted mean; 0: the row is the mean over ``items``.
         first, second: mean values.
         low, high: 95 % interval of ``second - first``.
-        p, holm: chance of such a difference between equal models, for this row alone and corrected for all rows.
-        gained, lost: items on which the second is better, and worse.
+        p, holm: probability of such a difference between equal models, for this row alone and corrected for all rows.
+        gained, lost: number of items on which the second is better, and worse.
     """
 
     name: str
@@ -133,13 +129,13 @@ class PairedRow:
 
     @property
     def is_real(self) -> bool:
-        """Whether the difference is more than chance."""
+        """Whether the difference is statistically significant."""
         return self.holm < LEVEL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """All rows, and why other names have none."""
+    """All rows, and the reason for each name without a row."""
 
     rows: list[PairedRow]
     left_out: dict[str, str]
@@ -158,9 +154,9 @@ def compare_items(
     Args:
         first, second: items by task.
         groups: tasks of each row.
-        contrasts: how the contracts of each task differ.
+        contrasts: contract differences by task.
         over_tasks: groups and metrics whose score is the unweighted mean over tasks.
-        seed: of the resampling.
+        seed: random seed for resampling.
     """
     rows, left_out = [], {}
     for name, tasks in groups.items():
@@ -188,7 +184,6 @@ def _pairs(first: TaskItems, second: TaskItems) -> list[Flip]:
 
 
 def _by_document(items: Mapping[str, Item]) -> dict[tuple[str, int], Item]:
-    """Return the items with a document, by it and its number among equal ones."""
     seen: Counter[str] = Counter()
     found = {}
     for item in items.values():
@@ -199,7 +194,7 @@ def _by_document(items: Mapping[str, Item]) -> dict[tuple[str, int], Item]:
 
 
 def _why_unpaired(first: TaskItems, second: TaskItems) -> str:
-    """Return why no items of a task are pairs; empty if some are. Imported items can lack their documents."""
+    """Return why a task has no pairs of items; empty if it has some. Imported items can lack their documents."""
     if _pairs(first, second):
         return ""
     sides = [(side.items or {}).values() for side in (first, second)]
@@ -314,7 +309,7 @@ def _interval(by_task: Sequence[object], shares: Sequence[float], seed: int) -> 
 
 
 def _holm(rows: list[PairedRow]) -> list[PairedRow]:
-    """Return the rows with corrected chances: the k-th smallest of n is multiplied by n - k + 1, and never falls."""
+    """Return the rows with corrected probabilities: the k-th smallest of n times n - k + 1, never decreasing."""
     corrected: dict[str, float] = {}
     least = 0.0
     for place, row in enumerate(sorted(rows, key=lambda row: row.p)):
@@ -343,7 +338,7 @@ _MOST_FIELDS, _VALUE_CHARS = 4, 24
 
 
 def text(paired: Paired, first: str, second: str, flips: int) -> str:
-    """Return a table, what can be said, and at most so many items of each row on which the two differ.
+    """Return a table, conclusions, and up to ``flips`` items of each row on which the two differ.
 
     Control characters in tasks and answers are shown by their codes.
     """
@@ -410,12 +405,10 @@ def _verdict(rows: list[PairedRow]) -> str:
 
 
 def _is_doubtful(row: PairedRow) -> bool:
-    """Whether something besides the model may have made the difference."""
     return row.contracts.status != EQUAL or row.reworded > 0
 
 
 def _contracts(row: PairedRow) -> str:
-    """Return what differs besides the models."""
     fields = row.contracts.differences
     named = [_field(name, *values) for name, values in list(fields.items())[:_MOST_FIELDS]]
     more = [f"{counted(len(fields) - _MOST_FIELDS, 'more field')}"] if len(fields) > _MOST_FIELDS else []

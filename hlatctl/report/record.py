@@ -1,7 +1,4 @@
-"""Everything that a run's report shows, read once from the run directory, for figures, tables and pages.
-
-The profiles of a run, and what its processes left of hangs: what to open, and where it is.
-"""
+"""Everything that a run's report shows, read once from the run directory, for figures, tables and pages."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from hlatctl.run.paths import RunPaths, answered, table_name, trace_name
 from hlatctl.run.state import RunState
 from hlatctl.units import size
 
-#: Of thousands of processes; their folder has all.
+#: Maximum number of files named; the folder has those of all processes.
 _MOST_FILES = 8
 
 
@@ -34,10 +31,10 @@ class Look:
     """One profile, or the evidence of one hang.
 
     Args:
-        name: such as ``profile 1``.
-        text: what it is.
-        folder: of its files, below the run directory.
-        files: the names of those to open first.
+        name: display name such as ``profile 1``.
+        text: description.
+        folder: path below the run directory.
+        files: names of the files to open first.
     """
 
     name: str
@@ -66,9 +63,9 @@ class Record:
     """A run as its report shows it.
 
     Args:
-        drilled: None if the run was not drilled.
+        drilled: drill results; None if the run had no drill.
         texts: continuations of ``eval.prompts``, by milestone.
-        signals: which tasks say anything; empty with fewer than three evaluated milestones.
+        signals: signal of each task; empty with fewer than three evaluated milestones.
         looks: profiles and evidence of hangs.
         overlaps: evaluation items in the corpus; None if it was never scanned.
         provenance, dataset: the content of ``provenance.json`` and ``dataset.json``; empty if missing or damaged.

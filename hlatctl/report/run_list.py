@@ -1,15 +1,13 @@
-"""Which runs `hlatctl runs` shows, in which order, and what differs between them; pure.
+"""The rows of `hlatctl runs` and `hlatctl watch`: which runs they show, in which order, and what differs between them.
 
-The rows of `hlatctl runs`, from an index of the runs that have not changed since they were last read.
+``<runs_dir>/.cache/runs-<uid>.json`` is an index of the runs that have not changed since they were last read: what each
+journal said, with the sizes and times of its files. The journal decides: an entry whose files have changed is read
+again, and an index that is damaged, of another version or of another user is discarded. It belongs to one user, because
+runs can be more private than their folder. It never records whether a run has a driver. 5,000 unchanged runs cost a few
+calls of ``stat`` each.
 
-``<runs_dir>/.cache/runs-<uid>.json`` holds what the journal of each run said, with the sizes and times of its files.
-It is derived and never the truth: an entry whose files have changed is read again, and an index that is damaged, of
-another version or of another user is discarded. It belongs to one user, because runs can be more private than their
-folder. Whether a run has a driver is never kept. 5,000 unchanged runs cost a few calls of ``stat`` each.
-
-The rows of `hlatctl watch`: runs that are running, and runs that ended within a day.
-
-Only these runs are followed. Every ``SCAN_S`` all runs of the folder are looked at, from the index of `hlatctl runs`.
+`hlatctl watch` shows runs that are running or ended within a day, and follows only these. It looks at all runs of the
+folder every ``SCAN_S``.
 """
 
 from __future__ import annotations
@@ -52,10 +50,10 @@ class Row:
     """What `hlatctl runs` shows of a run. The fields are the keys of ``--json``.
 
     Args:
-        note: the newest one; empty if there is none.
-        overrides: those of the command that created it.
-        scores: the headlines of the newest evaluated milestone.
-        node_hours: nodes times hours of its attempts.
+        note: the newest note; empty if there is none.
+        overrides: overrides of the command that created the run.
+        scores: headline scores of the newest evaluated milestone.
+        node_hours: nodes times hours, over all attempts.
         cost_usd: None if the price of a node is unknown.
     """
 
@@ -84,10 +82,10 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A run as its journal describes it; its status is that without a driver.
+    """A run as its journal describes it, with the status that it has without a driver.
 
     Args:
-        driven: its status while a process drives it; None: it has ended, and a driver doesn't matter.
+        driven: status while a process drives the run; None: it has ended, so a driver doesn't matter.
     """
 
     files: Files
@@ -207,7 +205,7 @@ def _version(status: os.stat_result) -> list[int]:
 
 
 def read_index(runs_dir: Path) -> dict[str, Entry]:
-    """Return the entries of a folder's index; none if it is missing, damaged, or not this user's."""
+    """Return the entries of a folder's index; empty if it is missing, damaged, or not this user's."""
     path = _index_file(runs_dir)
     try:
         if path.stat().st_uid != os.geteuid():
@@ -224,7 +222,7 @@ def read_index(runs_dir: Path) -> dict[str, Entry]:
 
 
 def write_index(runs_dir: Path, entries: dict[str, Entry]) -> None:
-    """Write an index for this user only. A folder that can't be written, or a full disk, is no error."""
+    """Write an index for this user only. An unwritable folder or a full disk is not an error."""
     path = _index_file(runs_dir)
     index: dict[str, Any] = {"code": _code(), "runs": {name: vars(entry) for name, entry in entries.items()}}
     with suppress(OSError):
@@ -238,11 +236,10 @@ def _index_file(runs_dir: Path) -> Path:
 
 @cache
 def _code() -> int:
-    """Return a checksum of the code that makes rows."""
     return source_crc(Path(__file__).parent, ("run_list", "run_view"), code())
 
 
-#: What rows can be sorted by, and the value of a row; rows without one come first.
+#: Sort keys and a row's value of each; rows without a value come first.
 SORT_KEYS = {
     "run": lambda row: row.run_id,
     "status": lambda row: row.status,
@@ -263,10 +260,9 @@ class Filter:
     """Which rows to show; empty: all.
 
     Args:
-        tags: value of each tag that a run must have; None: any value.
-        statuses: one of which a run must have.
-        experiment: of the run.
-        since_unix_s: the run has an event after this time.
+        tags: required value of each tag; None: any value.
+        statuses: accepted statuses.
+        since_unix_s: require an event after this time.
     """
 
     tags: Mapping[str, str | None]
@@ -286,7 +282,7 @@ class Filter:
 
 
 def tag_filter(words: Iterable[str]) -> dict[str, str | None]:
-    """Return the tags that ``k`` and ``k=v`` ask for."""
+    """Return the tags that ``k`` and ``k=v`` select."""
     return {word.partition("=")[0]: word.partition("=")[2] if "=" in word else None for word in words}
 
 
@@ -294,7 +290,7 @@ def since(text: str, now_unix_s: float) -> float:
     """Return the Unix time that ``90m``, ``12h``, ``7d``, ``2w`` or ``2026-11-01`` (UTC) stands for.
 
     Raises:
-        ConfigError: it has no such form.
+        ConfigError: the text has another format.
     """
     if match := re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([mhdw])", text):
         return now_unix_s - float(match[1]) * _UNITS_S[match[2]]
@@ -318,7 +314,7 @@ def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row
 
 
 def differing(rows: Sequence[Row]) -> list[str]:
-    """Return each row's overrides that not all of the rows have, with keys as short as they stay distinct."""
+    """Return each row's overrides that some other row doesn't have, with the shortest distinct keys."""
     chosen = [dict(override.lstrip("+~").split("=", 1) for override in row.overrides) for row in rows]
     keys = dict.fromkeys(key for values in chosen for key in values)
     shown = [key for key in keys if len({values.get(key) for values in chosen}) > 1]
@@ -348,10 +344,10 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else -math.inf
 
 
-#: Between two looks at all runs of the folder: 5,000 of them take a second.
+#: Interval between two scans of all runs of the folder; 5,000 runs take a second.
 SCAN_S = 30.0
 _DAY_S = 86_400.0
-#: Most runs that have ended; the newest ones.
+#: Maximum number of ended runs; the newest are shown.
 _MOST_ENDED = 100
 #: Statuses of runs that a process drives.
 ALIVE = ("running", "stopping")
@@ -364,9 +360,9 @@ class LiveRow:
     """What `hlatctl watch` shows of a run.
 
     Args:
-        tokens_per_s, left_s: from recent steps; None if unknown, or the run has ended.
-        needs_person: it can't continue by itself.
-        what: what it does, why it ended, or its newest warning.
+        tokens_per_s, left_s: speed and remaining time, from recent steps; None if unknown, or the run has ended.
+        needs_person: the run can't continue unattended.
+        what: current activity, why it ended, or its newest warning.
     """
 
     run_id: str
@@ -407,13 +403,11 @@ class LiveRuns:
 
 
 class _Followed:
-    """One run: its state, and its journal to continue from there."""
-
     def __init__(self, run: RunPaths) -> None:
         self._run = run
         self._view = view_run(run)
         self._tail = None
-        with suppress(StorageError):  # then the run is damaged, and stays so
+        with suppress(StorageError):  # the run is damaged, and stays damaged
             self._state, self._tail = follow(run)
 
     def row(self) -> LiveRow:
@@ -466,7 +460,6 @@ def _what(view: RunView) -> str:
 
 
 def _changed_unix_s(run: RunPaths) -> float:
-    """Return when the driver last wrote its journal."""
     try:
         return os.stat(run.journal / "flow.jsonl").st_mtime
     except OSError:

@@ -30,9 +30,9 @@ class RunView:
 
     Args:
         status: as in ``RunState``, or ``interrupted`` (no process drives it), ``stopping``, ``damaged``.
-        driver_pid: the process that drives it.
+        driver_pid: id of the driver's process.
         config: None if it can't be read; ``problem`` says why.
-        driver_elsewhere: the driver's process and host, if that is not this host; else empty.
+        driver_elsewhere: the driver's process and host if it is on another host; else empty.
     """
 
     run: RunPaths
@@ -50,7 +50,7 @@ class RunView:
 
     @property
     def at_rest(self) -> bool:
-        """Whether there is nothing to stop: no driver, and no job that a dead driver has left."""
+        """Whether there is nothing to stop: no driver, and no job left by a dead driver."""
         attempt = self.state.attempt
         job_ended = attempt is None or attempt.ended_unix_s is not None
         return self.ended and (self.status == ARCHIVED or (job_ended and self.status in _ENDED))

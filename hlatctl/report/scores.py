@@ -1,9 +1,7 @@
-"""A run's scores at all its milestones beside published ones: the rows of HLAT's tables, and the run's other tasks.
+"""A run's scores at all its milestones next to published ones: the rows of HLAT's tables, and the run's other tasks.
 
-The accuracies of a task by length (``eval.normalised``), from the files ``tasks/<task>.json`` of its milestones.
-
-Scores have only the metrics that a suite asks for. These have the others, so that the one that says most about a small
-model can be found without another evaluation.
+Scores have only the metrics that a suite asks for. The files ``tasks/<task>.json`` of milestones also have accuracies
+by length (``eval.normalised``), so that the most informative one for a small model needs no new evaluation.
 """
 
 from __future__ import annotations
@@ -32,9 +30,9 @@ class Course:
     """One row of the tables over a run's milestones.
 
     Args:
-        row: its title and unit.
-        points: tokens and cell of each score with the contract of the first one, ascending.
-        published: cells by the name of the model.
+        row: title and unit.
+        points: tokens and cell of each score under the first score's contract, ascending.
+        published: cells by model name.
     """
 
     row: Row
@@ -43,7 +41,7 @@ class Course:
 
     @property
     def title(self) -> str:
-        """What was measured, such as ``MMLU (5-shot accuracy)``."""
+        """Title of the measurement, such as ``MMLU (5-shot accuracy)``."""
         return f"{self.row.group} ({self.how})"
 
     @property
@@ -74,8 +72,8 @@ class RunCourses:
     """The scores of a run.
 
     Args:
-        courses: of the groups' own rows, in the order of HLAT's tables; without the loss on held-out text.
-        table: of the newest milestone beside the published models, for rows that the run has; None without a score.
+        courses: rows of groups in the order of HLAT's tables, without the loss on held-out text.
+        table: newest milestone and published models, for rows that the run has; None without a score.
     """
 
     courses: list[Course]
@@ -103,7 +101,7 @@ def read_courses(run: RunPaths, state: RunState) -> RunCourses:
 
 
 def courses_of(scored: Sequence[RunScores], published: baselines.Baselines) -> RunCourses:
-    """Return the scores of milestones, ascending, beside published ones; pure."""
+    """Return the scores of milestones, ascending, next to published ones; pure."""
     if not scored:
         return RunCourses(courses=[], table=None)
     count = len(scored)
@@ -127,7 +125,6 @@ def _course(row: Row, scored: Sequence[RunScores], published: baselines.Baseline
 
 
 def _table(newest: RunScores, published: baselines.Baselines) -> Comparison:
-    """Return the rows that the run has a score of; without models that have none of them."""
     whole = compare([newest], published)
     rows = [row for row in whole.rows if row.cells[0]]
     kept = [at for at in range(len(whole.columns)) if any(row.cells[at] for row in rows)]

@@ -1,4 +1,4 @@
-"""Which tasks say anything about a run at its size: their scores over milestones against guessing and noise.
+"""Which tasks are informative about a run of its size: their scores over milestones against guessing and noise.
 
 A small model guesses at most tasks, and a task of few items is mostly noise. A task has a signal if its newest score is
 at least :data:`CLEAR` standard errors better than guessing, or than the first milestone where guessing is unknown, and
@@ -21,9 +21,9 @@ from hlatctl.run.fold import read_state
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState, RunState
 
-#: Standard errors that are no noise.
+#: Standard errors above which a difference is not noise.
 CLEAR = 2.0
-#: Milestones that have an order.
+#: Minimum number of milestones for an order.
 ORDERED = 3
 
 
@@ -32,8 +32,8 @@ class Signal:
     """One task or group over the milestones.
 
     Args:
-        milestones: number of scores.
-        first, last, stderr: of the first and the newest milestone, and the standard error of the newest.
+        milestones: number of milestones with a score.
+        first, last, stderr: scores of the first and the newest milestone, and the standard error of the newest.
         chance: the score of guessing; None if unknown.
         above, rise: standard errors by which the newest score is better than guessing, and than the first one; None if
             unknown.
@@ -63,8 +63,7 @@ def read_signals(run: RunPaths, *, variants: bool = False) -> list[Signal]:
     """Return the signals of a run's headline tasks, under its own contract.
 
     Args:
-        run: the run directory.
-        variants: also those of the accuracies by length.
+        variants: include accuracies by length.
 
     Raises:
         EvaluationError: the run has no evaluated milestone.
@@ -94,8 +93,8 @@ def signals(milestones: Sequence[MilestoneState], *, variants: bool = False) -> 
     """Return the signals of all headlines of the newest milestone, each with its bits per byte; pure.
 
     Args:
-        milestones: evaluated ones, ascending.
-        variants: also those of the accuracies by length.
+        milestones: evaluated milestones, ascending.
+        variants: include accuracies by length.
     """
     scores = milestones[-1].scores if milestones else {}
     names = [name for name in headlines(scores) if not name.startswith(HELD_OUT)]
@@ -105,7 +104,7 @@ def signals(milestones: Sequence[MilestoneState], *, variants: bool = False) -> 
 
 
 def text(rows: Sequence[Signal]) -> str:
-    """Return a table, with a mark at each task that says something."""
+    """Return a table, with a mark at each task that has a signal."""
     header, cells = table(rows)
     return "\n".join([*aligned([header, *cells], left=2), "", note(rows)]) + "\n"
 

@@ -1,9 +1,7 @@
-"""A run's summary in Markdown: ``summary.md`` and Prefect's artifact.
+"""The main facts of a run, and its summary in Markdown for ``summary.md`` and Prefect's artifact.
 
-The main facts of a run: the first screen of its report, its Markdown summary, and the terminal's last lines.
-
-Page, summary, tables and ``numbers.json`` take these texts from here, and so does the terminal at a run's end, so that
-they can't differ. `hlatctl status` and the live page show a run in other words.
+Page, summary, tables, ``numbers.json`` and the terminal at a run's end take these texts from here, so they can't
+differ. `hlatctl status` and the live page show a run in other words.
 """
 
 from __future__ import annotations
@@ -25,9 +23,9 @@ from hlatctl.run.labels import MARK, REPORT, in_words
 from hlatctl.run.paths import RunPaths
 from hlatctl.units import count, duration, size, utc, value_text
 
-#: Rows of scores; the tables have all.
+#: Maximum rows of scores; the tables have all.
 _MOST_SCORES = 8
-#: The published models that a score is shown beside: the paper's, and the strongest baseline in its tables.
+#: Published models shown next to a score: the paper's, and the strongest baseline in its tables.
 _BESIDE = ("HLAT-7B", "LLaMA-2-7B")
 
 Fact = tuple[str, str]
@@ -82,7 +80,6 @@ def _goodput(record: Record) -> str:
 
 
 def _of_baseline(priced: list[Price], config: Config) -> str:
-    """Return the cost as a share of the baseline's; empty without a baseline."""
     name, share = config.cluster.baseline.name or "the baseline", priced[0].of_baseline_fraction if priced else None
     return "" if share is None else f", {100 * share:.0f} % of {name}"
 
@@ -151,7 +148,7 @@ def render(record: Record) -> str:
 
 
 def facts(run: Numbers) -> list[tuple[str, str]]:
-    """Return the known facts of a run beside its headline, as name and text."""
+    """Return the known facts of a run except its headline, as name and text."""
     known = [
         ("status", run.status + (f": {run.message}" if run.message else "")),
         ("name", run.name),
@@ -241,5 +238,4 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def _escaped(plain: str) -> str:
-    """Return a line of Markdown that has no HTML and stays in its cell."""
     return re.sub(r"([\\|<])", r"\\\1", plain.replace("\n", " "))

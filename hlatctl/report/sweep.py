@@ -16,10 +16,10 @@ class Arm:
     """One setting of all axes, and its trials.
 
     Args:
-        point: the setting, by axis.
-        trials: in order of their seeds.
-        values: the objective of the finished trials.
-        mean: of the values; None if there are none.
+        point: value on each axis.
+        trials: trials in order of their seeds.
+        values: objectives of the finished trials.
+        mean: mean of ``values``; None if there are none.
         stderr: standard error of the mean, from the sample's deviation; None with fewer than two values.
     """
 
@@ -144,7 +144,6 @@ def _stderr(values: list[float]) -> float | None:
 
 
 def _status(arm: Arm) -> str:
-    """Return the number of trials by status, and where the first trial ended early."""
     statuses = [trial.status for trial in arm.trials]
     text = ", ".join(
         f"{statuses.count(status)} {status}" if len(statuses) > 1 else status for status in dict.fromkeys(statuses)

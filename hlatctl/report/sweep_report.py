@@ -1,7 +1,4 @@
-"""A sweep's report as a page and as Markdown.
-
-Draw a sweep's figures as SVG text: losses, settings with their results, importance of the axes.
-"""
+"""A sweep's report as a page and as Markdown, with figures of losses, settings, results and importance of the axes."""
 
 from __future__ import annotations
 
@@ -33,8 +30,8 @@ class Winner:
     """The best arm.
 
     Args:
-        text: its setting.
-        command: shell command that trains it.
+        text: the setting, as overrides.
+        command: shell command that trains this setting.
         experiment: YAML for ``conf/experiment``.
     """
 
@@ -47,7 +44,6 @@ def render(state: SweepState, figures: Mapping[str, str], winner: Winner | None)
     """Return the page as HTML text.
 
     Args:
-        state: the sweep.
         figures: SVG text by name.
         winner: None if no trial has a value.
 
@@ -110,7 +106,7 @@ LOSS, SETTINGS, IMPORTANCES = "loss", "settings", "importances"
 #: Colours of the best arms, best first; all others are grey.
 _COLOURS = (INK, HIGHLIGHT, GREEN, PURPLE, ORANGE, SKY, "#000000", "#f0e442")
 _OTHERS = "#d3d7dc"
-#: Of both columns of a paper.
+#: Width of both columns of a paper.
 _WIDTH_IN = 7.0
 #: Longest text of a setting in a legend, in characters.
 _LONGEST = 44
@@ -138,9 +134,8 @@ def draw(state: SweepState, curves: Mapping[int, Curve], importances: Mapping[st
     """Return SVG text by figure name, without figures that would be empty.
 
     Args:
-        state: the sweep.
-        curves: by trial number.
-        importances: by axis, the greatest first.
+        curves: loss curves by trial number.
+        importances: importance of each axis, greatest first.
 
     Raises:
         DependencyError: matplotlib is not installed.
@@ -163,7 +158,7 @@ def _svg(plot: Callable[[Axes], None], *, height_in: float) -> str:
 
 def _losses(axes: Axes, ranked: Sequence[Arm], curves: Mapping[int, Curve]) -> None:
     others = len(ranked) - len(_COLOURS)
-    for rank, arm in reversed(list(enumerate(ranked))):  # the best on top
+    for rank, arm in reversed(list(enumerate(ranked))):  # draw the best on top
         for trial in arm.trials:
             curve = curves.get(trial.number)
             if curve is None or not curve.tokens:
@@ -184,7 +179,6 @@ def _losses(axes: Axes, ranked: Sequence[Arm], curves: Mapping[int, Curve]) -> N
 
 
 def _range(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Return the range of the losses after the first tenth of the tokens, with a margin."""
     last = max(max(curve.tokens) for curve in curves)
     values = [
         loss
@@ -198,7 +192,6 @@ def _range(curves: Sequence[Curve]) -> tuple[float, float]:
 
 
 def _settings(axes: Axes, state: SweepState, valued: Sequence[Arm]) -> None:
-    """Draw parallel coordinates: a line per arm, from its settings to its objective."""
     scales = [_Scale.of(axis, [arm.point[str(axis["key"])] for arm in valued]) for axis in state.axes]
     means = [arm.mean for arm in valued if arm.mean is not None]
     scales.append(_Scale.linear(min(means), max(means)))
@@ -234,7 +227,7 @@ class _Scale:
     """The position of values on an axis, from 0 to 1.
 
     Args:
-        heights: of listed values; empty for numbers between ``low`` and ``high``.
+        heights: positions of listed values; empty for numbers between ``low`` and ``high``.
         log: logarithmic axis.
     """
 
@@ -245,7 +238,6 @@ class _Scale:
 
     @classmethod
     def of(cls, axis: Mapping[str, Any], tried: Sequence[str]) -> _Scale:
-        """Return the scale of an axis, over the values that were tried."""
         if axis["low"] is None:
             values = [value for value in axis["values"] if value in tried]
             return cls({value: (at + 0.5) / len(values) for at, value in enumerate(values)})
@@ -254,11 +246,9 @@ class _Scale:
 
     @classmethod
     def linear(cls, low: float, high: float) -> _Scale:
-        """Return a linear scale."""
         return cls({}, low, high)
 
     def at(self, text: str) -> float:
-        """Return the position of a value."""
         if self.heights:
             return self.heights[text]
         low, high, value = self.low, self.high, float(text)
@@ -268,7 +258,6 @@ class _Scale:
 
     @property
     def ticks(self) -> list[tuple[str, float]]:
-        """Return the labels and their positions."""
         if self.heights:
             return [(_short(text, 18), height) for text, height in self.heights.items()]
         ends = dict.fromkeys((self.low, self.high))
@@ -284,7 +273,6 @@ def _importances(axes: Axes, importances: Mapping[str, float]) -> None:
 
 
 def _label(arm: Arm) -> str:
-    """Return the setting with short keys, without their groups."""
     return " ".join(f"{key.rsplit('.', maxsplit=1)[-1]}={value}" for key, value in arm.point.items()) or arm.text
 
 

@@ -1,7 +1,4 @@
-"""Tables in LaTeX, for the package booktabs, with escaped text.
-
-Rows of texts as lines whose columns are aligned.
-"""
+"""Tables: LaTeX for the package booktabs with escaped text, and plain lines with aligned columns."""
 
 from __future__ import annotations
 
@@ -47,8 +44,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str,
     r"""Return a table environment.
 
     Args:
-        header: of the columns; all empty: the table has no header.
-        rows: of plain text, as many cells as the header.
+        header: titles of the columns; all empty: no header.
+        rows: cells of plain text, as many as the header has.
         caption: plain text.
         label: for ``\ref``.
     """

@@ -3,11 +3,8 @@
 ``manifest.json`` is written last, so a checkpoint without one is incomplete. A checkpoint is valid if the manifest's
 own SHA-256 matches, and every listed file has its size and SHA-256. Only the trainer reads the shards.
 
-``ranks.json`` of a checkpoint: the own states of all ranks in one file. One process reads it for all.
-
-Checkpoints of older releases have a file per rank instead, ``rank-00000.json`` and so on.
-
-How many batches of its data a run had drawn at a checkpoint. Batches are numbered from 1; skipped ones count.
+``ranks.json`` has the states of all ranks in one file, which one process reads for all. Checkpoints of older releases
+have a file per rank instead (``rank-00000.json``). Batches of data are numbered from 1; skipped ones count.
 """
 
 from __future__ import annotations
@@ -49,12 +46,12 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Total size of its files."""
+        """Total size of the checkpoint's files."""
         return sum(int(entry["bytes"]) for entry in self.files)
 
     @property
     def sha256(self) -> str:
-        """Hash of its content. It detects damage and identifies the checkpoint across runs."""
+        """Hash of the content. It detects damage and identifies the checkpoint across runs."""
         return files.sha256_json(asdict(self))
 
 
@@ -64,9 +61,8 @@ def write_manifest(
     """Write the manifest of a checkpoint's folder, durably, and return it.
 
     Args:
-        checkpoint: its folder.
         step: see :class:`Manifest`, also for ``tokens`` and ``world``.
-        entries: of all files; None: read every file in the folder and hash it.
+        entries: entries of all files; None: read every file in the folder and hash it.
     """
     listed = files.describe_tree(checkpoint) if entries is None else sorted(entries, key=lambda entry: entry["path"])
     manifest = Manifest(step=step, tokens=tokens, world=world, files=listed)
@@ -104,9 +100,8 @@ def why_invalid(checkpoint: Path, *, checksums: bool = True, of_run: bool = True
     """Return why a checkpoint is invalid, with the file's name. None if it is valid.
 
     Args:
-        checkpoint: its folder.
         checksums: verify checksums, not only sizes.
-        of_run: it is in a run's folder of checkpoints, so its name must be that of its step.
+        of_run: the checkpoint is in a run's checkpoints folder, so its name must match its step.
     """
     try:
         manifest = read_manifest(checkpoint)
@@ -118,7 +113,6 @@ def why_invalid(checkpoint: Path, *, checksums: bool = True, of_run: bool = True
 
 
 def _entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return a file's entry if its fields are valid."""
     if not (isinstance(entry["path"], str) and isinstance(entry["bytes"], int) and isinstance(entry["sha256"], str)):
         raise ValueError("an entry of files is invalid")
     return entry
@@ -165,7 +159,7 @@ class RankStates:
 
     @classmethod
     def of(cls, ranks: Sequence[dict[str, Any]]) -> RankStates:
-        """Make them from each rank's ``{"loader": rows, "rng": state}``."""
+        """Return the states from each rank's ``{"loader": rows, "rng": state}``."""
         places: dict[str, int] = {}
         of_rank = [places.setdefault(json.dumps(rank["rng"], sort_keys=True), len(places)) for rank in ranks]
         loader = [row for rank in ranks for row in rank["loader"]]
@@ -220,8 +214,7 @@ def batches_drawn(run: RunPaths, step: int, events: Sequence[Event]) -> int:
     """Return the number of the last batch that a checkpoint has been trained on; 0 at step 0.
 
     Args:
-        step: of the checkpoint.
-        events: of the run's journal, in order of time; :func:`events_about` the step is enough.
+        events: the run's events in order of time; those from :func:`events_about` are enough.
 
     Raises:
         DamagedFileError: neither the journal nor the checkpoint has the number.

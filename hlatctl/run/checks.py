@@ -13,9 +13,8 @@ class Check:
     """A check and its result.
 
     Args:
-        name: a few words.
         status: ``skip``: the check can't be made here; ``shows`` says why.
-        shows: the finding, or the problem.
+        shows: finding or problem.
         command: the command that shows the same; empty if there is none.
         values: the measurements, with units in their names.
     """

@@ -18,7 +18,7 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Continuation:
-    """A prompt and the text that a model put after it; ``stop``: why it ended, as in ``eval.generation``."""
+    """A prompt and the text that a model generated; ``stop`` says why it ended, as in ``eval.generation``."""
 
     prompt: str
     text: str
@@ -38,9 +38,7 @@ def write(run: RunPaths, milestone_tokens: int, identity: dict[str, Any], contin
     """Write a milestone's continuations, sealed.
 
     Args:
-        run: the run directory.
-        milestone_tokens: of the milestone.
-        identity: what decides the texts, for :func:`is_written`; has ``step``.
+        identity: everything that decides the texts, for :func:`is_written`; has ``step``.
         continuations: fields of :class:`Continuation`.
     """
     record = {"v": VERSION, "milestone_tokens": milestone_tokens, **identity, "continuations": continuations}
@@ -81,7 +79,6 @@ def history(run: RunPaths, milestones: Iterable[int]) -> list[Kept]:
 
 
 def _record(run: RunPaths, milestone_tokens: int) -> dict[str, Any]:
-    """Return the content of the file. Empty if it is missing or damaged."""
     try:
         return files.read_sealed_json(run.continuations(milestone_tokens))
     except (OSError, ValueError):

@@ -1,29 +1,19 @@
 """The contract of a task: everything that decides its score except the model's weights, as a JSON object.
 
-``eval.contract`` makes the contracts of an evaluation, ``hlatctl.run.contract`` records those that a run has
-accepted. This module compares contracts; of their fields it knows only the model's own files.
-
-The contracts that a run's evaluations have used, in ``evals/contract.json``: recorded once, then compared.
+``eval.contract`` makes the contracts of an evaluation. This module compares them, and records those that a run has
+accepted in ``evals/contract.json``. Of their fields it knows only the model's own files.
 
 Each task has a list of its contracts, in the order in which the run accepted them. They are numbered from 1, and number
-1 is the run's own. An evaluation is refused if a task's contract is none of them, with the task and the first field
+1 is the run's own. An evaluation is refused if a task's contract is not in the list, with the task and the first field
 that differs, unless the user asks for a new contract. A task that the run has not evaluated before is always accepted,
-and so is the figure of a group, which is computed from scores that were accepted. Contracts that measured nothing, and
-that no running evaluation uses, don't refuse another one: they are dropped from the end of their task's list.
+and so is the figure of a group, which is computed from accepted scores.
 
-An earlier release had one contract for a whole evaluation. Those contracts keep their numbers, and those of this
-release follow.
+A contract is recorded before its task is measured. If the evaluation then fails, the contract stays without results. It
+is in use while the process that wrote it holds the milestone's lease. Contracts without results that no running
+evaluation uses don't refuse another one: they are dropped from the end of their task's list.
 
-Which recorded contracts are used: they measured something, or an evaluation runs under them.
-
-A contract is recorded before its task is measured. If the evaluation then fails, the contract stays without results.
-An evaluation names its contracts in a file beside its lease; the file counts while the process that wrote it holds the
-lease.
-
-Contracts of releases that had one for a whole evaluation: read, never written.
-
-Such a contract has the fields of its tasks under ``tasks``, and everything else beside them. Its scores carry the hash
-of the whole. No task contract of this release equals one of them, because the hashes of the code are made otherwise.
+An earlier release had one contract for a whole evaluation, with the fields of its tasks under ``tasks``. Those are
+read, never written, and keep their numbers. Their scores carry the hash of the whole, which no task contract equals.
 """
 
 from __future__ import annotations
@@ -63,8 +53,8 @@ class Contracts:
     """The contracts of one evaluation.
 
     Args:
-        tasks: by name; the held-out text is the task :data:`VALIDATION`.
-        figures: of groups, by name; ``tasks`` has the hash of each part's contract.
+        tasks: contracts by task name; the held-out text is the task :data:`VALIDATION`.
+        figures: contracts of groups by name; ``tasks`` of each has the hash of each part's contract.
     """
 
     tasks: dict[str, Fields]
@@ -112,15 +102,15 @@ def _text(value: Any) -> str:
 
 
 _IN_USE = "contracts-in-use.json"
-#: Of a task, in the folder of a contract's results; answers are reused by the next try.
+#: Files of a task in the folder of a contract's results; the next try reuses answers.
 _STORED = ("tasks/{}.json", "answers/{}.jsonl", "items-{}.parquet")
 
 
 class Use:
-    """The use of a run's contracts now.
+    """Which contracts of a run are in use now.
 
     Args:
-        run: the run directory. Its journal is read at most once, and only for contracts without files of results.
+        run: run directory. Its journal is read at most once, and only for contracts without result files.
     """
 
     def __init__(self, run: RunPaths) -> None:
@@ -135,9 +125,7 @@ class Use:
         """Return whether a task has scores or answers under a contract, at any milestone.
 
         Args:
-            task: its name.
-            number: of the contract.
-            folder: of the contract's results, in a milestone's folder.
+            folder: name of the contract's results folder in a milestone's folder.
         """
         places = (path / folder for path in self._run.evals.glob("tokens-*"))
         stored = (place / name.format(task) for place in places for name in _STORED)
@@ -145,13 +133,12 @@ class Use:
 
     @cached_property
     def _finished(self) -> set[tuple[Any, Any]]:
-        """The tasks that the journal says to be scored, with the numbers of their contracts."""
         events = read_events(self._run, wanted=lambda line: b"eval_task_finished" in line)
         return {(event.get("task"), event.get("contract")) for event in events}
 
 
 def announce(run: RunPaths, milestone_tokens: int, hashes: Iterable[str]) -> None:
-    """Name the contracts of an evaluation of this process, which holds the milestone's lease."""
+    """Record the contracts that this process evaluates under; it holds the milestone's lease."""
     named = holder(run.eval_lease(milestone_tokens))
     files.write_json(_file(run, milestone_tokens), {"token": named.token if named else "", "contracts": list(hashes)})
 
@@ -166,7 +153,7 @@ def withdrawn(run: RunPaths, milestone_tokens: int) -> Iterator[None]:
 
 
 def _named(path: Path) -> list[str]:
-    """Return the contracts that a file names, if the process that wrote it still holds the lease beside it."""
+    """Return the contracts that a file names, if its writer still holds the lease in the same folder."""
     evaluator = holder(path.with_name("lease"))
     if evaluator is None:
         return []
@@ -186,12 +173,12 @@ _OF_WHOLE = ("tasks", "figures", VALIDATION)
 
 
 def of_tasks(whole: Fields) -> str:
-    """Return the hash that the scores of tasks carry: of all fields except the held-out text."""
+    """Return the hash stored with the scores of tasks, over all fields except the held-out text."""
     return digest({key: value for key, value in whole.items() if key != VALIDATION})
 
 
 def of_validation(whole: Fields) -> str:
-    """Return the hash that the scores of the held-out text carry."""
+    """Return the hash stored with the scores of the held-out text."""
     return digest({VALIDATION: whole.get(VALIDATION)})
 
 
@@ -205,7 +192,6 @@ def parts_of(whole: Fields, score: str) -> tuple[dict[str, Fields], dict[str, An
     """Return the contracts behind a score, by task, and how a group's figure is computed; None for a single task.
 
     Args:
-        whole: the contract.
         score: name of the score. A second metric's is TASK_METRIC; the longest matching name is the task's.
     """
     tasks, figures = tasks_of(whole), whole.get("figures", {})
@@ -225,8 +211,8 @@ class Record:
     """The contracts that a run has accepted.
 
     Args:
-        tasks, figures: by name, in the order in which they were accepted.
-        wholes: of an earlier release, each for a whole evaluation.
+        tasks, figures: contracts by name, in the order in which they were accepted.
+        wholes: contracts of an earlier release, each for a whole evaluation.
     """
 
     tasks: dict[str, list[Fields]] = field(default_factory=dict)
@@ -241,7 +227,7 @@ class Record:
         return {name: list(figure["tasks"]) for name, figure in figures.items()}
 
     def fields(self, task: str, contract: str) -> Fields:
-        """Return a task's contract by the hash that its results carry. Empty if it is not recorded."""
+        """Return a task's contract by the hash in its results. Empty if it is not recorded."""
         for whole in self.wholes:
             if of_tasks(whole) == contract:
                 return tasks_of(whole).get(task, {})
@@ -337,11 +323,9 @@ def admit(run: RunPaths, present: Contracts, *, new: bool = False, milestone_tok
     """Record the contracts of an evaluation that is about to start, and return their numbers.
 
     Args:
-        run: the run directory.
-        present: the contracts.
-        new: accept those that differ from all recorded ones of their tasks.
-        milestone_tokens: of the milestone whose lease this process holds. Its contracts are in use until
-            ``contract_use.withdrawn`` ends, or until the lease does.
+        new: accept contracts that differ from all recorded ones of their tasks.
+        milestone_tokens: milestone whose lease this process holds. Its contracts are in use until
+            :func:`withdrawn` ends, or until the lease does.
 
     Raises:
         EvaluationError: one differs. Names the task, the first field and both values.
@@ -383,7 +367,6 @@ def _accept(run: RunPaths, known: Record, present: Contracts, *, new: bool) -> A
 
 
 def _unknown(known: Record, present: Contracts) -> list[str]:
-    """Return the tasks whose contracts differ from all recorded ones."""
     return [name for name, fields in present.tasks.items() if fields not in known.tasks.get(name, [fields])]
 
 
@@ -422,7 +405,6 @@ def _dropped(before: Record, known: Record, present: Contracts, tasks: list[str]
 
 
 def _with(known: Mapping[str, list[Fields]], present: Mapping[str, Fields]) -> dict[str, list[Fields]]:
-    """Return the lists with new contracts at their ends."""
     lists = {name: list(fields) for name, fields in known.items()}
     for name, fields in present.items():
         if fields not in lists.setdefault(name, []):

@@ -6,7 +6,7 @@ Tree (exit code)::
     +-- ConfigError (10)        an invalid value
     +-- DataError (11)          corpus, tokenizer or dataset unusable
     +-- RunExistsError (12)     the run id is taken
-    +-- RunNotFoundError (13)   no run of that name, or more than one
+    +-- RunNotFoundError (13)   no run has that name, or more than one does
     +-- StorageError (14)       read-only, full or unreachable storage
     +-- PreflightError (15)     a worker is not fit to train
     +-- PortInUseError (16)     a server's address is taken
@@ -17,18 +17,15 @@ Tree (exit code)::
     +-- EvaluationError (21)    a checkpoint could not be evaluated
     +-- CheckpointError (22)    no valid checkpoint where one is needed
     +-- StoppedError (0)        stopped on request; the run can be resumed
-    |   +-- CancelledError (23)     its job was cancelled, by nobody that hlatctl knows
+    |   +-- CancelledError (23)     its job was cancelled from outside hlatctl
     |   +-- StoppedAtOnceError (130)  a second interrupt: stopped without a checkpoint
-    +-- CompileError (24)       a graph that can't be compiled, or is not in the cache
-    +-- DamagedFileError (25)   a file that is damaged
+    +-- CompileError (24)       a graph can't be compiled, or is not in the cache
+    +-- DamagedFileError (25)   a file is damaged
 
-Exit code 2 is a usage error of the command line, 130 an interrupt before anything was running.
-An error's text names the dotted field, its value and the rule; the hint is the command or edit that helps. Texts are
-for people: programs decide by an error's type and its ``code``.
-
-What helps against an error of the system: no room, no permission, a limit. The standard library only.
-
-Hints for a name that does not exist: the nearest one that does, or how to leave it out.
+Exit code 2 is a usage error of the command line, 130 an interrupt before anything was running. An error's text names
+the dotted field, its value and the rule; the hint is the command or edit that helps. Texts are for people: programs
+decide by an error's type and its ``code``. Hints for system errors and for unknown names are here too. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ OF_STORAGE = (*FULL, *_DENIED, errno.EROFS, errno.EIO, errno.EFBIG)
 
 
 def hint_of(error: Exception) -> str:
-    """Return what helps against a failure of a file system; empty for other errors.
+    """Return a hint for a failure of a file system; empty for other errors.
 
     Exceptions of libraries in other languages have the system's text but not its number.
     """
@@ -73,7 +70,6 @@ def hint_of(error: Exception) -> str:
 
 
 def _of_owner(name: object) -> str:
-    """Return what helps a user who may not use a file: whose the closest visible folder is."""
     if not isinstance(name, str):
         return "check the permissions of the folder"
     place = Path(name)
@@ -91,11 +87,11 @@ def _of_owner(name: object) -> str:
 def _name(user: int) -> str:
     try:
         return pwd.getpwuid(user).pw_name
-    except KeyError:  # of another machine
+    except KeyError:  # from another machine
         return f"user {user}"
 
 
-#: Codes of errors that the restart policy treats in a way of their own.
+#: Codes of errors that the restart policy treats specially.
 DISK_FULL, NONFINITE, STORAGE_AWAY = "disk_full", "nonfinite", "storage_away"
 
 #: Environment variable: the file to which a launched process writes its error, for the process that launched it.
@@ -109,8 +105,8 @@ class HlatctlError(Exception):
 
     Args:
         message: what is wrong: the field, its value with unit, the rule, the other value.
-        hint: the command or the edit that helps; shown on a line of its own.
-        code: what went wrong, for programs: a cause of ``flows.recovery.failure_causes``, or empty.
+        hint: the command or the edit that helps; shown on a separate line.
+        code: reason for programs: a cause of ``flows.recovery.failure_causes``, or empty.
     """
 
     exit_code = 1
@@ -144,7 +140,7 @@ class RunExistsError(HlatctlError):
 
 
 class RunNotFoundError(HlatctlError):
-    """No run of that name, or more than one."""
+    """No run has the name, or more than one does."""
 
     exit_code = 13
 
@@ -235,7 +231,7 @@ class DamagedFileError(HlatctlError):
 
 
 def code_of(error: BaseException) -> str:
-    """Return the code of an exception that isn't ours: ``disk_full`` or empty.
+    """Return the code of a foreign exception: ``disk_full`` or empty.
 
     Exceptions of libraries in other languages have the system's text but not its number.
     """
@@ -244,7 +240,7 @@ def code_of(error: BaseException) -> str:
 
 
 def cannot_write(place: object, error: OSError, *, hint: str = "") -> StorageError:
-    """Return the error of a place that can't be written. Without a hint, it says what helps against its cause."""
+    """Return the error of a place that can't be written. Without a hint, it gets one for its cause."""
     text = f"{place}: can't be written ({error.strerror or error})"
     return StorageError(text, hint=hint or hint_of(error) or _way_to_write(str(place), error), code=code_of(error))
 
@@ -265,7 +261,6 @@ def of_system(error: Exception) -> StorageError | None:
 
 
 def _no_working_directory() -> str:
-    """Return why this process has no working directory; empty if it has one."""
     try:
         os.getcwd()
     except OSError as error:
@@ -274,7 +269,6 @@ def _no_working_directory() -> str:
 
 
 def _way_to_write(place: str, error: OSError) -> str:
-    """Return what helps against a wrong path, rather than against the state of the file system."""
     path = place.rpartition("=")[2]
     if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
         return f"a file is where a folder must be, or the reverse: move it (`ls -ld {path}`), or name another place"
@@ -360,7 +354,7 @@ _FULL_IN_OLD_RECORDS = re.compile(r"No space left on device|Disk quota exceeded|
 
 
 def _code_without_record(name: str, message: str) -> str:
-    """Return the code of an error whose record is of a version that wrote none."""
+    """Return the code of an error that a version without codes recorded."""
     if name == "TrainingError":
         return NONFINITE
     return DISK_FULL if name == "StorageError" and _FULL_IN_OLD_RECORDS.search(message) else ""
@@ -375,10 +369,10 @@ def suggest(name: str, known: Sequence[str], *, prefix: str = "", otherwise: str
     """Return a hint such as ``did you mean cluster=local? known: local, mock``.
 
     Args:
-        name: what was asked for.
-        known: the names that exist.
-        prefix: what precedes the nearest name in the hint, such as ``cluster=``.
-        otherwise: the hint where no name is near; if given, the known names are not listed.
+        name: the unknown name.
+        known: names that exist.
+        prefix: text before the nearest name in the hint, such as ``cluster=``.
+        otherwise: hint if no name is similar; if given, the known names are not listed.
     """
     near = nearest(name, known)
     question = f"did you mean {prefix}{near}?" if near else ""
@@ -386,5 +380,5 @@ def suggest(name: str, known: Sequence[str], *, prefix: str = "", otherwise: str
 
 
 def unset(key: str) -> str:
-    """Return a hint to a key that should not be set: ``~KEY`` is an error where only the override sets it."""
+    """Return a hint for a key that should not be set: ``~KEY`` is an error where only the override sets it."""
     return f"leave it out, or use ~{key} if a file sets it"

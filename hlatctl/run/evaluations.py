@@ -1,8 +1,6 @@
-"""Selects the scores of an evaluation that fit in one line. ``eval.scores`` computes them.
+"""Scores and items of evaluations: scores that fit in one line, columns of the items' files, and milestones by tokens.
 
-The columns of the files ``items-<task>.parquet``, for evaluations, imports, and those who read them.
-
-Find a run's milestone by its tokens.
+``eval.scores`` computes the scores. The columns of ``items-<task>.parquet`` are for evaluations, imports and readers.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _LOSS = "validation_loss"
 ACCURACIES = ("acc", "acc_norm", "acc_bytes", "acc_per_token")
 #: Metric of right answers and of held-out text.
 BITS_PER_BYTE = "bits_per_byte"
-#: Metrics of which less is better.
+#: Metrics for which less is better.
 LOWER_IS_BETTER = frozenset({BITS_PER_BYTE, "loss_nats_per_token", "perplexity", "word_perplexity", "byte_perplexity"})
 #: Ends the name of the bits per byte of right answers.
 _BITS = "_bpb"
@@ -34,7 +32,7 @@ def bits_of(name: str) -> str:
 
 
 def is_better_low(name: str) -> bool:
-    """Return whether less is better of a score of this name: held-out text, and bits per byte."""
+    """Return whether less is better for a score of this name: held-out text, and bits per byte."""
     return name.startswith(HELD_OUT) or name.endswith(_BITS)
 
 
@@ -107,7 +105,7 @@ def schema(pyarrow: Any) -> Any:
     return pyarrow.schema([pyarrow.field(name, types[kind]) for name, (kind, _) in COLUMNS.items()])
 
 
-#: Milestones that an error suggests.
+#: Maximum number of milestones that an error suggests.
 _NEAREST = 3
 
 
@@ -117,9 +115,9 @@ def find_milestone(tokens: int, milestones: Collection[int], error: str) -> int:
     So 2.51M finds the milestone of 2,506,752 tokens.
 
     Args:
-        tokens: from a person.
-        milestones: tokens of the milestones to choose from, at least one.
-        error: the message if none or several match.
+        tokens: tokens as a person typed them.
+        milestones: tokens of at least one milestone.
+        error: message if none or several match.
 
     Raises:
         ConfigError: none or several match; the hint lists the nearest.

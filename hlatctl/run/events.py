@@ -18,7 +18,7 @@ from typing import Any
 
 from hlatctl.run.step_metrics import BY_NAME
 
-#: Field of an event that a clock that was set back has dated: the time that orders it.
+#: Field of an event written after a clock was set back: the time that orders it.
 AFTER = "after_unix_s"
 #: 9999-12-31, the last day that can be shown.
 _LAST_UNIX_S = 253_402_300_799.0
@@ -99,7 +99,7 @@ _TEXTS = (
 _HOSTS = ("left_out_hosts", "rejected_hosts", "hosts", "blamed_hosts")
 _LISTS = ("argv", "tasks", "overrides", "axes", "amended_skips", "untag", "ranks", *_HOSTS)
 _OBJECTS = ("handle", "scores", "point", "settings", "changes", "tags", "imported")
-#: The exact types of each field's values, as JSON gives them: ``True`` is no number.
+#: The exact types of each field's values, as JSON gives them: ``True`` is not a number.
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(_WHOLE, (int,)),
     **dict.fromkeys(_NUMBERS, (int, float)),
@@ -152,7 +152,6 @@ def is_event(value: Any) -> bool:
 
 
 def _may_be(kind: str, name: str, value: Any) -> bool:
-    """Return whether a value is allowed in the place of one of the field's type."""
     as_text = kind == "nonfinite" and name in _AS_TEXT
     return value is None or as_text or (name in _NUMBERS and value in _NOT_FINITE)
 

@@ -1,12 +1,12 @@
-"""The fence of a run's attempts: processes of an attempt that is over write nothing more into the run directory.
+"""The fence of a run's attempts: processes of an attempt that is over can't write to the run directory any more.
 
 A driver ends all processes of an attempt before it starts the next one. One may still be left: on a node that neither
 the cluster nor the driver reaches, or frozen for minutes. The fence is a file with the number of the newest attempt
 that is over. The driver writes it; training processes read it before they commit something, and the program of each
 node reads it every few seconds.
 
-A process that freezes between the look and the write can still write once. So nothing of two attempts has the same
-name: a checkpoint is written to a folder of its attempt and appears complete.
+A process that freezes between the check and the write can still write once. So two attempts never use the same name: a
+checkpoint is written to a folder of its attempt and appears complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from hlatctl.run.errors import RunBusyError, cannot_write
 from hlatctl.run.paths import RunPaths, attempt_of
 
-#: A look at the file is trusted for so long, unless something is about to be committed.
+#: How long a read of the file is trusted, unless something is about to be committed.
 _LOOK_EVERY_S = 2.0
 #: The number has a fixed width, so that a full disk has room for a new one.
 _WIDTH = 12
@@ -41,7 +41,7 @@ def _write(path: Path, attempt: int) -> None:
         try:
             line = f"{attempt:0{_WIDTH}d}\n".encode()
             os.pwrite(descriptor, line, 0)
-            os.ftruncate(descriptor, len(line))  # what a damaged file has behind it would make the number unreadable
+            os.ftruncate(descriptor, len(line))  # remaining bytes of a damaged file would make the number unreadable
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -52,8 +52,8 @@ def _write(path: Path, attempt: int) -> None:
 def begin(run: RunPaths, attempt: int) -> None:
     """Declare all attempts before a new one over, and the new one not.
 
-    A driver declares only attempts of its journal over, and a new attempt has the next number. So a larger number in
-    the file is damage, which would end the new attempt and all that follow.
+    A driver only declares attempts of its journal over, and a new attempt has the next number. So a larger number in
+    the file is damage that would end the new attempt and all later ones.
 
     Raises:
         StorageError: the file can't be written.
@@ -63,11 +63,10 @@ def begin(run: RunPaths, attempt: int) -> None:
 
 
 class Fence:
-    """What one process of an attempt asks before it writes.
+    """The check of one process of an attempt before it writes.
 
     Args:
-        run: the run directory.
-        attempt: of this process; 0: of none, which is never over.
+        attempt: attempt of this process; 0: no attempt, which is never over.
     """
 
     def __init__(self, run: RunPaths, attempt: int) -> None:
@@ -77,7 +76,7 @@ class Fence:
     def check(self, *, now: bool = False) -> None:
         """Raise an error if the attempt is over.
 
-        Costs the reading of one small file, at most once in two seconds unless ``now``.
+        Reads one small file, at most once in two seconds unless ``now``.
 
         Raises:
             RunBusyError: it is over, so this process must not write.
@@ -102,7 +101,7 @@ def of_job(base: Path) -> Fence | None:
 
 
 def _newest_over(path: Path) -> int:
-    """Return 0 for storage that doesn't answer: writing fails there too."""
+    """Return the newest attempt that is over; 0 if storage doesn't answer, because writing fails there too."""
     try:
         with path.open("rb") as file:
             return int(file.read(_WIDTH + 2))  # one more than the line: a longer file is damaged

@@ -1,27 +1,17 @@
-"""Writes complete files with checksums, reads them, and sets the permissions of new files.
+"""Files: atomic writes, checked reads, locks, checksums, permissions, and dataclasses as JSON. Standard library only.
 
-Files and folders that appear complete or not at all: written under a temporary name, then renamed.
+Files and folders appear complete or not at all: they are written under a temporary name, then renamed. Two modules
+don't use this: ``hlatctl.node`` reserves the space of its records when it starts, and ``flows.stages.compile`` has jobs
+on other nodes fill the temporary folder.
 
-Two owners have rules of their own: ``hlatctl.node`` reserves the space of its records when it starts, and
-``flows.stages.compile`` has jobs on other nodes fill the temporary folder.
+Readers expect files that are damaged or endless, and turn every failure into one kind of error.
 
-File locks (``flock``). The kernel drops a lock when its holder dies, so a dead process never holds one.
+Locks use ``flock``. The kernel drops a lock when its holder dies, so a dead process never holds one. A private folder
+for temporary files is locked as long as its owner lives; the next process that creates one removes unlocked folders.
+systemd-tmpfiles also ignores locked folders, however old their files are.
 
-Reads JSON, lines and files that may be damaged or endless, and turns everything wrong into one kind of error.
-
-Private folders for temporary files. If the owner is killed, the next process that creates one removes its folder.
-
-A folder is locked as long as its owner lives. The kernel drops the lock when the owner dies, so an unlocked folder is
-left over. systemd-tmpfiles also ignores locked folders, however old their files are.
-
-Lists the files below a folder that a person named, which can be a whole disk.
-
-Files on shared storage that every process of a job reads at its start. Standard library only.
-
-The first process on a node copies such a file into the job's private folder there; the others read the copy. So 2,048
-processes on 64 nodes open the shared file 64 times.
-
-Dataclasses as JSON values and back, with the types of their fields checked.
+The first process on a node copies a shared file that all processes read at their start into the job's private folder;
+the others read the copy. So 2,048 processes on 64 nodes open the shared file 64 times.
 """
 
 from __future__ import annotations
@@ -51,9 +41,9 @@ from typing import IO, Any, TypeVar
 
 from hlatctl.run.errors import DamagedFileError, HlatctlError, StorageError, cannot_write
 
-#: How long a process looks at most whether a file is locked, if nothing delays it.
+#: Maximum time that a process takes to check whether a file is locked, if nothing delays it.
 _LOOK_S = 0.001
-#: After this time with shared locks alone, they count: somebody keeps one.
+#: After this time with shared locks only, they count, because a process keeps one.
 _LOOKS_S = 10.0
 
 
@@ -61,7 +51,7 @@ def try_lock(file: IO[Any] | int, *, shared: bool = False) -> bool:
     """Lock an open file or folder until it is closed. Return False if another process holds a lock that excludes this.
 
     Args:
-        file: the file, or its descriptor.
+        file: file or descriptor.
         shared: several processes may hold a shared lock at the same time.
 
     Raises:
@@ -79,7 +69,6 @@ def locked_file(path: Path, when_busy: Callable[[], None] | None = None) -> Iter
     """Lock a file and yield it, open for reading and appending. The file and its folder are created if missing.
 
     Args:
-        path: of the file.
         when_busy: called each time another process holds the lock. It raises to give up, or returns to try again.
             None: wait until the lock is free. A process that only looks whether the file is locked has a shared lock
             for a moment, which doesn't count.
@@ -128,7 +117,7 @@ def remove_unlocked(path: Path) -> None:
 
 
 def _is_only_looked_at(file: FileIO) -> bool:
-    """Return whether others have only shared locks of a file."""
+    """Return whether other processes hold only shared locks of a file."""
     if not try_lock(file, shared=True):
         return False
     fcntl.flock(file, fcntl.LOCK_UN)
@@ -157,7 +146,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
     If the block raises, the temporary file is removed and ``path`` stays as it was.
     """
-    # Not the process id: hosts that share the folder have the same ones.
+    # Not the process id: hosts that share the folder use the same ids.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         yield temporary
@@ -194,7 +183,6 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def _give(folder: Path, mode: int) -> None:
-    """Give a folder and what it contains this mode, files without the right to execute."""
     for path, _, names in os.walk(folder):
         os.chmod(path, mode)
         for name in names:
@@ -203,10 +191,10 @@ def _give(folder: Path, mode: int) -> None:
 
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder beside the target, to fill and rename. It is removed at the end unless it was renamed.
+    """Yield an empty folder next to the target, to fill and rename. It is removed at the end unless it was renamed.
 
-    Folders for the same target that killed processes left are removed first. This process locks its own folder, so
-    that no other process removes it.
+    Folders for the same target that killed processes left are removed first. This process locks the folder, so that no
+    other process removes it.
     """
     for left_over in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
         remove_unlocked(left_over)
@@ -246,7 +234,7 @@ def fsync(path: Path) -> None:
 DAMAGED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 #: Files of this project are nested at most 10 deep. Code that walks through a value can rely on this limit.
 _MAX_DEPTH = 100
-#: No count, size or seed is larger; 2**64 has 20 digits. Every smaller number fits in a float.
+#: Maximum whole number, with 20 digits. No count, size or seed is larger, and every smaller number fits in a float.
 _MAX_INT = 2**64
 _MAX_INT_DIGITS = 20
 #: Limit of a file that is read as a whole, unless its reader names another one. A tokenizer of 1M words is smaller.
@@ -278,15 +266,14 @@ def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
     """Return a regular file's content. Refuses a FIFO, which would block forever, and a file that fills the memory.
 
     Args:
-        path: of the file.
-        most: limit of its size in bytes.
+        most: maximum size in bytes.
 
     Raises:
-        OSError: it is missing, too large, is no regular file, or can't be read.
+        OSError: it is missing, too large, not a regular file, or can't be read.
     """
     with open(path, "rb", opener=open_regular) as file:
         size_bytes = os.fstat(file.fileno()).st_size
-        content = file.read(most + 1) if size_bytes <= most else b""  # the kernel's files and growing ones have more
+        content = file.read(most + 1) if size_bytes <= most else b""  # kernel files and growing files can have more
         if size_bytes > most or len(content) > most:
             raise _too_large(path, max(size_bytes, len(content)), most)
         return content
@@ -296,7 +283,7 @@ def read_text(path: Path, most: int = MAX_FILE_BYTES) -> str:
     """Return a regular file's content as UTF-8 text.
 
     Raises:
-        OSError: it is missing, too large, is no regular file, or can't be read.
+        OSError: it is missing, too large, not a regular file, or can't be read.
         ValueError: it is not UTF-8.
     """
     return read_bytes(path, most).decode()
@@ -306,7 +293,7 @@ def check_size(path: Path, most: int = MAX_FILE_BYTES) -> None:
     """Refuse a file that is too large, before a library reads it as a whole.
 
     Raises:
-        OSError: it is missing, too large, or is no regular file.
+        OSError: it is missing, too large, or not a regular file.
     """
     with open(path, "rb", opener=open_regular) as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -317,11 +304,11 @@ def check_size(path: Path, most: int = MAX_FILE_BYTES) -> None:
 def lines(file: IO[bytes], most: int) -> Iterator[tuple[bytes, int]]:
     """Yield the lines of a file, each with its length in bytes, in bounded memory.
 
-    Of a longer line than ``most`` bytes, its beginning is yielded, and its line feed if it has one.
+    A longer line than ``most`` bytes is cut to its beginning, and keeps its line feed if it has one.
 
     Args:
-        file: also a decompressed one.
-        most: bytes of a line that are kept.
+        file: a file, or a decompressed stream.
+        most: maximum bytes per line.
     """
     while line := file.readline(most + 1):
         length = len(line)
@@ -338,7 +325,7 @@ def open_regular(path: str, flags: int) -> int:
     """Open a regular file without blocking: ``open(path, opener=open_regular)``.
 
     Raises:
-        OSError: it is missing, is no regular file, or can't be opened.
+        OSError: it is missing, not a regular file, or can't be opened.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
@@ -444,7 +431,7 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Write a file completely or not at all, durably.
 
     Args:
-        private: only its own user can read it.
+        private: only this user can read the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
@@ -469,12 +456,11 @@ def read_json(path: Path, most: int = MAX_FILE_BYTES) -> Any:
     """Read a JSON file.
 
     Args:
-        path: of the file.
-        most: limit of its size in bytes.
+        most: maximum size in bytes.
 
     Raises:
         OSError: it is missing, too large, or can't be read.
-        ValueError: it is not JSON. :func:`hlatctl.run.files.reading` raises an error that names the file.
+        ValueError: it is not JSON. :func:`reading` raises an error that names the file.
     """
     return parse_json(read_bytes(path, most), any_number=True)
 
@@ -578,8 +564,8 @@ class Scratch:
     """A private folder.
 
     Args:
-        path: of mode 0700; short, because it contains sockets, whose paths are limited.
-        lock: its lock's descriptor. A child process that inherits it keeps the folder, too.
+        path: has mode 0700; it is short because it contains sockets, whose paths are limited.
+        lock: descriptor of the lock. The folder also stays while a child that inherited it lives.
     """
 
     path: Path
@@ -591,7 +577,7 @@ def private_folder(kind: str, *, within: str | None = None) -> Iterator[Scratch]
     """Create a private folder and remove it at the end. Remove those that dead processes left.
 
     Args:
-        kind: part of its name.
+        kind: part of the folder's name.
         within: the folder to create it in; None: the system's folder for temporary files.
     """
     parent = Path(within or tempfile.gettempdir())
@@ -610,7 +596,7 @@ def _make(parent: Path, kind: str) -> Scratch:
         lock = lock_folder(path)
         if lock is not None and path.is_dir():
             return Scratch(path, lock)
-        if lock is not None:  # another process swept it before it was locked
+        if lock is not None:  # another process removed it before it was locked
             os.close(lock)
 
 
@@ -629,9 +615,8 @@ def files_below(folder: Path, *, most: int, depth: int | None = None) -> list[Pa
     """Return the files below a folder, sorted. Links to folders are not followed, unreadable folders are skipped.
 
     Args:
-        folder: where to begin.
-        most: stop after so many files and folders; some 100,000 a second are listed on a local disk.
-        depth: how many folders deep; None: any.
+        most: maximum number of files and folders; a local disk lists about 100,000 a second.
+        depth: maximum depth in folders; None: any.
 
     Raises:
         ValueError: there are more than ``most``.
@@ -655,11 +640,11 @@ def files_below(folder: Path, *, most: int, depth: int | None = None) -> list[Pa
 def read_shared_text(path: Path) -> str:
     """Return a file's content as UTF-8 text, from this node's copy if the process belongs to a job.
 
-    If the copy can't be made, the file itself is read. It must not change while the job runs, and no other file of that
-    name may be read in this way.
+    If the file can't be copied, the original is read. It must not change while the job runs, and no other file of the
+    same name may be read like this.
 
     Raises:
-        OSError: the file is missing, is no regular file, or can't be read.
+        OSError: the file is missing, not a regular file, or can't be read.
         ValueError: it is not UTF-8.
     """
     folder = os.environ.get(JOB_FOLDER_ENV)
@@ -705,7 +690,7 @@ def _of(kind: Any, value: Any) -> Any:
             raise TypeError(f"{kind}: {value!r:.80}")
         return kind(**{name: _of(hints[name], item) for name, item in value.items()})
     if kind not in _JSON and isinstance(kind, type) and isinstance(value, kind):
-        return value  # it was made by the caller
+        return value  # the caller created it
     if type(value) not in _JSON[origin or kind]:
         raise TypeError(f"{kind}: {value!r:.80}")
     return _collection(origin, parts, value) if origin else value

@@ -1,15 +1,10 @@
 """Computes a run's state from its events, with a handler for each kind of event.
 
-How evaluations change a run's state over time: which milestones wait, and how long evaluations and tasks take.
-
-Handlers of ``hlatctl.run.fold`` for the events of a scheduler's queue.
-
-A run's folded state, kept beside its journal, so that reading a run doesn't take longer as it grows.
-
-``journal/.fold/state`` holds the state after the first events of the journal, and how far each writer's file was read.
-``journal/.fold/rows-*`` hold its steps. They are derived from the journal and never the truth: a reader folds the
-journal from the beginning if they are missing, damaged, of another version of this code, or don't fit the journal.
-``docs/decisions/0029-a-kept-fold.md`` explains why the result is the same.
+The state is kept next to the journal, so that reading a run doesn't take longer as it grows. ``journal/.fold/state``
+holds the state after the first events of the journal, and how far each writer's file was read. ``journal/.fold/rows-*``
+hold its steps. The journal decides: a reader folds it from the beginning if these files are missing, damaged, of
+another version of this code, or don't fit the journal. ``docs/decisions/0029-a-kept-fold.md`` explains why the result
+is the same.
 """
 
 from __future__ import annotations
@@ -46,17 +41,17 @@ from hlatctl.run.state import (
 )
 from hlatctl.run.steps import Home, Rows, Segment, StepSeries, segment_name, write_derived
 
-#: ``what`` of the alarm that milestones wait longer and longer.
+#: ``what`` of the alarm that evaluation falls behind training.
 BEHIND = "evaluation_behind"
 
 
 def evaluation_taken(state: RunState, event: Event) -> None:
-    """An evaluator takes a milestone from the queue. ``eval_taken``; the milestone is known."""
+    """Apply ``eval_taken``: an evaluator takes a known milestone from the queue."""
     state.milestones[int(event["milestone_tokens"])].taken_unix_s = float(event["time_unix_s"])
 
 
 def task_finished(state: RunState, event: Event) -> None:
-    """Keep the time of a task that was done in one go: one that an earlier try began takes less."""
+    """Store the time of a task that ran without a break; one that an earlier try began takes less."""
     progress = state.milestones[int(event["milestone_tokens"])].progress
     task = str(event["task"])
     if progress and progress.task == task and progress.began_unix_s and not progress.done_before:
@@ -64,7 +59,7 @@ def task_finished(state: RunState, event: Event) -> None:
 
 
 def evaluation_finished(state: RunState, milestone: MilestoneState, event: Event) -> None:
-    """Keep the times of an evaluation under the run's first contract, before its progress is forgotten."""
+    """Store the times of an evaluation under the run's first contract, before its progress is removed."""
     if str(event.get("contract", "")) == state.contract:
         if milestone.taken_unix_s is not None:
             milestone.wall_s = float(event["time_unix_s"]) - milestone.taken_unix_s
@@ -80,12 +75,12 @@ def evaluation_caught_up(state: RunState) -> None:
 
 
 def evaluation_alarm(state: RunState, event: Event) -> None:
-    """Note that an alarm said that evaluation falls behind."""
+    """Record the alarm that evaluation falls behind."""
     state.evaluation_behind |= event.get("what") == BEHIND
 
 
 def job_queued(state: RunState, event: Event) -> None:
-    """The job waits; an earlier time of the same wait is kept."""
+    """Record that a job waits, with the earliest time of the same wait."""
     name, reason = str(event["job"]), str(event.get("reason") or "")
     since_unix_s = state.queued[name].since_unix_s if name in state.queued else float(event["time_unix_s"])
     start = event.get("expected_start_unix_s")
@@ -94,7 +89,7 @@ def job_queued(state: RunState, event: Event) -> None:
 
 
 def job_started(state: RunState, event: Event) -> None:
-    """The job runs on its hosts."""
+    """Record that a job runs on its hosts."""
     job_left_queue(state, event)
     newest = state.attempt
     if event["job"] == TRAIN_JOB and newest and newest.number == event["attempt"]:
@@ -102,17 +97,17 @@ def job_started(state: RunState, event: Event) -> None:
 
 
 def job_left_queue(state: RunState, event: Event) -> None:
-    """The job no longer waits."""
+    """Record that a job no longer waits."""
     state.queued.pop(str(event["job"]), None)
 
 
 def only_training_waits(state: RunState) -> None:
-    """Forget the jobs of stages, which end with their driver."""
+    """Remove the jobs of stages, which end with their driver."""
     state.queued = {name: job for name, job in state.queued.items() if name == TRAIN_JOB}
 
 
 def training_left(state: RunState) -> None:
-    """Training's job no longer waits: its attempt has ended."""
+    """Record that training's job no longer waits, because its attempt has ended."""
     state.queued.pop(TRAIN_JOB, None)
 
 
@@ -120,11 +115,11 @@ Apply = Callable[[RunState, Event], None]
 
 #: New bytes of journal after which the state is kept again: about 7,000 steps, which fold in 0.1 s.
 KEEP_BYTES = 2 << 20
-#: The newest events are left out: a host whose clock is slow may still write earlier ones.
+#: The newest events are not included: a host whose clock is slow may still write earlier ones.
 _SETTLED_S = 600.0
-#: Bytes at the beginning, and before the place, of each file that must be as they were.
+#: Bytes at the beginning of each file, and before its offset, that must be unchanged.
 _WITNESS_BYTES = 1024
-#: A state is smaller: it has up to 65,536 rows of 128 bytes, and what the journal says of attempts and checkpoints.
+#: Maximum size of a state, which has up to 65,536 rows of 128 bytes, attempts and checkpoints.
 _MAX_BYTES = 256 << 20
 #: The state is discarded if one of these modules has changed.
 _CODE = ("events", "fold", "journal", "labels", "state", "step_metrics", "steps", "stopping")
@@ -143,7 +138,7 @@ def follow_kept(run: RunPaths, apply: Apply) -> tuple[RunState, JournalTail]:
 
 
 class _UnfitError(Exception):
-    """The kept state doesn't fit the journal."""
+    """The stored state doesn't fit the journal."""
 
 
 def _nothing(run: RunPaths, apply: Apply) -> tuple[RunState, JournalTail]:
@@ -161,10 +156,10 @@ def _home(run: RunPaths, apply: Apply) -> Home:
 
 
 def _continue(run: RunPaths, apply: Apply, state: RunState, tail: JournalTail) -> tuple[RunState, JournalTail]:
-    """Apply the rest of the journal, and keep the state on the way if there is much.
+    """Apply the rest of the journal, and store the state on the way if there is much.
 
     Raises:
-        _UnfitError: an event belongs before the kept ones.
+        _UnfitError: an event belongs before the stored ones.
     """
     began_unix_s, begun_bytes = tail.clock_unix_s, tail.bytes_read
     settled_unix_s = _newest_unix_s(run) - _SETTLED_S
@@ -187,7 +182,7 @@ def _newest_unix_s(run: RunPaths) -> float:
 
 
 def _keep(run: RunPaths, state: RunState, tail: JournalTail) -> None:
-    """Write the state. A folder that can't be written, or a full disk, is no error."""
+    """Write the state. An unwritable folder or a full disk is not an error."""
     rows = state.steps.rows
     with suppress(OSError):
         head = {
@@ -209,13 +204,13 @@ def _keep(run: RunPaths, state: RunState, tail: JournalTail) -> None:
         body = [json.dumps(head).encode() + b"\n", *(column.tobytes() for column in rows.tail)]
         write_derived(run.fold / "state", [b"%08x\n" % _crc(body), *body])
         known = {segment.path.name for segment in rows.segments}
-        for path in run.fold.glob("rows-*"):  # of an earlier course of the journal
+        for path in run.fold.glob("rows-*"):  # from an earlier version of the journal
             if path.name not in known and int(path.name[5:10]) < len(known):
                 path.unlink()
 
 
 def _kept(run: RunPaths, apply: Apply) -> tuple[RunState, JournalTail]:
-    """Return the kept state.
+    """Return the stored state.
 
     Raises:
         _UnfitError: it is damaged, of other code, or doesn't fit the journal.
@@ -258,7 +253,7 @@ def _witness(run: RunPaths, stem: str, offset: int) -> int:
         OSError: it can't be read.
     """
     path = run.journal / f"{stem}.jsonl"
-    if not path.is_file():  # opening a named pipe would wait for ever
+    if not path.is_file():  # opening a named pipe would block forever
         return -1
     with path.open("rb") as file:
         begin = file.read(min(_WITNESS_BYTES, offset))
@@ -285,7 +280,7 @@ def _crc(parts: list[bytes]) -> int:
 
 @cache
 def code() -> int:
-    """Return a checksum of the modules that fold, in the place of a version number."""
+    """Return a checksum of the modules that fold, as a version number."""
     return source_crc(Path(__file__).parent, _CODE)
 
 
@@ -293,9 +288,8 @@ def source_crc(folder: Path, modules: Iterable[str], crc: int = 0) -> int:
     """Return a checksum of the source of modules.
 
     Args:
-        folder: of the modules.
-        modules: their names.
-        crc: a checksum to include.
+        modules: names of the modules.
+        crc: checksum to continue from.
     """
     for name in modules:
         crc = zlib.crc32((folder / f"{name}.py").read_bytes(), crc)
@@ -396,7 +390,7 @@ def _attempt_started(state: RunState, event: Event) -> None:
 
 
 def _fail_profiles(state: RunState) -> None:
-    """Fail the profiles that were asked of attempts that are over: nothing will make them."""
+    """Mark requested profiles of attempts that are over as failed, because nothing will record them."""
     for profile in state.profiles:
         later = (a for a in state.attempts if a.number >= profile.attempt)
         if profile.status == "asked" and any(a.number > profile.attempt or a.ended_unix_s is not None for a in later):
@@ -594,7 +588,7 @@ def _profile_requested(state: RunState, event: Event) -> None:
     number, steps, ranks = int(event["number"]), int(event["steps"]), [int(rank) for rank in event["ranks"]]
     by, memory = str(event.get("by", "")), bool(event.get("memory"))
     state.profiles.append(ProfileState(number, event["attempt"], steps, ranks, memory, by))
-    _fail_profiles(state)  # the attempt can end between the look at it and the request
+    _fail_profiles(state)  # the attempt can end between the check and the request
 
 
 def _profiled(state: RunState, event: Event) -> None:

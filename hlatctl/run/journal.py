@@ -2,10 +2,8 @@
 
 An event is ``{"v", "seq", "time_unix_s", "attempt", "kind", ...}``; ``docs/architecture.md`` lists the kinds and their
 fields. A writer that dies can leave an incomplete last line: readers drop it, and the next writer of the file removes
-it. Each line ends with its CRC-32 (``crc``), which readers check and drop. Readers replace damaged lines by a
+it. Each line ends with its CRC-32 (``crc``), which readers check and drop. Readers replace damaged lines with a
 ``warning`` event that is in no file.
-
-The lines of a journal: each is one event as JSON, and ends with its own CRC-32.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ _MAX_INT = 2**64
 _INFINITY = float("inf")
 #: Limit of a line; a longer one counts as damaged. The largest that a run writes lists a few thousand nodes or scores.
 MAX_BYTES = 4 << 20
-#: Bytes of a file that are read at once, from its end, to find its last event.
+#: Bytes that are read at a time, from the end of a file, to find its last event.
 _END_BYTES = 1 << 16
 
 
@@ -99,7 +97,7 @@ def _decode(line: bytes) -> Any:
 
 
 def order_unix_s(event: LineEvent) -> float:
-    """Return the time that orders an event: its own, or a later one if a clock was set back."""
+    """Return the time that orders an event: its time, or a later one if a clock was set back."""
     time_unix_s: float = event["time_unix_s"]
     return max(time_unix_s, event[AFTER]) if AFTER in event else time_unix_s
 
@@ -122,13 +120,13 @@ def last_event(path: Path) -> LineEvent | None:
 
 
 def ignored(count: int, writer: str, before: LineEvent, beside: LineEvent) -> LineEvent:
-    """Return the warning that stands in the place of damaged lines.
+    """Return the warning that replaces damaged lines.
 
     Args:
         count: number of damaged lines.
-        writer: of the file.
+        writer: writer of the file.
         before: the event before them; its ``seq`` is 0 if there is none.
-        beside: the event whose time and number the warning gets.
+        beside: event whose time and number the warning gets.
     """
     where = f"after event {before['seq']}" if before["seq"] else "at its beginning"
     lines = "1 damaged line is ignored" if count == 1 else f"{count} damaged lines are ignored"
@@ -158,17 +156,17 @@ NOTIFY_WRITER = "notify"
 DRILL_WRITER = "drill"
 #: Prefix of the names of the training processes' writers.
 TRAIN_WRITER = "train-"
-#: Between the time of an event and that of the next one by a clock that was set back; more than a float's resolution.
+#: Step from an event's time to the next one's after a clock was set back; more than a float's resolution.
 _NEXT_S = 1e-6
 _MAX_UNWRITTEN_BYTES = 64 << 20
-#: Files with fewer new bytes are read at once and closed, so that a run with hundreds of writers needs few open files.
+#: Files with fewer new bytes are read whole and closed, so that a run with hundreds of writers needs few open files.
 _SMALL_BYTES = 1 << 20
 
 #: Index of a warning of damaged lines at the end of a file; larger than any other.
 _AT_END = 1 << 62
 #: How far a writer's file has been read: offset in bytes; newest time, number and time of the last event.
 Place = tuple[int, float, int, float]
-#: Time that orders it, writer, index within the file, the event, and the place after it.
+#: Ordering time, writer, index within the file, event, and offset after it.
 _Item = tuple[float, str, int, Event, Place]
 
 
@@ -189,10 +187,9 @@ class JournalWriter:
     when there is space. Until then each event still sets the file's time, which needs no space (:func:`heartbeat`).
 
     Args:
-        run: the run directory.
-        writer: file stem.
-        attempt: the attempt of the events; 0 before the first.
-        now_unix_s: the clock; a simulation has its own.
+        writer: stem of the file.
+        attempt: attempt of the events; 0 before the first.
+        now_unix_s: clock; a simulation has its own.
         check: called before each write; raises if this process must not write any more.
 
     Raises:
@@ -247,7 +244,7 @@ class JournalWriter:
             fields: JSON values. NaN and infinities are written as strings, because JSON doesn't have them.
 
         Raises:
-            StorageError: it can't be written for another reason than a full disk, or too many bytes are kept already.
+            StorageError: it can't be written for a reason other than a full disk, or too many bytes are waiting.
         """
         with self._appending:
             now_unix_s = self._now_unix_s()
@@ -274,7 +271,7 @@ class JournalWriter:
         """Write the events that did not fit on the disk, if there is space now.
 
         Raises:
-            StorageError: they can't be written for another reason.
+            StorageError: they can't be written for a reason other than a full disk.
         """
         with self._appending:
             self._write(b"")
@@ -326,7 +323,7 @@ class JournalWriter:
 
 
 def _clock_of(path: Path) -> float:
-    """Return the time that orders a file's newest event; minus infinity if it has none, or can't be read."""
+    """Return the time that orders a file's newest event; minus infinity if there is none, or it can't be read."""
     with suppress(OSError):
         if path.is_file() and (last := last_event(path)):
             return order_unix_s(last)
@@ -350,9 +347,8 @@ class JournalTail:
     ``offsets`` (bytes read by file stem) can be saved, to continue later.
 
     Args:
-        run: the run directory.
-        offsets: the offsets to continue from.
-        wanted: whether an event may be in a line; others are skipped unread. None: read every line.
+        offsets: offsets to continue from.
+        wanted: returns whether to parse a line; others are skipped. None: parse every line.
     """
 
     def __init__(
@@ -396,7 +392,7 @@ class JournalTail:
     def stream(self) -> Iterator[Event]:
         """Yield the events since the last call, in order of time. The memory doesn't grow with their number.
 
-        An event counts as read when the next one is asked for.
+        An event counts as read when the caller takes the next one.
 
         Raises:
             StorageError: a file of the journal can't be read.
@@ -415,7 +411,7 @@ class JournalTail:
                 yield _ordered(own, writer, self.places.get(writer, _BEGIN))
 
     def _new_items(self) -> Iterator[Iterator[_Item]]:
-        """Yield an iterator for each file with new bytes. Costs microseconds for each other file."""
+        """Yield an iterator for each file with new bytes. Every other file costs microseconds."""
         for stem, path, mode, size_bytes in _files(self._journal):
             if stem in self._own:
                 continue
@@ -446,15 +442,14 @@ def read_events(run: RunPaths, *, wanted: Callable[[bytes], bool] | None = None)
     """Return the events of a run in order of time, each with its ``writer`` (file stem).
 
     Args:
-        run: the run directory.
-        wanted: whether an event may be in a line; others are skipped unread. None: read every line. A run has
+        wanted: returns whether to parse a line; others are skipped. None: parse every line. A run has
             millions of steps, and they take seconds.
     """
     return JournalTail(run, wanted=wanted).read_new()
 
 
 def writer_events(run: RunPaths, writer: str) -> list[Event]:
-    """Return the events of one writer; for those whose files are much smaller than a run's journal.
+    """Return the events of one writer, whose file must be much smaller than the run's journal.
 
     Raises:
         StorageError: the file can't be read.
@@ -472,7 +467,7 @@ def _events_of(path: Path) -> list[Event]:
 
 
 def no_steps(line: bytes) -> bool:
-    """Return whether a line holds another event than a ``step``; for ``wanted``."""
+    """Return whether a line holds an event other than a ``step``; for ``wanted``."""
     return b'"kind":"step"' not in line and b'"kind": "step"' not in line
 
 
@@ -505,10 +500,10 @@ def _items(
     them (``AFTER``).
 
     Args:
-        source: the file, at the place.
-        writer: of the file.
-        place: where reading begins.
-        size_bytes: where it ends.
+        source: the file, positioned at ``place``.
+        writer: writer of the file.
+        place: offset where reading begins.
+        size_bytes: offset where reading ends.
         wanted: see :class:`JournalTail`.
     """
     offset, clock_unix_s, seq, time_unix_s = place
@@ -544,7 +539,6 @@ def _items(
 
 
 def _files(journal: Path) -> list[tuple[str, str, int, int]]:
-    """Return stem, path, mode and size of each file of a journal, sorted. A broken link has its own mode."""
     found = []
     try:
         with os.scandir(journal) as entries:

@@ -1,7 +1,4 @@
-"""A run's or sweep's name, tags and notes: what people call it and say of it. Each change is an event.
-
-The words that mark simulated runs and sweeps.
-"""
+"""A run's or sweep's name, tags and notes, and the words that mark simulations. Each change is an event."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from hlatctl.run.redact import hide
 
 LABELLED = "labelled"
 _TAG_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-#: MLflow and hlatctl give tags with these beginnings a meaning.
+#: Prefixes of tags with a meaning in MLflow or hlatctl.
 _RESERVED = ("mlflow.", "hlatctl.")
 _MAX_NAME, _MAX_VALUE, _MAX_NOTE = 100, 250, 5000
 
@@ -46,10 +43,10 @@ class Change:
     """A change of labels, checked.
 
     Args:
-        name: the new name; empty: none; None: as it was.
-        tags: to set.
+        name: new name; empty: remove it; None: leave it.
+        tags: tags to set.
         untag: keys of tags to remove.
-        note: to add; empty: none.
+        note: note to add; empty: none.
     """
 
     name: str | None = None
@@ -62,13 +59,13 @@ class Change:
 
 
 def change(*, name: str | None = None, tags: Iterable[str] = (), untag: Iterable[str] = (), note: str = "") -> Change:
-    """Check labels as they were typed, with secrets masked.
+    """Return checked labels as they were typed, with secrets masked.
 
     Args:
-        tags: such as ``model=small``.
+        tags: tags as typed, such as ``model=small``.
 
     Raises:
-        ConfigError: one breaks a rule; names it.
+        ConfigError: a label breaks a rule; names both.
     """
     _check_text("--name", name or "", _MAX_NAME)
     _check_text("--note", note, _MAX_NOTE, lines=True)
@@ -84,7 +81,7 @@ def write_label(run: RunPaths, change: Change, *, by: str) -> None:
     """Journal a change of labels; an empty one writes nothing.
 
     Raises:
-        RunBusyError: another process writes there now.
+        RunBusyError: another process is writing labels.
         StorageError: the journal can't be written.
     """
     if not change:
@@ -129,13 +126,13 @@ def _check_text(option: str, text: str, most: int, *, lines: bool = False) -> No
         raise ConfigError(f"{option}={text!a:.80}: must not contain control characters")
 
 
-#: In names, progress lines and lists.
+#: Mark in names, progress lines and lists.
 MARK = "SIMULATED"
-#: Beside the name of an existing run.
+#: Note after the name of an existing run.
 NOTE = f"{MARK}: nothing was trained"
 #: First line of commands that simulate.
 WARNING = f"{MARK}: nothing is trained, and every number is made up"
-#: Above a report.
+#: Notice above a report.
 REPORT = "nothing was trained; every number below is made up."
 
 

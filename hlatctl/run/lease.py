@@ -1,8 +1,8 @@
 """Leases: file locks that keep two processes from driving the same run or doing the same evaluation.
 
-On one host the lock itself (``flock``) decides who holds a lease, and falls with its holder. Between hosts of a shared
-file system a lock may not be seen, or may outlive a dead host. There the file's content decides: it names the holder,
-whose heartbeat is the file's time of change. Clocks of hosts must agree within half of ``_STALE_S``.
+On one host the lock itself (``flock``) decides who holds a lease, and it ends with its holder. Between hosts of a
+shared file system a lock may not be seen, or may outlive a dead host. There the file's content decides: it names the
+holder, whose heartbeat is the file's modification time. Clocks of hosts must agree within half of ``_STALE_S``.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from hlatctl.run.paths import RunPaths
 _POLL_S = 0.2
 #: Interval of heartbeats, and the age at which another host's process may take a lease over.
 _BEAT_S, _STALE_S = 5.0, 60.0
-#: Two hosts that take the same lease over at once both see, after this time, which of them wrote last.
+#: After this time, two hosts that take over the same lease simultaneously both see which of them wrote last.
 _SETTLE_S = 2.0
 #: Time for a process that has got a lock to write its name; on a full disk it can't.
 _NAMING_S, _NAMING_POLL_S = 1.0, 0.01
-#: More than a lock file contains.
+#: Maximum bytes read; a lock file contains less.
 _MAX_CHARS = 1000
 _PID = re.compile(r"[0-9]{1,10}")
 
@@ -47,7 +47,6 @@ class Holder:
     token: str = ""
 
     def __str__(self) -> str:
-        """Return text for messages."""
         return f"process {self.pid or '?'} on {self.host or 'an unknown host'}"
 
     @property
@@ -62,7 +61,7 @@ _OWN: dict[Path, Holder] = {}
 
 
 class _ReplacedError(Exception):
-    """The lock file is a new one now."""
+    """Another process has replaced the lock file."""
 
 
 @contextmanager
@@ -104,9 +103,9 @@ def hold_evaluator(run: RunPaths) -> Iterator[None]:
 
 
 def successor(run: RunPaths) -> Holder | None:
-    """Return the process that has taken a run over from this one, its driver; None: none has, or this isn't its driver.
+    """Return the process that took over a run from this driver; None if none did, or if this isn't its driver.
 
-    Costs one look at a small file.
+    Reads one small file.
     """
     own = _OWN.get(run.driver_lock)
     named = _named(run.driver_lock) if own else _UNKNOWN
@@ -114,10 +113,10 @@ def successor(run: RunPaths) -> Holder | None:
 
 
 def check_driver(run: RunPaths) -> None:
-    """Check before each write that no other process has taken the run over, on a host whose locks are not seen here.
+    """Check before each write that no process on a host with separate locks has taken the run over.
 
     Raises:
-        RunBusyError: one has.
+        RunBusyError: a process has taken it over.
     """
     if other := successor(run):
         raise RunBusyError(
@@ -138,7 +137,7 @@ def driver_pid(run: RunPaths) -> int | None:
 
 
 def driver_token(run: RunPaths) -> str:
-    """Return what tells a run's driver from its earlier and later ones. Empty if no process drives it."""
+    """Return the token that identifies a run's driver among earlier and later ones. Empty if no process drives it."""
     deadline = time.monotonic() + _NAMING_S
     while True:
         named = _OWN.get(run.driver_lock) or driver(run)
@@ -163,11 +162,11 @@ def wait_until_undriven(run: RunPaths, wait_s: float) -> None:
 def hold(path: Path, when_busy: Callable[[Holder], None]) -> Iterator[None]:
     """Hold the lease of a file.
 
-    A process that has lost its lease to another host ends itself with SIGTERM: it was asleep for longer than
-    ``_STALE_S``, or couldn't reach the storage.
+    A process that has lost its lease to another host ends itself with SIGTERM. It loses the lease if it was suspended
+    for longer than ``_STALE_S``, or couldn't reach the storage.
 
     Args:
-        path: of the lock file.
+        path: lock file.
         when_busy: called with the holder while another process holds it. It raises to give up, or waits and returns
             to try again.
 
@@ -202,7 +201,7 @@ def holder(path: Path) -> Holder | None:
 
 
 def _when_locked(path: Path, when_busy: Callable[[Holder], None]) -> None:
-    """Call ``when_busy``, or replace a file whose lock the file server keeps for a dead host."""
+    """Call ``when_busy``, or replace a file whose lock the file server still holds for a dead host."""
     named = _named(path)
     if named.is_elsewhere and holder(path) is None:
         new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -218,7 +217,6 @@ def _when_locked(path: Path, when_busy: Callable[[Holder], None]) -> None:
 
 
 def _take(file: FileIO, path: Path, own: Holder, when_busy: Callable[[Holder], None]) -> bool:
-    """Write the name of a new holder into its locked file. Return False if another host's process has the lease."""
     if not _is_same(file, path):
         return False  # another process replaced it
     before = _named(path)
@@ -228,7 +226,7 @@ def _take(file: FileIO, path: Path, own: Holder, when_busy: Callable[[Holder], N
     try:
         file.truncate(0)
         file.write(json.dumps(asdict(own)).encode())
-    except OSError as error:  # on a full disk, the lock is held all the same
+    except OSError as error:  # on a full disk, the lock is still held
         if before.is_elsewhere:
             raise cannot_write(path, error) from None
     if before.is_elsewhere:
@@ -239,7 +237,6 @@ def _take(file: FileIO, path: Path, own: Holder, when_busy: Callable[[Holder], N
 
 @contextmanager
 def _beating(path: Path, own: Holder) -> Iterator[None]:
-    """Renew the heartbeat of a lease during the block."""
     over = threading.Event()
 
     def beat() -> None:
@@ -261,7 +258,6 @@ def _beating(path: Path, own: Holder) -> Iterator[None]:
 
 
 def _named(path: Path) -> Holder:
-    """Return the process that a lock file names, alive or not."""
     try:
         with open(path, errors="replace", opener=open_regular) as file:
             return _parse(file.read(_MAX_CHARS))
@@ -271,7 +267,7 @@ def _named(path: Path) -> Holder:
 
 def _parse(text: str) -> Holder:
     text = text.strip()
-    if _PID.fullmatch(text):  # of an older version
+    if _PID.fullmatch(text):  # from an older version
         return replace(_UNKNOWN, pid=int(text))
     try:
         record = parse_json(text)

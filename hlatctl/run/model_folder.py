@@ -1,6 +1,6 @@
 """Which files a Hugging Face model folder needs for an evaluation, their sizes, and hashes of all but the weights.
 
-``checkpoint.json`` in a model's folder: its weights are in a run's checkpoint. The folder has everything else.
+A folder with ``checkpoint.json`` has everything except the weights, which are in a run's checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GENERATION = "generation_config.json"
 
 
 def lacking(folder: Path) -> str:
-    """Return the first missing file of a folder. Empty if it is complete. Pickled weights don't count."""
+    """Return the first missing file of a model's folder. Empty if it is complete. Pickled weights don't count."""
     return next((what for pattern, what in _NEEDED.items() if not any(folder.glob(pattern))), "")
 
 
@@ -40,7 +40,7 @@ def check_sizes(folder: Path) -> None:
     """Refuse files that transformers would read as a whole into memory, all except weights.
 
     Raises:
-        OSError: names a file that is too large or is no regular file.
+        OSError: a file is too large or not a regular file; names it.
     """
     for path in sorted({path for pattern in ("*.json", *_TOKENIZER) for path in folder.glob(pattern)}):
         if not path.is_dir():
@@ -57,7 +57,7 @@ def hashes(folder: Path, *, with_config: bool) -> dict[str, Any]:
     """Return the hashes of the files that affect scores, except weights: tokenizer and generation defaults.
 
     Args:
-        folder: of a model, or of a tokenizer only.
+        folder: folder of a model, or only of a tokenizer.
         with_config: include ``config.json``, which a folder with only a tokenizer doesn't have.
     """
     names = {path.name for pattern in _TOKENIZER for path in folder.glob(pattern) if path.is_file()}
@@ -76,7 +76,6 @@ class Link:
 
     Args:
         run_dir: absolute path of the run.
-        step: of the checkpoint.
         manifest_sha256: identifies the checkpoint, whose files were verified.
     """
 

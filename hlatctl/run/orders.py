@@ -1,7 +1,7 @@
-"""Orders to a job that stays after its first work, and takes more of the same: files in a folder of its own.
+"""Orders to a job that stays after its first work and takes more work of the same kind: files in a folder.
 
 Whoever started the job writes ``NUMBER.json``, the arguments of ``python`` for the next work, and the job answers with
-``NUMBER.done``. Number 0 is the work that it was started with. A job whose work fails ends with the failure. A job
+``NUMBER.done``. Number 0 is the work that the job was started with. A job whose work fails ends with the failure. A job
 without an order for :data:`STAYS_S` ends with success, so an order without an answer must be given to another job.
 """
 
@@ -20,7 +20,7 @@ _POLL_S = 0.05
 
 
 def clear(folder: Path) -> None:
-    """Remove what an earlier job has left, before another one is started."""
+    """Remove the files of an earlier job, before another one is started."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
@@ -31,12 +31,12 @@ def give(folder: Path, number: int, argv: tuple[str, ...]) -> None:
 
 
 def is_done(folder: Path, number: int) -> bool:
-    """Whether a work has succeeded."""
+    """Return whether the work of an order has succeeded."""
     return (folder / f"{number}.done").is_file()
 
 
 def done(folder: Path, number: int) -> None:
-    """Answer that a work has succeeded."""
+    """Record that the work of an order has succeeded."""
     files.write_text(folder / f"{number}.done", "")
 
 

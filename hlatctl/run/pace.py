@@ -13,7 +13,7 @@ from hlatctl.run.state import EvaluationProgress, RunState
 _NEWEST_STEPS = 20
 #: First steps of an attempt, which are not counted: they compile, allocate and fill caches.
 _FIRST_STEPS = 2
-#: Least number of measurements for a pace.
+#: Minimum number of measurements for a pace.
 _LEAST = 2
 
 
@@ -40,15 +40,15 @@ def median_s(seconds: Iterable[float], *, least: int = 1) -> float | None:
 
 
 def training_left_s(state: RunState, total_steps: int) -> float | None:
-    """Return the time that the remaining steps take at the current pace. None if unknown or no step is left."""
+    """Return the time for the remaining steps at the current pace. None if unknown or if no step is left."""
     pace_s = seconds_per_step(state)
     return pace_s * (total_steps - state.step) if pace_s and total_steps > state.step else None
 
 
 def task_left_s(progress: EvaluationProgress) -> float | None:
-    """Return the time that an evaluation's task takes for its remaining requests. None if unknown.
+    """Return the time for the remaining requests of an evaluation's task. None if unknown.
 
-    The pace counts from this evaluator's first answer. The time before includes loading the model.
+    The pace counts from this evaluator's first answer, because the time before includes loading the model.
     """
     if not progress.total or len(progress.counted) < _LEAST:
         return None

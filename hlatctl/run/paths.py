@@ -9,9 +9,8 @@ Layout (complete in ``docs/architecture.md``)::
     <runs_dir>/nodes.jsonl the node ledger of all runs
     <runs_dir>/mlflow.db   MLflow's database by default; its artifacts are in mlartifacts/
 
-The names of the files that training processes leave of a hang, in ``RunPaths.hang``.
-
-What `hlatctl profile` asks of running training, and the names of the files with the result.
+The files that training processes write about a hang, and the orders and results of `hlatctl profile`, are named here
+too.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def attempt_name(attempt: int) -> str:
 
 
 def attempt_of(name: str) -> int:
-    """Return the attempt of a folder's name; 0 if it is no attempt's."""
+    """Return the attempt in a folder's name; 0 if the name is not an attempt's."""
     number = name.removeprefix(_ATTEMPT)
     return int(number) if name.startswith(_ATTEMPT) and number.isdecimal() else 0
 
@@ -79,7 +78,7 @@ class RunPaths:
 
     @property
     def provenance(self) -> Path:
-        """argv, git state, versions, host."""
+        """``provenance.json``: argv, git state, versions, host."""
         return self.root / "provenance.json"
 
     @property
@@ -94,7 +93,7 @@ class RunPaths:
 
     @property
     def fold(self) -> Path:
-        """Folder of the kept fold of the journal; derived (``hlatctl.run.fold``)."""
+        """Folder of the stored fold of the journal; derived (``hlatctl.run.fold``)."""
         return self.journal / ".fold"
 
     @property
@@ -146,12 +145,12 @@ class RunPaths:
         return self.root / "logs" / attempt_name(attempt)
 
     def hang(self, attempt: int) -> Path:
-        """Folder of what the processes of an attempt that hung have left (``hlatctl.run.paths``)."""
+        """Folder of the evidence that the processes of a hung attempt left."""
         return self.logs(attempt) / "hang"
 
     @property
     def driver_log(self) -> Path:
-        """``logs/driver.log``: what the driver has said."""
+        """``logs/driver.log``: the driver's output."""
         return self.root / "logs" / "driver.log"
 
     def launch(self, attempt: int) -> Path:
@@ -159,7 +158,7 @@ class RunPaths:
         return self.root / "launch" / attempt_name(attempt)
 
     def orders(self, attempt: int) -> Path:
-        """``train.amendment``: what the driver asks of a training attempt because of amendments."""
+        """What the driver asks of a training attempt because of amendments (``train.amendment``)."""
         return self.launch(attempt) / "train.amendment"
 
     @property
@@ -199,15 +198,15 @@ class RunPaths:
 
     @property
     def profiles(self) -> Path:
-        """Folder of the profiles that `hlatctl profile` asked for."""
+        """Folder of the profiles of `hlatctl profile`."""
         return self.root / "profiles"
 
     def profile(self, number: int) -> Path:
-        """Folder of one complete profile (``hlatctl.run.paths``)."""
+        """Folder of one complete profile."""
         return self.profiles / f"{number:04d}"
 
     def partial_profile(self, number: int) -> Path:
-        """Folder in which training makes a profile."""
+        """Folder in which training writes a profile."""
         return self.profiles / f".{number:04d}.partial"
 
     @property
@@ -325,24 +324,24 @@ def collectives_name(rank: int) -> str:
 
 
 def answered(folder: Path) -> int:
-    """Return how many processes have left their stacks."""
+    """Return how many processes have written their stacks."""
     return sum(1 for _ in folder.glob("rank-*.stacks.txt"))
 
 
 #: A trace has every operator of every step.
 MOST_STEPS = 20
-#: Ranks of a profile. All ranks of a run write into one folder at once, and people look at a few.
+#: Ranks of a profile. All of them write into one folder simultaneously, and people look at a few.
 MOST_RANKS = 16
 
 
 @dataclass(frozen=True)
 class ProfileOrder:
-    """One profile that was asked for.
+    """One requested profile.
 
     Args:
-        number: from 1 in a run.
-        steps: that are recorded.
-        ranks: that record.
+        number: number in the run, from 1.
+        steps: number of steps to record.
+        ranks: ranks that record.
         memory: also record each allocation.
     """
 

@@ -45,14 +45,14 @@ class _Store(Protocol):
 
 
 def meet(store: _Store, rank: int, world_size: int) -> None:
-    """Wait until all processes of a group have started, so that none listens while it waits for a slow one."""
+    """Wait until all processes of a group have started, so that no process listens while it waits for a slow one."""
     store.set(f"here-{rank}", "")
     store.wait([f"here-{other}" for other in range(world_size)])
 
 
 @contextmanager
 def connecting(backend: str) -> Iterator[None]:
-    """Create process groups of a backend in this block; then nobody else can connect to their ports. Linux.
+    """Create process groups of a backend in this block; afterwards no other process can connect to their ports. Linux.
 
     NCCL's ports stay open: it connects two processes when they first exchange something.
 
@@ -97,9 +97,9 @@ def on_one_machine() -> bool:
 
 
 def _take_no_more(descriptor: int) -> None:
-    """Have the kernel drop what arrives at a TCP socket if it listens; connections that it has accepted stay.
+    """Have the kernel drop new connections of a listening TCP socket; accepted connections stay.
 
-    gloo aborts if its socket is shut down, and would close another one in the place of a closed one.
+    gloo aborts if its socket is shut down. Closing the socket would let gloo close a reused descriptor later.
     """
     code = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
     program = struct.pack("@HP", 1, ctypes.addressof(code))  # struct sock_fprog

@@ -1,13 +1,8 @@
-"""Identifies processes of this machine, finds those of a job, and signals them safely.
+"""Identifies processes of this machine, finds those of a job, signals them safely, and starts processes of Python.
 
 The kernel reuses process ids, and a recorded id can be older than the last reboot. So a process is identified by its
-id, its start time and the boot id, and is signalled only if all three match.
-
-Processes of Python that this one starts: their environment, and pipes to them.
-
-The name of this node, as the cluster knows it, and the names of many as text.
-
-How much memory the processes of this machine can still take. Linux only.
+id, its start time and the boot id, and is signalled only if all three match. Names of nodes and free memory are here
+too; free memory is known on Linux only.
 """
 
 from __future__ import annotations
@@ -33,17 +28,17 @@ from hlatctl.run.errors import LaunchError
 
 #: Environment variable of all processes of a job: its token. It finds them even after their parents have died.
 JOB_ENV = "HLATCTL_JOB"
-#: Environment variable of processes that ``hlatctl.run.processes`` prepares: the id of the process that starts them.
+#: Environment variable of processes that this module prepares: the id of the process that starts them.
 PARENT_ENV = "HLATCTL_PARENT"
 
-#: The most that a job's process raises its limit to; the kernel's default hard limit of a machine (fs.nr_open).
+#: Maximum to which a job's process raises its limit; the kernel's default hard limit (fs.nr_open).
 _MOST_OPEN_FILES = 1 << 20
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 #: Counters of this container, or else of the machine.
 _OOM_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), _PROC / "vmstat")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-#: Loaded early: between fork and exec nothing may be imported.
+#: Loaded early, because nothing may be imported between fork and exec.
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 #: Indexes in /proc/PID/stat after the command's name (proc_pid_stat(5)).
 _STATE, _PARENT, _START = 0, 1, 19
@@ -54,9 +49,8 @@ class Identity:
     """The identity of one process, which no later process with the same id has.
 
     Args:
-        pid: its id.
-        started: its start time as reported by the system: clock ticks since boot on Linux.
-        boot_id: of the boot in which it runs.
+        started: start time as the system reports it: clock ticks since boot on Linux.
+        boot_id: id of the boot in which it runs.
     """
 
     pid: int
@@ -65,7 +59,7 @@ class Identity:
 
 
 def identify(pid: int) -> Identity | None:
-    """Return the process of an id. None if there is none, or only a zombie."""
+    """Return the process with an id. None if there is none, or only a zombie."""
     started = _started(pid) if pid > 0 else ""
     return Identity(pid=pid, started=started, boot_id=_boot_id()) if started else None
 
@@ -104,9 +98,9 @@ def send(process: Identity, number: signal.Signals) -> bool:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when its parent dies; remains over ``exec``. Does nothing but on Linux.
+    """Have the kernel kill this process when its parent dies, even after ``exec``. Linux only.
 
-    The kernel reports only later deaths, so a process whose parent has died before kills itself.
+    The kernel reports only later deaths, so a process whose parent is already dead kills itself.
 
     Args:
         parent: id of the process that started this one; None: ``PARENT_ENV`` names it, if that is set.
@@ -199,7 +193,7 @@ def ranks(pid: int) -> dict[int, Identity]:
 
 
 def ask_for_stacks(pids: list[int]) -> str:
-    """Send SIGUSR1 to the processes that catch it, which print their stacks. Return the outcome in one sentence.
+    """Send SIGUSR1 to the processes that catch it, so that they print their stacks. Return the outcome in one sentence.
 
     SIGUSR1 ends a process that doesn't catch it. A stopped process can't respond.
     """
@@ -236,7 +230,7 @@ def oom_kills() -> int | None:
 
 @contextlib.contextmanager
 def _pinned(pid: int) -> Iterator[int | None]:
-    """Yield a descriptor of a process, to signal it and no later one with its id. None if the system has none."""
+    """Yield a descriptor that signals this process and no later one with its id. None if the system has none."""
     if not hasattr(os, "pidfd_open"):
         yield None
         return
@@ -255,7 +249,6 @@ def _boot_id() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return the start time of a process. Empty if there is none, or only a zombie."""
     if not _PROC.joinpath("self").exists():
         return _output_of("ps", "-o", "lstart=", "-p", str(pid))
     fields = _stat(pid)
@@ -271,13 +264,11 @@ def _identified(pids: Iterable[int]) -> list[Identity]:
 
 
 def _own() -> list[Identity]:
-    """Return the processes of this user."""
     pids = [int(entry.name) for entry in _PROC.glob("[0-9]*")]
     return _identified(pid for pid in pids if _owner(pid) == os.geteuid())
 
 
 def _owner(pid: int) -> int | None:
-    """Return the user of a process; this user without ``/proc``, None if it has ended."""
     if not _PROC.joinpath("self").exists():
         return os.geteuid()
     try:
@@ -296,7 +287,6 @@ def _catches(pid: int, number: int) -> bool:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """Return the environment with which a process was started. Empty if it has ended."""
     try:
         return (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -304,14 +294,12 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _variable(pid: int, name: str) -> str:
-    """Return an environment variable with which a process was started. Empty if unset, or if it has ended."""
     prefix = f"{name}=".encode()
     values = (value for value in _environment(pid) if value.startswith(prefix))
     return next((value.removeprefix(prefix).decode() for value in values), "")
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the state, the parent and the other fields of a process. Empty if it has ended."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -321,7 +309,7 @@ def _stat(pid: int) -> list[str]:
 
 #: Variables of OpenMP, and of libraries that follow it.
 THREADS, WAITS = "OMP_NUM_THREADS", "OMP_WAIT_POLICY"
-#: A thread that waits for others gives its core away. By default it spins for a while, and beside other work the
+#: A waiting thread yields its core. By default it spins for a while, and during other work the
 #: others need that core.
 GIVES_CORE_AWAY = "passive"
 
@@ -330,8 +318,8 @@ def child_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return an environment for a process that this one starts, by default a copy of this one's.
 
     Python finds the packages of this process there, and the new process can end with this one
-    (:func:`hlatctl.run.processes.end_with_parent`).
-    Threads of OpenMP give their core away while they wait, unless the user has set another policy.
+    (:func:`end_with_parent`).
+    OpenMP threads yield their core while they wait, unless the user has set another policy.
     """
     env = os.environ if env is None else env
     package_root = os.fspath(Path(hlatctl.__file__).parent.parent)
@@ -360,7 +348,7 @@ def wait_and_close(process: subprocess.Popen[bytes]) -> None:
 
 
 NODE_NAME_ENV = "HLATCTL_NODE_NAME"
-#: Hosts that a text names.
+#: Maximum number of hosts in a text.
 _NAMED = 8
 
 
@@ -370,7 +358,7 @@ def node_name() -> str:
 
 
 def host_names(hosts: Sequence[str]) -> str:
-    """Return the names of hosts as text, of many only the first ones."""
+    """Return the names of hosts as text, shortened if there are many."""
     if len(hosts) <= _NAMED:
         return ", ".join(hosts) or "unknown nodes"
     return f"{', '.join(hosts[:_NAMED])} and {len(hosts) - _NAMED:,} more"
@@ -384,7 +372,7 @@ _FIRST = "1000"
 
 
 def free_host_bytes() -> int:
-    """Return the memory that processes can still take: the host's, or the control group's if it has less."""
+    """Return the memory still available to processes: the host's, or the control group's if it has less."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
     free = int(fields["MemAvailable"].split()[0]) << 10
     with suppress(OSError, ValueError):  # no such control group, or no limit ("max")
@@ -394,7 +382,7 @@ def free_host_bytes() -> int:
 
 
 def _dropped_first_bytes() -> int:
-    """Return the memory of files that processes of the control group have read, which the kernel drops first."""
+    """Return the size of the control group's file cache, which the kernel drops first."""
     with suppress(OSError, ValueError):  # no such control group
         stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
         return int(stat.get("inactive_file", 0))
@@ -403,5 +391,5 @@ def _dropped_first_bytes() -> int:
 
 def die_first() -> None:
     """Have the kernel kill this process and those it starts before others when memory runs out."""
-    with suppress(OSError):  # no such file but on Linux
+    with suppress(OSError):  # this file exists only on Linux
         _ADJUSTMENT.write_text(_FIRST, encoding="ascii")

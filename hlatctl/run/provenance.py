@@ -56,7 +56,7 @@ def collect(argv: list[str], code_dir: Path) -> dict[str, Any]:
 
 
 def versions_of(record: dict[str, Any]) -> dict[str, str]:
-    """Return the versions of packages and of Python in a record of provenance, as far as it has them."""
+    """Return the known versions of packages and of Python in a record of provenance."""
     python = str(record.get("python", "")).partition(" ")[0]
     return {**record.get("packages", {}), **({"python": python} if python else {})}
 
@@ -68,7 +68,6 @@ def package_versions(names: tuple[str, ...]) -> dict[str, str]:
 
 @functools.cache
 def _version(name: str) -> str:
-    """Return the version that this process imports. Empty if the package is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

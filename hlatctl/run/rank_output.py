@@ -1,7 +1,7 @@
 """The output of one rank, which ``hlatctl.node`` writes into the log of its node. Standard library only.
 
-A rank gives the node's program the reading end of a pipe and prints into the other end. So the lines of a rank keep
-their order, carry its number, and never mix with those of another rank, and one file serves all ranks of a node.
+A rank gives the node's program the reading end of a pipe and prints into the other end. So the lines of a rank stay in
+order, carry its number, and never mix with those of another rank, and one file serves all ranks of a node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 #: Names the socket of the node's program, in a private folder.
 SOCKET_ENV = "HLATCTL_LOG_SOCKET"
-#: The node's program answers at once, even to all of its ranks; a rank doesn't wait longer for one that can't.
+#: Limit of a rank's wait for the node's program, which answers immediately, even to all of its ranks.
 _ANSWER_S = 30.0
 _PREFIX = re.compile(rb"\[rank(\d+)\]: ")
 
@@ -36,9 +36,9 @@ def rank_of(line: bytes) -> int | None:
 
 
 def send_to_node_log() -> None:
-    """Send the output of this process, and of those that it starts, to the log of its node under its rank.
+    """Send the output of this process and its children to the log of its node, marked with its rank.
 
-    Without torchrun, or if the node's program does not answer, the output stays where it is: torchrun's.
+    Without torchrun, or if the node's program does not answer, the output stays torchrun's.
     """
     place, rank = os.environ.get(SOCKET_ENV), os.environ.get("RANK", "")
     if not place or not rank.isdigit():

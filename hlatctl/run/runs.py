@@ -53,7 +53,7 @@ def check_run_id(run_id: str, option: str = "--run-id") -> None:
     """Check an id.
 
     Raises:
-        ConfigError: it is not a plain folder name, or has another meaning.
+        ConfigError: it is not a plain folder name, or is reserved.
     """
     if not _RUN_ID.fullmatch(run_id) or run_id == LATEST:
         raise ConfigError(
@@ -74,11 +74,11 @@ def create_run(
     mode: int = files.PRIVATE,
     begin: Callable[[RunPaths], None] = lambda run: None,
 ) -> RunPaths:
-    """Create a run directory with its configuration. There is all of it or, if this fails or is killed, nothing.
+    """Create a run directory with its configuration, completely or not at all.
 
     Args:
-        mode: of new folders; an existing runs folder keeps its own.
-        begin: writes what else the directory begins with, while it has another name.
+        mode: mode of new folders; an existing runs folder keeps its own.
+        begin: writes further initial files while the directory has a temporary name.
 
     Raises:
         RunExistsError: the id is taken.
@@ -101,7 +101,7 @@ def create_sweep(
     """Create a sweep's directory with ``sweep.yaml``, as :func:`create_run` does.
 
     Raises:
-        ConfigError: the id can't be one.
+        ConfigError: the id is invalid.
         RunExistsError: the id is taken.
         StorageError: the runs folder can't be written.
     """
@@ -113,7 +113,7 @@ def create_sweep(
 
 
 def _create(file: Path, text: str, option: str, mode: int, begin: Callable[[Path], None]) -> None:
-    """Create a folder under a hidden name, and rename it when it is complete. An empty folder is taken over."""
+    """Create a folder under a hidden name, and rename it when it is complete. An empty folder is replaced."""
     runs_dir, run_id = file.parent.parent, file.parent.name
     hidden = runs_dir / f"{_NEW}{run_id}-{secrets.token_hex(4)}"
     taken = RunExistsError(
@@ -146,7 +146,7 @@ def list_runs(runs_dir: Path) -> list[RunPaths]:
         return []
     found = []
     for name in os.listdir(runs_dir):
-        if name.startswith("."):  # no run's id; a run that is being removed
+        if name.startswith("."):  # not a run's id; a run is being removed
             continue
         with suppress(OSError):  # one call for each of thousands of runs
             status = os.stat(runs_dir / name / "config.yaml")
@@ -156,7 +156,7 @@ def list_runs(runs_dir: Path) -> list[RunPaths]:
 
 
 def find_run(runs_dir: Path, name: str) -> RunPaths:
-    """Return the run of an id, of a unique beginning of one, or the ``latest``.
+    """Return the run with an id, a unique prefix of one, or ``latest``.
 
     Raises:
         RunNotFoundError: there is none, or more than one.
@@ -212,7 +212,7 @@ def list_sweeps(runs_dir: Path) -> list[SweepPaths]:
 
 
 def find_sweep(runs_dir: Path, name: str) -> SweepPaths | None:
-    """Return the sweep of an id, or of a beginning that no other sweep or run has, except its trials. Else None."""
+    """Return the sweep with an id, or a prefix that no other sweep or run has, except its trials. Else None."""
     sweeps = {sweep.run_id: sweep for sweep in list_sweeps(runs_dir)}
     if not name or name in sweeps:
         return sweeps.get(name)

@@ -1,8 +1,7 @@
-"""Quick starts and ends of programs: no search for garbage where there is none. Standard library only.
+"""Fast starts and exits of programs, without searching for garbage where there is none. Standard library only.
 
 Importing PyTorch creates about a million objects that live as long as the process. By default Python searches all of
-them for garbage again and again, and once more at the end: a sixth of the start's processor time, and most of the
-end's.
+them for garbage repeatedly, and once more at the end: a sixth of the start's processor time, and most of the exit's.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ _SELDOM = 50_000
 
 
 def begin() -> None:
-    """Search for garbage seldom from now on, and not at the end. A program's first call."""
+    """Collect garbage rarely from now on, and not at exit. A program calls this first."""
     gc.set_threshold(_SELDOM, *_USUAL[1:])
     atexit.register(gc.freeze)
 
 
 def imported() -> None:
-    """Search as usual from now on, but not among the objects that exist now. Before work that fills memory."""
+    """Collect garbage as usual from now on, except among existing objects. Call it before work that fills memory."""
     gc.freeze()
     gc.set_threshold(*_USUAL)

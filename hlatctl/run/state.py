@@ -42,18 +42,18 @@ class AttemptState:
 
     Args:
         resumed_from_step: None until the trainer has started.
-        cause, evidence: why it ended, and what shows it; empty while it runs.
+        cause, evidence: why the attempt ended, and the evidence; empty while it runs.
         last_step, newest_checkpoint: its last step and checkpoint; 0 if there is none.
-        signature: equal for two attempts that ended in the same way.
-        hang: why the flow considered it hung; empty if it did not.
-        max_checkpoint_step: the newest checkpoint that it may load; None: any.
-        next_max_checkpoint_step: the same, for the next attempt.
+        signature: equal for attempts that ended in the same way.
+        hang: why the flow considered it hung; empty if it did not hang.
+        max_checkpoint_step: step of the newest checkpoint that it may load; None: any.
+        next_max_checkpoint_step: the same for the next attempt.
         config_number: its newest amendment; 0: its configuration is config.yaml.
         oom_kills: the kernel's count of processes killed for lack of memory when it started; None if unknown.
         train_events: number of events that its processes have written.
         stragglers: events that name a slow process.
-        hosts: its nodes; empty if the launcher doesn't tell them, or until it starts.
-        left_out_hosts: nodes that it was not to use.
+        hosts: nodes of the attempt; empty until it starts, or if the launcher doesn't report them.
+        left_out_hosts: nodes that it had to avoid.
         blamed_hosts: those of them that failed first.
         rejected_hosts: those of them that failed a preflight after its end.
     """
@@ -85,7 +85,7 @@ class AttemptState:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended otherwise than with training, by a person's request, or to evaluate its milestone."""
+        """Whether it ended other than by finishing, on request, or to evaluate its milestone."""
         return self.ended_unix_s is not None and self.cause not in ("finished", "stopped", "amended", "evaluation")
 
 
@@ -94,10 +94,10 @@ class QueuedJob:
     """A job that waits in a scheduler's queue.
 
     Args:
-        reason: in the scheduler's words; empty if it gives none.
-        since_unix_s: when it was first seen there.
-        expected_start_unix_s: when the scheduler expects to start it; None if it doesn't say.
-        needs_person: it waits until a person repairs a node.
+        reason: the scheduler's reason; empty if it gives none.
+        since_unix_s: when the job was first seen in the queue.
+        expected_start_unix_s: the scheduler's expected start; None if it gives none.
+        needs_person: the job waits until a person repairs a node.
     """
 
     reason: str
@@ -120,15 +120,15 @@ class EvaluationProgress:
     """Progress of an evaluation.
 
     Args:
-        tasks: all of its tasks, in order.
-        task: the running one, or the last one.
-        done, total: its answered requests, and all; 0 while unknown.
+        tasks: all tasks, in order.
+        task: the running task, or the last one.
+        done, total: answered requests of the task, and all of them; 0 while unknown.
         task_started_unix_s, updated_unix_s: when the task began, or this try's first count of it, and when ``done`` was
             counted.
         began_unix_s: when the task began.
         done_before: requests that an earlier try had answered.
         counted: times and numbers of answered requests, newest last. The first is this try's first answer.
-        task_wall_s: time of each task that this try has done in one go; the first one's includes loading the model.
+        task_wall_s: time of each task that this try completed without a break; the first includes loading the model.
     """
 
     tasks: list[str]
@@ -155,16 +155,16 @@ class MilestoneState:
     """One milestone: ``due``, ``running``, ``evaluated`` or ``failed``.
 
     Args:
-        scores, skipped: under the run's first contract, or else under the newest one.
-        contract: of the scores; empty if the journal doesn't name it.
-        judgements: all its evaluations, by contract. The name is a key of `hlatctl status --json`.
-        last_failure: why an evaluation of it last failed, even if a later one succeeded.
-        progress: of the running evaluation.
-        due_unix_s: when its checkpoint was complete, since when it waits.
-        taken_unix_s: when its export began; None while it waits, and after its evaluation has ended.
-        wall_s: from its export to its scores under the run's first contract; None if unknown.
-        task_wall_s: of these the time of each task that was done in one go.
-        is_partial: only tasks that a user chose are evaluated, not yet the run's suite.
+        scores, skipped: results under the run's first contract, or else under the newest one.
+        contract: contract of the scores; empty if the journal doesn't name it.
+        judgements: all evaluations of the milestone, by contract. The name is a key of `hlatctl status --json`.
+        last_failure: why its last failed evaluation failed, even if a later one succeeded.
+        progress: progress of the running evaluation.
+        due_unix_s: when its checkpoint was complete and it began to wait.
+        taken_unix_s: start of its export; None while it waits, and after its evaluation has ended.
+        wall_s: time from the start of its export to its scores under the run's first contract; None if unknown.
+        task_wall_s: time of each task in ``wall_s`` that ran without a break.
+        is_partial: only tasks that a user chose are evaluated, not the run's whole suite.
     """
 
     milestone_tokens: int
@@ -185,7 +185,7 @@ class MilestoneState:
 
     @property
     def waits(self) -> bool:
-        """Whether it is still to be evaluated, and no evaluator has taken it."""
+        """Whether it waits for evaluation and no evaluator has taken it."""
         return (self.status == "due" or self.is_partial) and self.taken_unix_s is None and self.progress is None
 
     @property
@@ -204,13 +204,13 @@ class AmendmentState:
     """A change of a run's configuration after the run was created.
 
     Args:
-        number: from 1, in order.
+        number: number of the entry, from 1.
         changes: old and new value of each changed key.
-        by, why: who asked for it, and the reason given; ``why`` may be empty.
-        at_step: the step after which it is to begin; None: as soon as each key may change.
+        by, why: user and reason; ``why`` may be empty.
+        at_step: step after which it begins; None: as soon as each key may change.
         newest_step: the run's newest step when it was made.
-        applied_step: the last step without it; None until it is in force. After a return to an earlier checkpoint, it
-            is in force again from there.
+        applied_step: the last step without the change; None until it is in force. After a return to an earlier
+            checkpoint, it is in force again from there.
     """
 
     number: int
@@ -224,7 +224,7 @@ class AmendmentState:
 
     @property
     def late(self) -> str:
-        """What was asked for, in words, if it began after a later step; else empty."""
+        """A note that the change began later than requested; else empty."""
         applied, asked = self.applied_step, self.at_step
         if applied is None or asked is None or not self.newest_step < asked < applied:
             return ""
@@ -240,15 +240,15 @@ class AmendmentState:
 
 @dataclass
 class ProfileState:
-    """A profile that was asked for: ``asked``, ``done`` or ``failed``.
+    """A requested profile: ``asked``, ``done`` or ``failed``.
 
     Args:
-        number: from 1, in order.
-        attempt: that it is of.
+        number: number of the entry, from 1.
+        attempt: attempt that records it.
         steps, ranks, memory: what to record (``hlatctl.run.paths``).
-        by: who asked.
-        first_step, last_step, bytes: what was recorded, and the size of its files.
-        message: why it failed.
+        by: user who requested it.
+        first_step, last_step, bytes: recorded steps, and the size of the files.
+        message: reason of the failure.
     """
 
     number: int
@@ -270,25 +270,25 @@ class RunState:
 
     Args:
         status: ``created``, ``running``, ``finished``, ``failed`` or ``stopped``.
-        sweep: the sweep that it is a trial of, or empty.
+        sweep: sweep that the run belongs to, or empty.
         argv: the command line that created the run.
-        labels: its name, tags and notes.
+        labels: name, tags and notes.
         archived: its checkpoints were removed, and it can't be resumed.
         amendments: changes of its configuration, in order.
-        profiles: those that were asked for, in order.
+        profiles: requested profiles, in order.
         steps: the steps that count, by step; without superseded ones.
-        peak_flops_per_s: of one device; None if unknown.
-        used: what the newest step used: those of ``USED`` that are known.
+        peak_flops_per_s: peak of one device; None if unknown.
+        used: known values of ``USED`` at the newest step.
         checkpoints: steps of the checkpoints that were committed and neither rejected nor deleted.
         evaluates: the external model that this run only evaluates; empty for a training run.
-        imported: where the scores of others are from; empty if the run has its own.
-        contract: of the first evaluation that names one; the run's scores are shown under it.
-        spikes: events of starts of gradient spikes; ``length_steps`` is added when a spike ends.
+        imported: source of imported scores; empty if they are not imported.
+        contract: the first contract that an evaluation names; the run's scores are shown under it.
+        spikes: start events of gradient spikes; ``length_steps`` is added when a spike ends.
         queued: jobs that wait in a scheduler's queue, by name.
-        evaluation_behind: an alarm said that evaluation falls behind training, and milestones wait since.
+        evaluation_behind: an alarm reported that evaluation falls behind training, and milestones still wait.
         driver: token of the newest driver's lease.
-        asked_driver: token of the driver that the newest request to stop names; empty: there was none.
-        trust: of each checkpoint: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps followed).
+        asked_driver: token of the driver that the newest stop request names; empty: no request.
+        trust: state of each checkpoint: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps later).
     """
 
     run_id: str = ""
@@ -345,12 +345,12 @@ class RunState:
 
     @property
     def restarts(self) -> int:
-        """Number of attempts that the driver began after a failure. Those that a person caused are none."""
+        """Number of attempts that the driver began after a failure. Restarts caused by a person are not counted."""
         return sum(attempt.has_failed and attempt.decision != "stop" for attempt in self.attempts[:-1])
 
     @property
     def open_profile(self) -> ProfileState | None:
-        """The profile that is asked for and not made yet."""
+        """The requested profile that is not recorded yet."""
         return next((profile for profile in self.profiles if profile.status == "asked"), None)
 
     @property

@@ -2,7 +2,7 @@
 
 The columns of a folded run, the live page, the report's figures, the copies in MLflow and other mirrors, and the lines
 on the terminal follow this table. So a new number needs the code that computes it and a row here. A number without a
-row is kept, drawn and copied too, under its name.
+row is also stored, drawn and copied, under its name.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class StepMetric:
         kept: a column of the folded run, which costs 8 bytes a step. The others are in the journal alone.
         drawn: a curve on the live page.
         mirrored: copied to MLflow and other mirrors.
-        steep: its first values are far from the rest.
+        steep: the first values are far from the rest.
         text: format of the displayed value in a line of text; empty: in no line.
-        note: what a reader of the journal must know.
+        note: remark for readers of the journal.
     """
 
     name: str
@@ -98,7 +98,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 def of(name: str) -> StepMetric:
-    """Return the row of a number; one of its own for a number that has none."""
+    """Return the row of a number; a new one for a number without a row."""
     return BY_NAME.get(name) or StepMetric(name=name, title=name.replace("_", " ").capitalize())
 
 
@@ -114,7 +114,7 @@ def others(event: Mapping[str, Any]) -> list[str]:
 
 
 def texts(event: Mapping[str, Any]) -> list[str]:
-    """Return the numbers of a step as text, such as ``loss 4.1234``. Unknown ones are left out."""
+    """Return the numbers of a step as text, such as ``loss 4.1234``, without unknown ones."""
     return [
         metric.text.format(float(event[metric.name]) / metric.scale)
         for metric in STEP_METRICS

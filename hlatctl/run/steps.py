@@ -1,6 +1,6 @@
 """The steps of a run as columns of numbers: 128 bytes each, and 8 more for each number without a row of the table.
 
-A run has millions of steps. Rows are only appended, also those of steps that count no more. Full segments can be
+A run has millions of steps. Rows are only appended, even those of steps that no longer count. Full segments can be
 moved to files, so that the memory of a process does not grow with its run.
 """
 
@@ -48,11 +48,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class Home:
-    """Where full segments are kept.
+    """Where full segments are stored.
 
     Args:
-        folder: of the files.
-        rebuild: returns the rows from the journal, if a file is missing or damaged.
+        rebuild: returns the rows from the journal if a file is missing or damaged.
     """
 
     folder: Path
@@ -81,7 +80,7 @@ class Rows:
         """Append a step event.
 
         Raises:
-            KeyError, TypeError, ValueError, OverflowError: it lacks step or tokens, or one of its numbers is too large.
+            KeyError, TypeError, ValueError, OverflowError: step or tokens are missing, or a number is too large.
         """
         present, values = 0, []
         for index, name in enumerate(FIELDS):
@@ -130,7 +129,7 @@ class Rows:
                 for values, at in zip(found, places, strict=True):
                     if at < len(columns):
                         values.frombytes(columns[at][first:last].tobytes())
-                    else:  # a segment from before this number came
+                    else:  # a segment from before this number appeared
                         values.extend([math.nan] * (last - first))
         return found
 
@@ -164,13 +163,13 @@ class Rows:
             return [part.cast(code) for part, code in zip(parts, codes, strict=True)]  # type: ignore[call-overload]
         assert self.home is not None, "segments are kept there"
         with suppress(OSError):
-            segment.path.unlink()  # the next one to fold the journal writes it again
+            segment.path.unlink()  # the next process that folds the journal writes it again
         rebuilt = self.home.rebuild()
         first = number * SEGMENT_ROWS
         return [column[first : first + SEGMENT_ROWS] for column in rebuilt.tail[: segment.columns]]
 
     def _names(self, event: LineEvent) -> list[str]:
-        """Return the numbers without a row of the table, with those that this event is the first to have."""
+        """Return the numbers without a row of the table, including new ones of this event."""
         for name in others(event):
             if name not in self.others and len(self.others) < MOST_OTHERS:
                 self.others.append(name)
@@ -265,7 +264,7 @@ class StepSeries(Mapping[int, LineEvent]):
         return self.rows.columns(*names, ranges=self.ranges)
 
     def add(self, event: LineEvent) -> None:
-        """Add a step, in the place of an earlier one with the same number.
+        """Add a step, replacing an earlier one with the same number.
 
         Raises:
             KeyError, TypeError, ValueError, OverflowError: see :meth:`Rows.append`.
@@ -281,7 +280,7 @@ class StepSeries(Mapping[int, LineEvent]):
             self.ranges.append([row, row + 1])
 
     def supersede(self, after: int) -> None:
-        """Drop the steps after this one: they are trained again."""
+        """Drop the steps after this one, because they are trained again."""
         while self.ranges and self.rows.at("step", self.ranges[-1][0]) > after:
             self.ranges.pop()
         if self.ranges:
@@ -297,7 +296,7 @@ class StepSeries(Mapping[int, LineEvent]):
         return bool(self.columns(name)[0].tobytes() == other.columns(name)[0].tobytes())
 
     def _insert(self, step: int, row: int) -> None:
-        """Put a row that comes late between those that count. Only a damaged or edited journal has one."""
+        """Insert a late row between those that count. Only a damaged or edited journal has one."""
         ranges: list[list[int]] = []
         for start, stop in self.ranges:
             middle = self._after(start, stop, step)
@@ -308,11 +307,9 @@ class StepSeries(Mapping[int, LineEvent]):
         self.ranges = [*ranges[:at], [row, row + 1], *ranges[at:]]
 
     def _after(self, start: int, stop: int, step: int) -> int:
-        """Return the first row of a range whose step is larger; its end if there is none."""
         return bisect_right(range(start, stop), step, key=lambda row: self.rows.at("step", row)) + start
 
     def _place(self, step: int) -> int | None:
-        """Return the row of the last step up to this one."""
         at = bisect_right(self.ranges, step, key=lambda part: self.rows.at("step", part[0])) - 1
         return self._after(self.ranges[at][0], self.ranges[at][1], step) - 1 if at >= 0 else None
 

@@ -15,7 +15,7 @@ from hlatctl.run.paths import RunPaths
 
 
 class Driven(Protocol):
-    """The part of a folded state that says who drives, and whether it is to stop."""
+    """The part of a folded state with the driver and the request to stop."""
 
     driver: str
     asked_driver: str
@@ -25,12 +25,10 @@ class Driven(Protocol):
 def request(run: RunPaths, journal: JournalWriter, *, by: str) -> None:
     """Journal a request to stop.
 
-    If another driver starts meanwhile, it gets a request of its own.
+    If another driver starts meanwhile, it gets a separate request.
 
     Args:
-        run: the run or sweep.
-        journal: of the requester.
-        by: name of the requester.
+        journal: the requester's journal.
 
     Raises:
         StorageError: the request can't be written, so the driver can't read it.

@@ -1,6 +1,6 @@
 """A sweep's state, computed from its journal.
 
-The sweep's journal has each trial's settings, its objective at every rung, how it ended and what it cost. Comparing
+The sweep's journal has each trial's settings, its objective at every rung, how it ended and what it cost. So comparing
 trials needs no other files.
 """
 
@@ -24,21 +24,20 @@ class TrialState:
     """One trial: a run of one arm with one seed.
 
     Args:
-        number: from 0, in order of creation.
-        run_id: of its run directory.
+        number: number in order of creation, from 0.
         arm: number of the arm, from 0; trials of one arm differ only in ``seed``.
         point: the arm's values, by axis.
         overrides: the arguments with which ``hlatctl train`` creates the same run.
-        seed: its own if the sweep has several; otherwise None.
+        seed: seed of the trial if the sweep has several; otherwise None.
         status: ``asked``, ``running``, ``paused``, ``stopping`` (it was pruned or diverged, and saves its last
             checkpoint), ``finished``, ``pruned``, ``diverged`` or ``failed``.
-        value: of the objective when it has finished; None if it has none.
-        rungs: the objective by tokens; NaN if it was not a number.
+        value: objective when the trial has finished; None if it has none.
+        rungs: objective by tokens; NaN if it was not a number.
         stops_as: ``pruned`` or ``diverged``, once decided.
-        why: reason for its early end or failure.
-        process_hours: of its training, over all its processes.
-        saved_process_hours: of the training that its early end saved.
-        lost_drivers: number of times that its driver died before it ended.
+        why: reason of an early end or failure.
+        process_hours: training time over all processes.
+        saved_process_hours: training time that the early end saved.
+        lost_drivers: how often its driver died before the trial ended.
     """
 
     number: int
@@ -72,18 +71,18 @@ class SweepState:
 
     Args:
         status: ``created``, ``running``, ``finished``, ``failed`` or ``stopped``.
-        folder: the folder of relative paths in overrides.
-        overrides: those of every trial.
+        folder: base of relative paths in overrides.
+        overrides: overrides of every trial.
         axes: ``[{"key", "values", "low", "high", "log", "integer"}]``; ``low`` is None if ``values`` are listed.
-        objective: its name as typed.
+        objective: name as typed.
         direction: ``min`` or ``max``.
-        settings: all of ``sweep.*``.
-        arms, trials_planned: numbers planned.
+        settings: all values of ``sweep.*``.
+        arms, trials_planned: planned numbers.
         accelerators: whether each process has an accelerator.
-        trials: by number.
-        labels: its name, tags and notes.
+        trials: trials by number.
+        labels: name, tags and notes.
         driver: token of the newest driver's lease.
-        asked_driver: token of the driver that the newest request to stop names; empty: there was none.
+        asked_driver: token of the driver that the newest stop request names; empty: no request.
     """
 
     sweep_id: str = ""

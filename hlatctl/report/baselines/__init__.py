@@ -28,7 +28,7 @@ class RowTitle:
 
     Args:
         part: empty for a row of the group itself.
-        shots: in the paper; None if it has none.
+        shots: solved examples in the paper; None if it has none.
         best: ``highest``, ``lowest``, ``unknown``, or the ideal value in the row's unit.
     """
 
@@ -54,9 +54,9 @@ class Layout:
     """All rows in order, and how to show scores that belong to no row.
 
     Args:
-        others: title of the section for these scores.
-        fractions: their metrics that are fractions, with ``best`` as in a row (percent).
-        left_out: patterns of score names that get no row.
+        others: title of the section for scores without a row.
+        fractions: metrics of these scores that are fractions, with ``best`` as in a row (percent).
+        left_out: patterns of score names that are not shown.
     """
 
     rows: tuple[RowSpec, ...]

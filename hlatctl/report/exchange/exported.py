@@ -1,4 +1,4 @@
-"""The scores of a milestone by task, for the forms of other evaluators."""
+"""The scores of a milestone by task, for the formats of other evaluators."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Entry:
     """A task or a group.
 
     Args:
-        scores: by name, as in results.json; the first has the entry's name if the entry has a first metric.
-        metrics: of a task, as the harness computed them; empty for groups and code tasks.
+        scores: scores by name, as in results.json; the first has the entry's name if the entry has a first metric.
+        metrics: the task's metrics as the harness computed them; empty for groups and code tasks.
         shots, version, items: from the contract; ``items`` are all of the dataset. None: not known.
-        members: the tasks of a group.
+        members: tasks of the group.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Entry:
 
     @property
     def count(self) -> int | None:
-        """Items of the first score; None if it doesn't say."""
+        """Number of items of the first score; None if unknown."""
         first = next(iter(self.scores.values()), {})
         return first.get("n") if isinstance(first.get("n"), int) else None
 
@@ -62,8 +62,8 @@ class Exported:
     """The scores that a milestone's state shows, without the loss on held-out text.
 
     Args:
-        contract: of the first task, for what all tasks share; empty if it is not recorded.
-        contracts: the hash that each task's results carry.
+        contract: the first task's contract, for fields that all tasks share; empty if it is not recorded.
+        contracts: hash stored with each task's results.
     """
 
     run: RunPaths
@@ -80,7 +80,7 @@ class Exported:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where the scores are from; each form has it under ``hlatctl``."""
+        """Origin of the scores; each format has it under ``hlatctl``."""
         return {
             "run_id": self.run.run_id,
             "step": self.milestone.step,
@@ -135,7 +135,6 @@ def _is_loss(name: str) -> bool:
 
 
 def _grouped(scores: Scores, titles: list[str]) -> dict[str, Scores]:
-    """Return scores by the longest title that each begins with; others stand by themselves."""
     found: dict[str, Scores] = {}
     for name, score in scores.items():
         owners = [title for title in titles if name == title or _is_second(name, title, scores)]
@@ -144,7 +143,6 @@ def _grouped(scores: Scores, titles: list[str]) -> dict[str, Scores]:
 
 
 def _is_second(name: str, title: str, scores: Scores) -> bool:
-    """Return whether a score is another metric of the items of a title's first score."""
     return name.startswith(f"{title}_") and scores.get(title, {}).get("n") == scores[name].get("n")
 
 

@@ -1,8 +1,6 @@
-"""Figures of a results file of others: checked, bounded, and named as the scores of a run are.
+"""Figures and items of another evaluator's results file: checked, bounded, and named like a run's scores.
 
-Where imported scores are from, in words.
-
-The items of imported scores: checked, bounded, and written in the columns that evaluations write.
+Items are written in the columns that evaluations write.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from hlatctl.run.evaluations import BITS_PER_BYTE, HELD_OUT, bits_of, schema
 from hlatctl.run.files import DAMAGED, open_regular, parse_json, why
 from hlatctl.units import one_line, size
 
-#: A file has at most so many figures; MMLU, BBH and a dozen other tasks have about 200.
+#: Maximum figures per file; MMLU, BBH and a dozen other tasks have about 200.
 MOST_FIGURES = 20_000
 #: Metrics whose scores have a range, by the whole name. Others can be any number. Tasks disagree on whether F1 and the
 #: metrics of translations and summaries are fractions or percentages.
@@ -37,7 +35,7 @@ _RANGES = (
 )
 _ROUNDING = 1e-6
 _MOST_NAME_CHARS, _MOST_METRIC_CHARS, _MOST_TEXT_CHARS = 120, 60, 200
-#: Ends of the names of standard errors and, in our own exports, of scores of guessing.
+#: Suffixes of standard errors and, in this project's exports, of scores of guessing.
 STDERR, CHANCE = "_stderr", "_chance"
 
 
@@ -46,10 +44,10 @@ class Figure:
     """One figure of a file. Everything but its metric and its finite value can be unknown (None).
 
     Args:
-        n: items that were evaluated.
-        items: all items of the dataset.
+        n: number of evaluated items.
+        items: number of items in the dataset.
         shots: solved examples before each question.
-        version: of the task's definition.
+        version: version of the task's definition.
     """
 
     metric: str
@@ -63,14 +61,14 @@ class Figure:
 
 @dataclass(kw_only=True)
 class Figures:
-    """What a file has. Texts are one line and at most 200 characters; empty if unknown.
+    """The content of a file. Texts have one line and at most 200 characters; empty if unknown.
 
     Args:
         form: ``lm_eval``, ``lighteval`` or ``olmes``.
-        version: of the evaluator.
-        model, date: as the file says.
+        version: version of the evaluator.
+        model, date: model and date from the file.
         limit: items per task, or a fraction of them; None: not known, or all.
-        figures: by the name of the score.
+        figures: figures by score name.
     """
 
     form: str
@@ -84,14 +82,14 @@ class Figures:
         """Add the figures of a task: the first under its name, the others with their metric or variant appended.
 
         Args:
-            task: its name in the file.
+            task: name of the task in the file.
             metrics: metric, variant (such as a filter of the answer), value and standard error; others than finite
                 numbers are left out.
             known: other fields of ``Figure``.
 
         Raises:
             ValueError: two tasks have the same name, or there are too many figures.
-            DataError: a score or its standard error can't have its value.
+            DataError: a score or its standard error is out of range.
         """
         name = clean_name(task)
         if name.startswith(HELD_OUT):
@@ -125,7 +123,7 @@ def check_item(metrics: Mapping[str, float]) -> None:
     """Check the metrics of one item. Evaluators write some metrics of an item in other units than its task's score.
 
     Raises:
-        DataError: a fraction is not one.
+        DataError: a fraction is not between 0 and 1.
     """
     for metric, value in metrics.items():
         if _FRACTION.fullmatch(metric) and not 0 <= value <= 1:
@@ -139,7 +137,6 @@ def _out_of_range(name: str, metric: str, value: float | None, low: float, high:
 
 
 def _title(task: str, metric: str, variant: str, first: str) -> str:
-    """Return the name of a score; ``first`` is the task's first metric, empty for this one."""
     if not first:
         return task
     if metric == BITS_PER_BYTE:
@@ -148,7 +145,7 @@ def _title(task: str, metric: str, variant: str, first: str) -> str:
 
 
 def _short(name: str) -> str:
-    """Return the cleaned name of a metric or variant; lighteval names some after all their settings."""
+    """Return the cleaned name of a metric or variant. lighteval appends all settings to some names."""
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return clean_name(name if len(name) <= _MOST_METRIC_CHARS else f"{name[:_MOST_METRIC_CHARS]}_{digest}")
 
@@ -157,8 +154,8 @@ def pairs(metrics: Mapping[str, Any], split: str) -> list[tuple[str, str, Any, A
     """Return the metrics of a mapping such as ``{"acc": 0.5, "acc_stderr": 0.1}`` for :meth:`Figures.add`.
 
     Args:
-        metrics: by name; keys that end in ``_stderr`` are standard errors.
-        split: what separates a metric from its variant; ``acc_stderr`` has the standard error of ``acc``, and with a
+        metrics: metrics by name; keys that end in ``_stderr`` are standard errors.
+        split: separator of a metric and its variant; ``acc_stderr`` has the standard error of ``acc``, and with a
             comma ``acc_stderr,none`` that of ``acc,none``.
     """
     found = []
@@ -175,7 +172,7 @@ def clean_name(name: str) -> str:
     """Return a name of letters, digits and ``_``; ``pass@10`` becomes ``pass_at_10``.
 
     Raises:
-        ValueError: nothing is left of it, or it is too long.
+        ValueError: the cleaned name is empty or too long.
     """
     cleaned = re.sub(r"[^A-Za-z0-9]+", "_", name.replace("@", "_at_")).strip("_")
     if not cleaned or len(cleaned) > _MOST_NAME_CHARS:
@@ -184,7 +181,7 @@ def clean_name(name: str) -> str:
 
 
 def finite(value: Any) -> float | None:
-    """Return a finite number as float; None for anything else, as ``N/A``."""
+    """Return a finite number as float; None for anything else, such as ``N/A``."""
     try:
         return float(value) if type(value) in (int, float) and math.isfinite(value) else None
     except OverflowError:  # an integer that no float can hold
@@ -192,7 +189,7 @@ def finite(value: Any) -> float | None:
 
 
 def whole(value: Any) -> int | None:
-    """Return a number of things, also from a float such as 400.0; None for anything else."""
+    """Return a whole number, also from a float such as 400.0; None for anything else."""
     is_whole = type(value) in (int, float) and 0 <= value < 1 << 53 and value == int(value)
     return int(value) if is_whole else None
 
@@ -204,7 +201,7 @@ def some(value: Any) -> int | float | None:
 
 
 def text(value: Any) -> str:
-    """Return a text as one bounded line; empty for anything else than texts and numbers."""
+    """Return a text or number as one bounded line; empty for anything else."""
     return one_line(str(value))[:_MOST_TEXT_CHARS] if type(value) in (str, int, float) else ""
 
 
@@ -225,9 +222,9 @@ def origin_text(imported: Mapping[str, Any]) -> str:
 
 #: A task has at most some 100,000 items. Samples of MMLU with five solved examples have about 100 MiB.
 MOST_ITEMS, MOST_FILE_BYTES = 1_000_000, 1 << 30
-#: A line, or an item, has a document, its prompt and the answers.
+#: Maximum size of a line or an item, which has a document, its prompt and the answers.
 _MOST_LINE_BYTES = 16 << 20
-#: Items in memory.
+#: Maximum items in memory.
 _BATCH_ROWS, _BATCH_CHARS = 256, 64 << 20
 
 Row = dict[str, Any]
@@ -314,13 +311,13 @@ def row(
     """Return an item in the columns of a file of items.
 
     Args:
-        item: its number or name.
-        document: the dataset's record; None: not known, so that the item can't be paired.
-        prompt, target, choices, loglikelihoods, answer, answer_filter: as the columns; log-likelihoods can be texts.
+        item: number or name of the item.
+        document: the dataset's record; None: unknown, so the item can't be paired.
+        loglikelihoods: numbers, or numbers as text.
         metrics: only finite numbers are kept.
 
     Raises:
-        DataError: a metric can't have its value.
+        DataError: a metric is out of range.
     """
     figures = {text(n): number for n, value in metrics.items() if (number := _value(value)) is not None}
     check_item(figures)
@@ -345,7 +342,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises:
         OSError: it can't be read.
-        ValueError: it is too large, or a line is no object.
+        ValueError: the file is too large, or a line is not a JSON object.
     """
     read = 0
     with open(path, "rb", opener=open_regular) as file:
@@ -362,7 +359,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether there is such a file; also for names that no file can have."""
+    """Return whether a file exists; accepts names that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -370,7 +367,7 @@ def is_file(path: Path) -> bool:
 
 
 def _value(value: Any) -> float | None:
-    """Return the value of a metric; evaluators write whether an item is right as true and false, too."""
+    """Return the value of a metric. Evaluators also write true and false for right and wrong items."""
     return float(value) if isinstance(value, bool) else finite(value)
 
 

@@ -1,9 +1,7 @@
-"""The results file of lighteval: tasks are named ``task|shots``, earlier ``suite|task|shots``.
+"""The results file and items of lighteval: tasks are named ``task|shots``, earlier ``suite|task|shots``.
 
 Releases since 0.11 write a task's version with its configuration, ``?`` as their own version if they are an installed
-package, and -1 as the number of items.
-
-The items of lighteval, from its ``details_TASK_DATE.parquet``.
+package, and -1 as the number of items. Items are in ``details_TASK_DATE.parquet``.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ _ALL, _AVERAGE = "all", ":_average"
 
 
 def write(exported: Exported) -> dict[str, Any]:
-    """Return the file's content. There is no mean of all tasks, and nothing that lighteval alone would know."""
+    """Return the file's content, without a mean of all tasks and without values that only lighteval knows."""
     titles = {entry.name: f"{entry.name}|{entry.shots or 0}" for entry in exported.entries}
     return {
         "config_general": {
@@ -73,10 +71,10 @@ def write(exported: Exported) -> dict[str, Any]:
 
 
 def read(value: dict[str, Any]) -> Figures:
-    """Return the figures of a file; the mean of all its tasks is left out.
+    """Return the figures of a file, without the mean of all tasks.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: the file doesn't have this format.
     """
     general = value["config_general"]
     found = Figures(
@@ -127,9 +125,9 @@ _COLUMNS = {
     "metric": (),
     "model_response": ("input", "text", "text_post_processed", "logprobs"),
 }
-#: In a column: an item has some ten choices, and as many solved examples with theirs.
+#: Maximum values per column: an item has some ten choices, and as many solved examples with theirs.
 _MOST_VALUES = 10_000_000
-#: Rows in memory: so many, or fewer if one text can be as large as a whole column.
+#: Maximum rows in memory; fewer if one text can be as large as a whole column.
 _MOST_BATCH_ROWS, _MOST_BATCH_BYTES = 64, 256 << 20
 
 
@@ -138,7 +136,7 @@ def find_details(results: Path, value: Mapping[str, Any]) -> dict[str, Found]:
 
     Args:
         results: ``results_DATE.json``; any other name has no details.
-        value: its content.
+        value: content of ``results``.
     """
     date = results.name.removeprefix("results_").removesuffix(".json")
     if date == results.name.removesuffix(".json"):
@@ -153,7 +151,7 @@ def find_details(results: Path, value: Mapping[str, Any]) -> dict[str, Found]:
 
 
 def _folders(results: Path, date: str) -> list[Path]:
-    """Return where details can be: in a copy from a hub, and below the output folder (``results/MODEL``)."""
+    """Return possible folders of details: in a copy from a hub, and below the output folder (``results/MODEL``)."""
     parts = results.parent.absolute().parts
     places = [
         Path(*parts[:at], "details", *parts[at + 1 :], date) for at, name in enumerate(parts) if name == "results"
@@ -173,10 +171,10 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _batch_rows(file: Any) -> int:
-    """Return how many rows can be read at once; a file that says the same text for each row can be very small.
+    """Return how many rows to read at a time. A file that repeats a text in each row can be very small.
 
     Raises:
-        ValueError: the file is too large, or no such file.
+        ValueError: the file is too large, or has another format.
     """
     if missing := [name for name in _COLUMNS if name not in file.schema_arrow.names]:
         raise ValueError(f"has no column {missing[0]}; only details of lighteval 0.11 and later are read")
@@ -191,7 +189,7 @@ def _batch_rows(file: Any) -> int:
 
 
 def _row(detail: dict[str, Any], seen: Counter[str]) -> Row:
-    """Return an item. If a task has several splits, the numbers of its items begin anew in each of them."""
+    """Return an item. If a task has several splits, the numbers of its items restart in each of them."""
     doc, response = detail["doc"], detail["model_response"]
     number = text(doc["id"])
     seen[number] += 1
@@ -209,13 +207,12 @@ def _row(detail: dict[str, Any], seen: Counter[str]) -> Row:
 
 
 def _prompt(doc: dict[str, Any]) -> str:
-    """Return the solved examples and the question, in the place of a prompt that lighteval didn't write."""
+    """Return the solved examples and the question, as a substitute for a prompt that lighteval didn't write."""
     examples = doc.get("fewshot_samples") or ()
     return "\n\n".join([*(f"{each['query']} {_target(each)}" for each in examples), str(doc["query"])])
 
 
 def _target(doc: dict[str, Any]) -> str:
-    """Return the right answers' texts."""
     gold = doc["gold_index"]
     places = gold if isinstance(gold, list) else [gold]
     choices = doc["choices"] or ()
@@ -223,7 +220,7 @@ def _target(doc: dict[str, Any]) -> str:
 
 
 def _metrics(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics, also under the name before their settings: that of a task's first score."""
+    """Return the metrics, also under their names without settings, which a task's first score uses."""
     found: dict[str, Any] = {}
     for name, value in metrics.items():
         found.setdefault(name.partition(":")[0], value)

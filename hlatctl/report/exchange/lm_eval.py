@@ -1,6 +1,6 @@
 """The results file of lm-evaluation-harness: written for its tools and for others, and read.
 
-The items of a harness's results, from ``samples_TASK_DATE.jsonl`` beside ``results_DATE.json``.
+Items are in ``samples_TASK_DATE.jsonl`` next to ``results_DATE.json``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def read(value: dict[str, Any]) -> Figures:
     """Return the figures of a file.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: the file doesn't have this format.
     """
     config = mapping(value.get("config"))
     found = Figures(
@@ -113,7 +113,7 @@ def _metrics(entry: Entry) -> dict[str, Any]:
 
 
 def _key(entry: Entry, metric: str, value: float) -> str | None:
-    """Return the harness's key of a score; None if it computed none such."""
+    """Return the harness's key of a score; None if it computed no such score."""
     same = (key for key, each in entry.metrics.items() if key.partition(",")[0] == metric and each == value)
     return next(same, None)
 
@@ -148,7 +148,7 @@ def _of_arguments(arguments: Any) -> Any:
 
 
 def _date(unix_s: Any) -> str:
-    """Return the day of a file; the harness writes the time when it began."""
+    """Return the day of a file. The harness writes the time when it began."""
     number = finite(unix_s)
     return time.strftime("%Y-%m-%d", time.gmtime(number)) if number and 0 < number < 1e11 else ""
 
@@ -158,7 +158,7 @@ def find_samples(results: Path, value: Mapping[str, Any]) -> dict[str, Found]:
 
     Args:
         results: the harness's ``results_DATE.json``; any other name has no samples.
-        value: its content.
+        value: content of ``results``.
     """
     date = results.name.removeprefix("results_").removesuffix(".json")
     if date == results.name.removesuffix(".json"):
@@ -198,7 +198,6 @@ def _requests(arguments: Any) -> list[list[Any]]:
 
 
 def _first_text(answers: Any) -> str:
-    """Return the first answer; of several samples per question, the first of them."""
     while isinstance(answers, list) and answers:
         answers = answers[0]
     return answers if isinstance(answers, str) else ""

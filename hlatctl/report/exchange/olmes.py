@@ -1,12 +1,11 @@
-"""The tables of OLMES, the evaluation system of Ai2.
+"""The tables and items of OLMES, the evaluation system of Ai2.
 
 ``metrics.json`` has all tasks, with only those settings of a task that differ from OLMES's defaults. The lines of
 ``metrics-all.jsonl`` and the files ``task-*-metrics.json`` have one task with all settings.
 
-The items of OLMES, from ``task-*-predictions.jsonl`` and ``task-*-requests.jsonl`` beside ``metrics.json``.
-
-The predictions have answers and metrics; documents, prompts and choices are only in the requests. Without requests, the
-items are shown, but not paired with those of another run.
+Items are in ``task-*-predictions.jsonl`` and ``task-*-requests.jsonl`` next to ``metrics.json``. The predictions have
+answers and metrics; documents, prompts and choices are only in the requests. Without requests, the items are shown, but
+not paired with those of another run.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from hlatctl.run.files import parse_json, read_bytes
 
 FORM = "olmes"
 _PRIMARY = "primary_score"
-#: Of settings that ``metrics.json`` omits if they have these values.
+#: Defaults of settings, which ``metrics.json`` omits.
 _DEFAULTS = {"num_shots": 0, "limit": None}
 
 
@@ -56,7 +55,7 @@ def read(value: dict[str, Any]) -> Figures:
     """Return the primary scores of a file, and metrics with a standard error, which OLMES itself doesn't write.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: the file doesn't have this format.
     """
     model = mapping(value.get("model_config"))
     found = Figures(form=FORM, model=text(model.get("model")) or text(model.get("model_path")))
@@ -126,7 +125,7 @@ def _task(entry: Entry, limit: float | None) -> dict[str, Any]:
 
 
 def _limit(entry: Entry, limit: float | None) -> int | None:
-    """Return the number of items if they are not all of the dataset: OLMES has no fractions, and no chosen items."""
+    """Return the number of items if it is less than the dataset: OLMES has no fractions and no chosen items."""
     is_whole = limit is None if entry.items is None else entry.items == entry.count
     return None if is_whole else entry.count
 
@@ -149,7 +148,7 @@ def find_predictions(results: Path, value: Mapping[str, Any]) -> dict[str, Found
 
     Args:
         results: a file of metrics.
-        value: its content: of all tasks of the folder, or of one (``task_config``).
+        value: content of ``results``: all tasks of the folder, or one task (``task_config``).
 
     Raises:
         OSError, ValueError: the metrics of a task can't be read.
@@ -172,7 +171,7 @@ def _rows(predictions: Path, requests: Path) -> Iterator[Row]:
 
 
 def _asked(path: Path) -> dict[str, dict[str, Any]]:
-    """Return document, first prompt and choices of each question. A prompt is kept once, not for each choice."""
+    """Return document, first prompt and choices of each question. A prompt is stored once, not for each choice."""
     found: dict[str, dict[str, Any]] = {}
     for line in lines(path):
         request = mapping(line["request"])

@@ -1,4 +1,4 @@
-"""Finds, bounds and reads the results file of another evaluator. The file is not trusted."""
+"""Finds and reads the results file of another evaluator. The file is not trusted, so its size is limited."""
 
 from __future__ import annotations
 
@@ -37,11 +37,9 @@ class Source:
     """A file of results that was read.
 
     Args:
-        path: of the file.
-        sha256: of its content, as hex.
-        bytes: of its content.
-        figures: what it has; at least one.
-        samples: the file of each task's items, in the columns of our own; none unless the evaluator wrote them.
+        sha256: SHA-256 of the file, as hex.
+        figures: the file's figures, at least one.
+        samples: the file of each task's items, in this project's columns; empty if the evaluator wrote none.
     """
 
     path: Path
@@ -67,12 +65,12 @@ def read(path: Path, items_to: Path | None = None) -> Source:
     """Return the figures of a file, or of the only results file in or below a folder.
 
     Args:
-        path: of the file or folder.
-        items_to: folder for files of items; None: items are not read.
+        path: a file or folder.
+        items_to: folder for files of items; None: don't read items.
 
     Raises:
         ConfigError: there is no such file, or a folder has several.
-        DataError: the file is too large, is not JSON, or has no form that is known.
+        DataError: the file is too large, is not JSON, or has an unknown format.
     """
     path = _only_file(path) if os.path.isdir(path) else path  # Path.is_dir raises for names that no file can have
     try:
@@ -134,7 +132,7 @@ def _only_file(folder: Path) -> Path:
 
 def _value(path: Path, content: bytes) -> dict[str, Any]:
     if path.suffix != ".jsonl":
-        value = parse_json(content, any_number=True)  # a figure that is no finite number is left out
+        value = parse_json(content, any_number=True)  # figures that are not finite numbers are dropped
     else:
         tasks = [parse_json(line, any_number=True) for line in content.splitlines() if line.strip()]
         value = {"all_primary_scores": [], "tasks": tasks, "model_config": tasks[0].get("model_config")}

@@ -1,4 +1,4 @@
-"""The figures of a run's report, one module each. ``figure`` renders them, ``style`` says how they look."""
+"""The figures of a run's report, one module each. ``figure`` renders them and defines their style."""
 
 from __future__ import annotations
 

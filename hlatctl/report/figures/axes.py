@@ -1,6 +1,6 @@
-"""What figures over tokens share: the axis, marks of restarts and amendments, and limits without outliers.
+"""What figures over tokens share: the axis, marks of restarts and amendments, limits without outliers, and points.
 
-The steps of a run as points of a figure, however many steps there are.
+However many steps a run has, a figure gets a bounded number of points.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Marks:
 
 
 def over_tokens(axes: Axes, marks: Marks) -> None:
-    """Finish a figure whose x axis is tokens."""
+    """Format a figure whose x axis is tokens."""
     if marks.restarts:
         at_bottom = axes.get_xaxis_transform()
         axes.plot(
@@ -124,7 +124,7 @@ def plain_log_ticks(axes: Axes) -> None:
     axes.set_yticks(shown, [count(tick) if tick >= 1000 else f"{tick:g}" for tick in shown])
 
 
-#: Points per line; a line has fewer pixels than this.
+#: Maximum points per line; a line has fewer pixels than this.
 MAX_POINTS = 1500
 _SHOWN = tuple(metric.name for metric in STEP_METRICS if metric.kept)
 _RANGED = ("loss", "grad_norm", "param_norm", "tokens_per_s")
@@ -135,8 +135,8 @@ class Series:
     """The steps that count, reduced to ``MAX_POINTS`` means.
 
     Args:
-        tokens: of each point.
-        values: by name.
+        tokens: tokens of each point.
+        values: values by name.
         ranges: the least and the largest value of the steps of each point, so that a spike stays visible; empty if
             each step is a point.
     """

@@ -1,10 +1,8 @@
-"""A figure and the data in it, as SVG, PNG, PDF and CSV; the only importer of matplotlib, which is imported to draw.
+"""A figure and its data, as SVG, PNG, PDF and CSV, and the style that all figures share.
 
-The same data give the same bytes: no file has a time in it.
-
-How figures look: sizes, fonts and colours, for one column of a paper. Everything visual that figures share is here.
-
-The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which colour-blind people can tell apart.
+This is the only importer of matplotlib, which is imported when a figure is drawn. The same data give the same bytes: no
+file contains a time. Sizes fit one column of a paper. The colours are those of Okabe and Ito
+(https://jfly.uni-koeln.de/color/), which colour-blind people can tell apart.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ INK, HIGHLIGHT, GREEN, PURPLE, ORANGE, SKY = "#0072b2", "#d55e00", "#009e73", "#
 #: For ranges behind a line of ``INK``, for what matters less, and for axes.
 FAINT, QUIET, AXIS = "#b3d4e8", "#8a8f98", "#444444"
 AMENDED = GREEN
-#: Of lines beside ``INK``, in order. With the markers they can also be told apart in black and white.
+#: Colours of lines after ``INK``, in order. With the markers, lines also differ in black and white.
 OTHERS = (HIGHLIGHT, GREEN, PURPLE, ORANGE, SKY, QUIET)
 DASHES: tuple[Any, ...] = ((0, (5, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (3, 3)), (0, (6, 1, 1, 1, 1, 1)))
 SMALL_PT = 6.5
@@ -87,10 +85,10 @@ class Figure:
     """One figure.
 
     Args:
-        name: of its files.
+        name: file name without suffix.
         caption: what it shows, in one or two sentences.
-        header, rows: the data in it, for CSV; NaN and None are empty cells. Headers name units.
-        plot: draws it.
+        header, rows: the figure's data, for CSV; NaN and None are empty cells. Headers name units.
+        plot: draws the figure.
     """
 
     name: str
@@ -133,9 +131,9 @@ def picture(plot: Callable[[Axes], None], suffix: str, *, width_in: float, heigh
     """Return a drawing as a file's bytes; SVG has a transparent background.
 
     Args:
-        plot: draws it.
+        plot: draws the figure.
         suffix: ``svg``, ``png`` or ``pdf``.
-        width_in, height_in: its size in inches.
+        width_in, height_in: size in inches.
 
     Raises:
         DependencyError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""Throughput over the number of nodes, beside linear scaling."""
+"""Throughput by number of nodes, compared with linear scaling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time went, and what the tokens cost: horizontal bars with their values."""
+"""How the time was spent and what the tokens cost: horizontal bars with their values."""
 
 from __future__ import annotations
 

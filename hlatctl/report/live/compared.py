@@ -1,4 +1,4 @@
-"""Several runs beside each other: rows, the keys in which their configurations differ, and their scores."""
+"""Several runs side by side: rows, the keys in which their configurations differ, and their scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hlatctl.report.compare import RUN, Cell, Comparison, RunScores, compare, re
 from hlatctl.run.errors import ConfigError, HlatctlError
 from hlatctl.run.paths import RunPaths
 
-#: Most runs in one comparison.
+#: Maximum number of runs in one comparison.
 MOST_RUNS = 50
 #: Value of a key that a configuration doesn't have.
 _MISSING = object()
@@ -24,7 +24,7 @@ def compared(runs: Sequence[RunPaths], published: str | None = None) -> dict[str
     """Return what differs between runs, and their scores as `hlatctl compare` ranks them.
 
     Args:
-        runs: in the order of the columns.
+        runs: runs in the order of the columns.
         published: a set of published scores to add; None: none.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Curves of a run: its steps as numpy columns, and these reduced to as many points as a page can show.
+"""Curves of a run: its steps as numpy columns, reduced to as many points as a page can show.
 
-A run of 2 M steps has 96 MB of columns. They are built once and then extended by the rows that are new, so that a
-request costs a pass over them: about 10 ms for each curve.
+A run of 2 M steps has 96 MB of columns. They are built once and then extended by new rows, so that a request costs one
+pass over them: about 10 ms for each curve.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Columns = dict[str, "np.ndarray[Any, Any]"]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a page asks for.
+    """A page's request for curves.
 
     Args:
         keys: names of curves.
-        points: most points of each.
+        points: maximum number of points per curve.
         first_step, last_step: the part of the run; None: from the beginning, or to the end.
         x: ``step``, ``tokens``, ``time`` (Unix seconds) or ``flops``.
     """
@@ -63,7 +63,7 @@ class StepColumns:
     """The steps of a run that count, as growing columns.
 
     Args:
-        ranges: the rows of the fold that are in them.
+        ranges: rows of the fold that the columns contain.
     """
 
     ranges: list[list[int]] = field(default_factory=list)
@@ -84,7 +84,7 @@ class StepColumns:
         return [*_DRAWN, *(name for name in self._columns if name not in _STORED)]
 
     def update(self, steps: StepSeries) -> None:
-        """Make the columns equal to the steps. Costs as much as there are new rows."""
+        """Make the columns equal to the steps. The cost grows with the number of new rows."""
         kept, missing = _split(self.ranges, steps.ranges)
         self.length = kept
         for name in steps.rows.others:
@@ -111,13 +111,11 @@ class StepColumns:
 
 
 def curves(steps: StepColumns, state: RunState, config: Config | None, request: Request) -> dict[str, Any]:
-    """Return the curves that a page asks for; ``docs`` of the fields are in the page's contract.
+    """Return the requested curves; the page's contract documents the fields.
 
     Args:
-        steps: up to date with the state.
-        state: of the run.
+        steps: columns that are up to date with the state.
         config: None if it can't be read: then there is no MFU and no axis of FLOPs.
-        request: what to return.
     """
     names = [*steps.drawn, *_DERIVED]
     for key in request.keys:
@@ -169,7 +167,6 @@ def _described(key: str) -> dict[str, Any]:
 
 
 def _split(before: list[list[int]], after: list[list[int]]) -> tuple[int, list[tuple[int, int]]]:
-    """Return how many rows stay, and the ranges of rows that are missing."""
     kept = 0
     for index, (start, stop) in enumerate(after):
         old = before[index] if index < len(before) else None
@@ -204,7 +201,6 @@ def _values(steps: StepColumns, state: RunState, config: Config | None, key: str
 
 
 def _edges(count: int, points: int) -> np.ndarray[Any, Any]:
-    """Return where each group of neighbours begins, and the end of the last one."""
     groups = min(count, points)
     return np.arange(groups + 1, dtype=np.int64) * count // max(groups, 1)
 
@@ -225,14 +221,12 @@ def _reduced(values: np.ndarray[Any, Any], edges: np.ndarray[Any, Any]) -> dict[
 
 
 def _milestones(steps: StepColumns, state: RunState, axis: np.ndarray[Any, Any]) -> list[tuple[int, int, float | None]]:
-    """Return tokens, step and place on the axis of each milestone."""
     known = sorted(state.milestones.items())
     places = _at(steps, axis, [milestone.step for _, milestone in known])
     return [(tokens, milestone.step, place) for (tokens, milestone), place in zip(known, places, strict=True)]
 
 
 def _at(steps: StepColumns, axis: np.ndarray[Any, Any], wanted: list[int]) -> list[float | None]:
-    """Return the places of steps on the axis; None for one that the run doesn't have."""
     found: list[float | None] = []
     for step in wanted:
         at = int(np.searchsorted(steps["step"], step))

@@ -1,7 +1,4 @@
-"""Everything that the live page shows of one run besides its curves.
-
-The end of a log of a run, for the live page. ``hlatctl logs`` prints whole logs.
-"""
+"""Everything that the live page shows of one run except its curves, such as the end of a log."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ _WARNINGS = ("warning", "alarm", "straggler", "environment_collision", "tracking
 
 
 def details(opened: OpenRun) -> dict[str, Any]:
-    """Return what the page shows of a run. A damaged run has a row and empty lists."""
+    """Return everything that the page shows of a run. A damaged run has a row and empty lists."""
     with opened.lock:
         view = opened.refresh()
         state, config = view.state, view.config
@@ -153,7 +150,6 @@ def _attempts(state: RunState, config: Config | None) -> list[dict[str, Any]]:
 
 
 def _nodes(attempt: AttemptState | None) -> list[dict[str, Any]]:
-    """Return the nodes of the newest attempt, and those that it was not to use."""
     if attempt is None:
         return []
     running = "training" if attempt.ended_unix_s is None else "released"
@@ -182,7 +178,6 @@ def _evaluations(state: RunState) -> list[dict[str, Any]]:
 
 
 def _evaluation_queue(view: RunView) -> list[str]:
-    """Return lines about milestones that wait, and about the pace of evaluation while a driver lives."""
     if view.config is None or not view.state.milestones or view.state.evaluates:
         return []
     queue = evaluation_queue(view.state, view.config, time.time())
@@ -224,7 +219,7 @@ def _warnings(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 
 def _goodput(opened: OpenRun, view: RunView, events: list[Event]) -> dict[str, Any] | None:
-    """Return the run's goodput; that of a long run, which takes seconds, is up to ten times as old."""
+    """Return the run's goodput. It takes seconds for a long run, so it is recomputed only after ten times as long."""
     if view.config is None or not view.state.attempts or view.status == "damaged":
         return None
     kept, now_s = opened.goodput, time.monotonic()
@@ -241,9 +236,9 @@ def _goodput(opened: OpenRun, view: RunView, events: list[Event]) -> dict[str, A
 
 
 DEFAULT_LINES, MOST_LINES = 300, 5000
-#: Most bytes that are read from the end of a file; a rank's lines are among those of its node.
+#: Maximum bytes read from the end of a file; a rank's lines are among those of its node.
 _MOST_BYTES = 8 << 20
-#: Logs that are listed, the newest attempt's first. A run of thousands of nodes has more.
+#: Maximum number of listed logs, the newest attempt's first. A run of thousands of nodes has more.
 MOST_FILES = 500
 
 
@@ -258,14 +253,13 @@ def log_tail(
     """Return the logs of a run, and the last lines of one.
 
     Args:
-        run: the run directory.
-        name: of the log, one of ``files``; None: the training's in the newest attempt, or else the newest one.
+        name: one of ``files``; None: the training log of the newest attempt, or else the newest log.
         attempt: list only the logs of this attempt; None: all.
         rank: return only the lines of this process, without the words that name it.
-        lines: at most this many.
+        lines: maximum number of lines.
 
     Raises:
-        ConfigError: there is no such log, or too many lines are asked for.
+        ConfigError: there is no such log, or ``lines`` is too large.
         DamagedFileError: it can't be read.
     """
     if not 1 <= lines <= MOST_LINES:
@@ -284,7 +278,6 @@ def log_tail(
 
 
 def _logs(run: RunPaths, attempt: int | None) -> Iterator[tuple[str, int]]:
-    """Yield name and bytes of each log below the run's own folder, the newest attempt's first; no links."""
     top = run.root / "logs"
     folders = sorted(os.walk(top, followlinks=False), key=lambda found: found[0], reverse=True)
     for folder, _, names in folders:

@@ -1,19 +1,15 @@
-"""The rows of all runs of a folder, kept in memory and refreshed by the sizes and times of files.
+"""The rows of all runs of a folder, kept in memory and refreshed when sizes or times of files change.
 
 ``poll`` looks at running and followed runs each time, at new ones when the folder has changed, and at all others every
 few seconds. 5,000 unchanged runs cost a few calls of ``stat`` each. Runs that the index of `hlatctl runs` doesn't know
 are read a few at a time, so that the first answer doesn't wait for them.
 
-One run that is kept open: its state, followed through its journal, and which steps have changed.
+An open run is followed through its journal: only new bytes are read. A journal that was replaced, cut or removed is
+read again from the beginning. Memory: the newest 65,536 steps (8 MiB) and the folded attempts and milestones.
 
-Only new bytes of the journal are read. A journal that was replaced, cut or removed is read again from the beginning.
-Memory: the newest 65,536 steps (8 MiB) and what the fold keeps of attempts and milestones.
-
-How evenly the processes of a run work: a heat map of their times, from the ``rank_times`` events of rank 0.
-
-Every 20 steps there is one, with the least, the median and the largest time, and the rank that took longest. Journals
-of older releases have the times of all ranks. A run of 2 M steps has 100,000 events; they are read once and kept as
-columns of 5 MB, and then only the new ones are read.
+The heat map of a run shows how evenly its processes work, from the ``rank_times`` events of rank 0. There is one event
+every 20 steps, with the least, the median and the largest time, and the slowest rank. A run of 2 M steps has 100,000
+events; they are read once and kept as columns of 5 MB.
 """
 
 from __future__ import annotations
@@ -58,7 +54,7 @@ if TYPE_CHECKING:
     from conf.schema import Config
 
 
-#: Most rows of a heat map: the ranks that were slowest most often.
+#: Maximum rows of a heat map: the ranks that were slowest most often.
 MOST_RANKS = 64
 DEFAULT_POINTS = 60
 _KINDS = (b'"rank_times"', b'"train_started"')
@@ -66,11 +62,7 @@ _KINDS = (b'"rank_times"', b'"train_started"')
 
 @dataclass
 class RankTimes:
-    """The windows of a run that count, in order of steps. One thread at a time uses it.
-
-    Args:
-        run: the run directory.
-    """
+    """The windows of a run that count, in order of steps. One thread at a time uses it."""
 
     run: RunPaths
     _windows: list[tuple[int, float, float, float, int, str]] = field(default_factory=list)
@@ -151,14 +143,14 @@ def _may_matter(line: bytes) -> bool:
     return any(kind in line for kind in _KINDS)
 
 
-#: Changes of the steps that are remembered. Who asks for an older one gets all steps.
+#: Number of remembered changes of the steps. A request for an older one gets all steps.
 _CHANGES_KEPT = 1000
 _MANY = ("step", "rank_times")
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A figure that is slow to compute: of which version it is, and until when it is good enough."""
+    """A figure that is slow to compute, with its version and expiry time."""
 
     version: int
     until_s: float
@@ -186,7 +178,7 @@ class OpenRun:
         self._rank_times: RankTimes | None = None
 
     def refresh(self) -> RunView:
-        """Read what is new, and return the run as it is now. A run that can't be read has status ``damaged``."""
+        """Read new data and return the run's current state. A run that can't be read has status ``damaged``."""
         with self.lock:
             try:
                 if self._tail is None or self._is_replaced(self._tail):
@@ -199,7 +191,7 @@ class OpenRun:
             return self._view()
 
     def refresh_unless_busy(self) -> RunView | None:
-        """Return the same, or None while another thread reads the run, which takes a minute for a very long one."""
+        """Return :meth:`refresh`, or None while another thread reads the run, which takes a minute for a long one."""
         if not self.lock.acquire(blocking=False):
             return None
         try:
@@ -216,9 +208,9 @@ class OpenRun:
 
     @property
     def events(self) -> list[Event]:
-        """The journal's events, as far as it was read, except steps and ``rank_times``: a run has millions.
+        """The journal's events read so far, except steps and ``rank_times``, of which a run has millions.
 
-        The first call reads the whole journal, at about 1 GB/s; later ones read only what is new.
+        The first call reads the whole journal, at about 1 GB/s; later ones read only new bytes.
 
         Raises:
             StorageError: a file of the journal can't be read.
@@ -269,7 +261,6 @@ class OpenRun:
             self._changes.append((self.version, self._first_changed(before, after)))
 
     def _first_changed(self, before: list[list[int]], after: list[list[int]]) -> int:
-        """Return the first step that differs between two lists of rows that count."""
         row, steps = first_new_row(before, after), self.state.steps
         return steps.newest + 1 if row is None else int(steps.rows.at("step", row))
 
@@ -281,7 +272,6 @@ class OpenRun:
         return RunView(self.run, self.state, status, pid, self.config, self.problem, elsewhere)
 
     def _is_replaced(self, tail: JournalTail) -> bool:
-        """Return whether a file that was read is gone, another one, or shorter than before."""
         now, before = _inodes(self.run), self._inodes
         self._inodes = now
         if any(now.get(name) != inode for name, inode in before.items()):
@@ -315,7 +305,6 @@ def _inodes(run: RunPaths) -> dict[str, int]:
 
 
 def _config_stat(run: RunPaths) -> tuple[int, ...]:
-    """Return what changes with the file of the configuration; empty if there is none."""
     with suppress(OSError):
         status = os.stat(run.config)
         return status.st_ino, status.st_size, status.st_mtime_ns
@@ -329,9 +318,9 @@ def _size(run: RunPaths, stem: str) -> int:
         return 0
 
 
-#: Least time between two looks at all runs; a look may take a twentieth of the time.
+#: Minimum time between two scans of all runs; scans may take a twentieth of the time.
 SCAN_S, _SCAN_SHARE = 5.0, 20
-#: Most time that one poll reads runs that are new to it.
+#: Maximum time that one poll spends reading new runs.
 _READ_S = 0.5
 #: Runs that are kept open: running ones, and those that a page shows.
 _MOST_OPEN = 32
@@ -340,8 +329,6 @@ JsonRow = dict[str, Any]
 
 @dataclass
 class _Known:
-    """A run: its row, the revision that changed it, and the files that the row was made from."""
-
     run: RunPaths
     row: JsonRow
     revision: int
@@ -353,7 +340,7 @@ class LiveIndex:
     """The runs of a folder. One thread polls; others read.
 
     Args:
-        runs_dir: may not exist yet.
+        runs_dir: runs folder, which may not exist yet.
     """
 
     def __init__(self, runs_dir: Path) -> None:
@@ -420,10 +407,10 @@ class LiveIndex:
         return opened
 
     def poll(self, followed: Iterable[str] = ()) -> bool:
-        """Look at what may have changed; returns whether a row has.
+        """Check everything that may have changed; return whether a row has.
 
         Args:
-            followed: ids of runs to look at besides the running ones.
+            followed: ids of runs to check in addition to the running ones.
         """
         began_s, before = time.monotonic(), self.revision
         is_scan = began_s >= self._next_scan_s
@@ -442,7 +429,6 @@ class LiveIndex:
         return self.revision != before
 
     def _list(self, *, force: bool) -> None:
-        """List the folder if it has changed, and drop the runs that are gone."""
         if self._stored is None:
             self._stored = read_index(self.runs_dir)
         mtime_ns = -1
@@ -467,7 +453,7 @@ class LiveIndex:
         return bool(self._stored) and run.run_id in (self._stored or {})
 
     def _read_late(self, late: list[RunPaths]) -> None:
-        """Read runs that no index knows, the newest first, and keep the index when all are read."""
+        """Read runs that are in no index, the newest first, and write the index when all are read."""
         deadline_s, was_complete = time.monotonic() + _READ_S, self.complete
         for run in reversed(late):
             self._look(run)
@@ -484,7 +470,6 @@ class LiveIndex:
         self._stored = {}
 
     def _look(self, run: RunPaths) -> JsonRow:
-        """Return the row of a run, made again if its files have changed."""
         now, known = files_of(run), self._known.get(run.run_id)
         stored = (self._stored or {}).get(run.run_id) if known is None else known.entry
         if stored and now is not None and stored.files == now:
@@ -501,7 +486,7 @@ class LiveIndex:
         try:
             view = view or view_run(run)
             return self._keep(run, json_row(row_of(view), view), now, entry_of(view, now))
-        except Exception as error:  # one run that nobody foresaw must not hide the others
+        except Exception as error:  # an unforeseen failure of one run must not hide the others
             problem = f"can't be shown ({type(error).__name__}: {error})"
             row = dataclasses.replace(_EMPTY, run_id=run.run_id, path=str(run.root), problem=problem)
             return self._keep(run, json_row(row), now, None)
@@ -534,7 +519,7 @@ class LiveIndex:
 
 
 def json_row(row: Row, view: RunView | None = None) -> JsonRow:
-    """Return a row as JSON, with what `hlatctl watch` shows of a run that is running."""
+    """Return a row as JSON, with the fields of `hlatctl watch` for a running run."""
     live = live_row(view) if view else None
     used = view.state.used.get("mfu") if view else None
     return {
@@ -556,7 +541,7 @@ def _known(value: float | str | None) -> float | None:
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-#: A row of which nothing is known.
+#: A row without known values.
 _EMPTY = Row(
     run_id="",
     status="damaged",

@@ -1,7 +1,7 @@
-"""The items of a task on the page: those of a milestone, and the flips since another one, page by page.
+"""The items of a task on the live page, page by page: those of a milestone, and those that changed since another one.
 
-Two passes over a Parquet file: the first reads only the values of all items, the second stops at the page's last item.
-So memory is that of one page, and of a number for each item.
+A Parquet file is read twice: the first pass reads only the values of all items, the second stops at the page's last
+item. So memory is that of one page and one number for each item.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ _TEXTS = ("item", "filter", "prompt", "target", "answer", "result")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is asked for.
+    """A request for items.
 
     Args:
-        task: its name.
-        tokens: the milestone.
-        since: the milestone that it is compared with; None: with none.
+        tokens: tokens of the milestone.
+        since: tokens of the milestone to compare with; None: no comparison.
         shown: one of ``SHOWN``.
         offset, count: first item and number of items.
     """
@@ -56,10 +55,10 @@ def files(run: RunPaths, milestones: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def page(run: RunPaths, request: Request) -> dict[str, Any]:
-    """Return the wanted items of a task, and how many there are.
+    """Return the requested items of a task, and their number.
 
     Raises:
-        ConfigError: there is no such task, or the request makes no sense.
+        ConfigError: there is no such task, or the request is invalid.
         EvaluationError: a file is damaged.
     """
     _check(request)
@@ -92,7 +91,6 @@ def _is_wanted(shown: str, value: float, before: float | None) -> bool:
 
 
 def _values(path: Path, run: RunPaths, first: str) -> tuple[str, dict[_Key, float]]:
-    """Return the metric that says whether items are right, and its value of each; ``first`` is that of the score."""
     metric, found = "", {}
     for key, row in _keyed(item_file.rows(path, run, ("item", "filter", "metrics"))):
         values = dict(row["metrics"])
@@ -103,7 +101,6 @@ def _values(path: Path, run: RunPaths, first: str) -> tuple[str, dict[_Key, floa
 
 
 def _items(path: Path, run: RunPaths, wanted: list[_Key], metric: str) -> dict[_Key, dict[str, Any]]:
-    """Return the wanted items that a file has; reading ends with the last of them."""
     left = set(wanted)
     matching = ((key, row) for key, row in _keyed(item_file.rows(path, run)) if key in left)
     return {key: _item(row, metric) for key, row in islice(matching, len(left))}
