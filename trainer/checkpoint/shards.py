@@ -443,7 +443,6 @@ def save_tensors(tensors: Mapping[str, Tensor], folder: Path, *, number: int = 1
     Raises:
         StorageError: it can't be written.
     """
-
     chunks = chunks_to_write(tensors)
     if not chunks:
         return None
@@ -463,7 +462,6 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path, index: ShardIndex 
     Raises:
         CheckpointError: a tensor is missing, has another shape, or can't be read.
     """
-
     index = index or read_index(folder)
     reads: dict[str, list[_Read]] = {}
     with _damage_of(folder):
@@ -490,7 +488,6 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path, index: ShardIndex 
 def describe_tensors(folder: Path) -> dict[str, Tensor]:
     """Return every tensor of a folder by name, without values (on the meta device)."""
     import torch
-
 
     with _damage_of(folder):
         return {
@@ -528,7 +525,6 @@ def _overlaps(chunk: Chunk, stored: list[tuple[str, StoredChunk]]) -> Iterator[t
 def _read(file: BinaryIO, read: _Read) -> None:
     """Read whole rows of a block, directly into the target where its memory has the same form."""
     import torch
-
 
     dtype, row_shape = DTYPES[read.block.dtype], read.block.sizes[1:]
     shape = [read.rows.stop - read.rows.start, *row_shape] if read.block.sizes else []
