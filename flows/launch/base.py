@@ -136,7 +136,6 @@ class Status:
         reason: the scheduler's reason for the wait or for the end.
         expected_start_unix_s: when the scheduler expects to start a queued job.
         verdict: how the job ended, in the scheduler's view.
-        hosts: the hosts of the job.
         blamed_hosts: those that failed first.
     """
 

@@ -47,7 +47,6 @@ def serve(runs_dir: Path, options: Options, on_ready: Callable[[str, str], None]
 
     Args:
         runs_dir: the folder of the runs to show; created if it doesn't exist.
-        options: what to serve.
         on_ready: called once with the page's link, and with ``USER:PASSWORD`` for the pages of Prefect and MLflow;
             empty if these are not started.
         say: called when a server answers, or has ended.

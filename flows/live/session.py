@@ -47,7 +47,6 @@ class Session:
     """Passes requests to an app if they have the token, and adds headers that restrict the page.
 
     Args:
-        app: answers the requests.
         token: see ``flows.live.session``.
         port: of the server. Cookies of all ports of a host are shared, so the cookie's name has it.
         allow_control: whether POST requests are allowed.

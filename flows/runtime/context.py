@@ -64,10 +64,8 @@ class FlowContext:
     """The context of one flow. Several threads may use its journal and its state.
 
     Args:
-        run: the run directory.
         config: the run's configuration, or another one in its place.
         launcher: starts its jobs.
-        observer: shows its progress.
         writer: of the journal; each flow of a run has its own.
         heeds_stop: a request to stop the run ends this flow's jobs.
         world: the simulated cluster of a dry run; None in a real run.
@@ -302,7 +300,6 @@ def make_job(
     all training processes, and may run beside other work: its threads don't spin, and the user's settings decide.
 
     Args:
-        config: the run's configuration.
         run: the run directory, which need not exist.
         name: of the job and its files.
         argv: the arguments of ``python``, such as ``-m``, ``trainer.convert.export``, ….

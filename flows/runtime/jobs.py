@@ -32,8 +32,6 @@ class JobWatch:
     Launchers without a queue report neither ``queued`` nor hosts: then there is nothing to journal.
 
     Args:
-        ctx: of the flow.
-        name: of the job.
         title: the job's name in messages.
         started: an earlier driver has journalled that it started.
     """
@@ -259,7 +257,6 @@ def job_error(job: Job, status: Status, *, more_oom_kills: bool = False) -> Hlat
     """Return the error that a failed job left, or else one that names its exception.
 
     Args:
-        job: the job.
         status: how it ended.
         more_oom_kills: the kernel has killed a process meanwhile because memory ran out.
     """
@@ -313,7 +310,6 @@ def alone(ctx: FlowContext, folder: Path, what: str) -> Iterator[None]:
     The block must look for the result first, because another run may have made it meanwhile.
 
     Args:
-        ctx: of the run.
         folder: that all runs share.
         what: the work, for the message.
 

@@ -44,7 +44,6 @@ class DriverLog:
     """Appends lines to the driver's log. A log that can't be written, as on a full disk, is no failure.
 
     Args:
-        path: of the file.
         now_unix_s: the clock of its times.
     """
 

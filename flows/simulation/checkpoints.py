@@ -38,7 +38,6 @@ class Kept:
 
     Args:
         run: its directory, which is looked at once: nothing else writes checkpoints there.
-        config: of the run.
     """
 
     def __init__(self, run: RunPaths, config: Config) -> None:

@@ -70,8 +70,6 @@ class Process:
     """A running script.
 
     Args:
-        clock: the virtual clock.
-        script: what it does.
         ended: takes its exit code.
     """
 
@@ -89,7 +87,7 @@ class Process:
             self._advance(lambda: self._script.throw(fault))
 
     def kill(self) -> None:
-        """End it at once, as by SIGKILL."""
+        """End it immediately, as by SIGKILL."""
         if self.alive:
             self._script.close()
             self._end(KILLED)
@@ -702,7 +700,6 @@ class MockLauncher:
     """Simulates jobs instead of running them.
 
     Args:
-        config: of the run.
         world: the simulated cluster; None: jobs can't be submitted.
     """
 

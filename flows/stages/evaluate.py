@@ -51,7 +51,6 @@ def model_folder(run: RunPaths, milestone_tokens: int, own: str) -> Path:
     """Return the folder to which a milestone is exported.
 
     Args:
-        run: the run directory.
         milestone_tokens: of the milestone.
         own: what keeps the models of two flows apart, which may evaluate the same milestone.
     """

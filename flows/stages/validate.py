@@ -60,7 +60,6 @@ def check(config: Config, *, begun: bool = False) -> None:
     """Check a configuration and the files that it names; of a dry run only the configuration.
 
     Args:
-        config: of a run.
         begun: the run has a checkpoint, so it doesn't need its initial weights.
 
     Raises:
@@ -203,7 +202,6 @@ def refuse_simulation(config: Config, *, hint: str, done: str = "trained") -> No
     """Refuse a configuration that can only be simulated, unless a dry run was asked for.
 
     Args:
-        config: the composed configuration.
         hint: what to do instead.
         done: the work that would not be done.
 

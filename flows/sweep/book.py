@@ -26,9 +26,6 @@ from hlatctl.run.sweep import ENDED, SweepState, TrialState, apply, fold
 class Book:
     """A sweep's journal, opened for writing.
 
-    Args:
-        sweep: its directory.
-
     Raises:
         ConfigError: ``sweep.yaml`` is damaged.
         RunBusyError: another process writes the journal.
@@ -128,7 +125,6 @@ class Book:
         """Journal a trial's end.
 
         Args:
-            number: of the trial.
             outcome: ``finished``, ``pruned``, ``diverged`` or ``failed``.
             why: the reason, if it has not finished.
             fields: further fields of the event; the defaults are zeros.
@@ -151,7 +147,6 @@ def request_stop(sweep: SweepPaths, *, by: str, wait_s: float) -> SweepState:
     directly; when the sweep is resumed, they continue.
 
     Args:
-        sweep: its directory.
         by: the name of the requester; written to the journals.
         wait_s: seconds to wait for the driver to end.
 

@@ -92,7 +92,6 @@ def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> Plan:
     """Predict what a sweep takes.
 
     Args:
-        space: of the sweep.
         arms: the configuration of each known arm; a single one represents all arms if they are drawn later.
         runs_dir: the folder of the earlier runs.
     """
@@ -207,7 +206,6 @@ def make(prepared: Prepared, *, sweep_id: str | None, argv: list[str]) -> SweepP
     """Create a sweep's directory.
 
     Args:
-        prepared: the sweep.
         sweep_id: None: made from the experiment's name and the time.
         argv: the command line.
 

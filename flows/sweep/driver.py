@@ -58,7 +58,6 @@ class Trial:
 
     Args:
         run: its directory, which may not exist yet.
-        config: of the run.
         of: its place in the sweep.
         argv: the sweep's command line, for provenance.
         player: runs the simulation in a dry run; None: the trial gets a driver process.
@@ -211,7 +210,6 @@ def drive(sweep: SweepPaths, say: Callable[[str], None]) -> SweepState:
     """Drive a sweep to its end; start or resume it.
 
     Args:
-        sweep: its directory.
         say: called with each message for the user.
 
     Raises:
@@ -235,7 +233,6 @@ class _Driver:
     """The process that drives a sweep.
 
     Args:
-        book: of the sweep.
         say: as for :func:`drive`.
         player: runs the simulated trials of a dry run.
     """

@@ -44,7 +44,6 @@ class Study:
     """The trials of a sweep as Optuna sees them, by the same numbers.
 
     Args:
-        space: the search space.
         state: the sweep's; its trials become the study's.
         minimize: less is better.
         seed: for drawing arms.
@@ -223,7 +222,6 @@ class Objective:
         """Return the numbers of tokens at which runs are compared; at the last one the value is final.
 
         Args:
-            config: of the run.
             parts: number of rungs of the training loss; scores have one rung per milestone.
         """
         last = self.at_tokens or config.total_tokens

@@ -65,7 +65,6 @@ def conclude_sweep(sweep: SweepPaths, config: Config, say: Callable[[str], None]
     """Copy a sweep's numbers to its MLflow run, within ``tracking.final_sync_timeout_s``.
 
     Args:
-        sweep: its directory.
         config: of its trials.
         say: called with a message if it fails.
     """

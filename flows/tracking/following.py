@@ -26,7 +26,6 @@ def follow(
         copy_new: copies new entries; returns how many. Raises StorageError if the service doesn't answer, and
             RunBusyError if another process is copying.
         say: called when the service stops answering, and when it answers again.
-        title: the service.
         what: the same, as ``tracking_lost`` names it.
         poll_s: between two copies; longer after failures.
 

@@ -25,7 +25,6 @@ def in_mlflow(run: RunPaths, server: str | None) -> str | None:
     """Return the address of a run's charts on the MLflow that it was copied to.
 
     Args:
-        run: the run.
         server: address of the server that shows the database of the runs folder, or of one of its pages; None: it
             doesn't run.
 

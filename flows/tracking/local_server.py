@@ -104,8 +104,6 @@ class Gate:
     The connection of a request without the password is closed after the answer (``flows.tracking.connections``).
 
     Args:
-        app: answers the requests.
-        port: of the server.
         auth: ``USER:PASSWORD``; None: the app has another secret.
         health: a path that needs no password.
         app_checks: the app refuses requests without the password itself, where it needs one.

@@ -164,8 +164,6 @@ class SystemMetrics:
     """Measures this machine while a run trains on it.
 
     Args:
-        run: its directory.
-        config: its configuration.
         say: called if they are wanted and can't be measured.
     """
 

@@ -385,7 +385,6 @@ def eval_rows(event: Event, own_contract: str = "", shift_s: float = 0.0) -> lis
     """Return the rows of an ``eval_finished`` event, by step and by milestone tokens.
 
     Args:
-        event: the event.
         own_contract: the run's contract; scores under another contract get separate metrics.
         shift_s: see ``Cursor``.
     """
@@ -399,14 +398,7 @@ def eval_rows(event: Event, own_contract: str = "", shift_s: float = 0.0) -> lis
 
 
 class MirrorRun:
-    """Copies one run to one MLflow.
-
-    Args:
-        run: the run directory.
-        config: its configuration.
-        client: MLflow.
-        uri: MLflow's address.
-    """
+    """Copies one run to one MLflow."""
 
     def __init__(self, run: RunPaths, config: Config, client: MlflowClient, uri: str) -> None:
         self._run, self._config, self._client = run, config, client

@@ -34,7 +34,6 @@ def trial_tags(client: MlflowClient, experiment_id: str, runs_dir: Path, created
     """Return the tags that make a run a child of its sweep's run; none if the run is no trial.
 
     Args:
-        client: MLflow.
         experiment_id: the experiment of the run.
         runs_dir: contains the run and the sweep.
         created: the run's ``run_created`` event.

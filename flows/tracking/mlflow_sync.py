@@ -37,7 +37,6 @@ def sync(run: RunPaths, say: Callable[[str], None] = _silent) -> int:
     """Copy new journal entries of a run to MLflow; returns the number of events copied.
 
     Args:
-        run: the run.
         say: called with the progress of a long copy.
 
     Raises:

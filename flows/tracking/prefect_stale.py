@@ -31,7 +31,6 @@ def mark_crashed(runs_dir: Path, say: Callable[[str], None], own_lock: Path | No
     """Mark flow runs of a runs folder whose process has died. Prefect must be configured.
 
     Args:
-        runs_dir: the folder.
         say: called for each such flow run, and if the API doesn't answer.
         own_lock: held by this process, which has no flow run yet; a flow run that names it is of an earlier process.
     """

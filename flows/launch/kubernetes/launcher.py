@@ -66,11 +66,7 @@ Object = dict[str, Any]
 
 
 class KubernetesLauncher:
-    """Starts jobs on a Kubernetes cluster.
-
-    Args:
-        cluster: as the configuration says.
-    """
+    """Starts jobs on a Kubernetes cluster."""
 
     name = "kubernetes"
     weighs_jobs = False

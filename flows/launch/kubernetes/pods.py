@@ -41,7 +41,6 @@ class Pod:
     """One pod of a job.
 
     Args:
-        name: of the pod.
         rank: of its node in the job.
         host: name of its node; empty as long as it has none.
         phase: in the cluster's words.
@@ -49,7 +48,6 @@ class Pod:
         verdict: how it ended, in the cluster's view.
         deleting: it was asked to end.
         started: its program ran, or runs.
-        exit_code: of its program.
     """
 
     name: str
@@ -134,7 +132,6 @@ class Seen:
 
     Args:
         work: the Job; None: there is none.
-        pods: of the job.
         lost: those on nodes that don't answer, after the cluster has asked them to end.
         gone: those that were there before and said why they were ended.
     """

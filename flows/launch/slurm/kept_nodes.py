@@ -163,12 +163,7 @@ _TAKES_S = 30.0
 
 
 class KeptNodes:
-    """Gets, uses and gives back the nodes of runs.
-
-    Args:
-        cluster: as the configuration says.
-        queue: of the scheduler's jobs.
-    """
+    """Gets, uses and gives back the nodes of runs."""
 
     def __init__(self, cluster: ClusterConfig, queue: Queue) -> None:
         self._cluster, self._queue = cluster, queue

@@ -61,11 +61,7 @@ _UNUSABLE = ("down", "drain", "fail", "unk", "inval", "maint", "power", "reboot"
 
 
 class SlurmLauncher:
-    """Starts jobs on a Slurm cluster.
-
-    Args:
-        cluster: as the configuration says.
-    """
+    """Starts jobs on a Slurm cluster."""
 
     name = "slurm"
     weighs_jobs = False

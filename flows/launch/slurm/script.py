@@ -48,7 +48,6 @@ def container(job: Job, settings: ContainerConfig, names: list[str]) -> Containe
 
     Args:
         job: to run inside. The runs folder is mounted: without it no job can work.
-        settings: of the cluster.
         names: of the job's variables. They win over those of the image.
 
     Raises:
@@ -161,7 +160,6 @@ def allocation_script(job: Job, cluster: ClusterConfig, folder: Path) -> str:
     Args:
         job: with the hosts that it must not use.
         cluster: with the number of nodes, and of spare ones.
-        folder: of the allocation.
 
     Raises:
         ConfigError: an option can't be written into a script.

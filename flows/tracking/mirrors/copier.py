@@ -98,9 +98,6 @@ class Copier:
     After an error it must be closed and replaced by another one, which continues from the cursor.
 
     Args:
-        run: the run directory.
-        config: its configuration.
-        name: of the mirror.
         target: where it is; see :class:`Cursor`.
         open_mirror: opens it.
     """

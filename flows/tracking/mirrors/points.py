@@ -75,7 +75,6 @@ def scores(event: Event, own_contract: str, shift_s: float) -> Scores:
     """Return what mirrors get of an ``eval_finished`` event.
 
     Args:
-        event: the event.
         own_contract: the run's contract; empty if it is not known.
         shift_s: added to its time.
     """

@@ -34,7 +34,6 @@ def sync(run: RunPaths, name: MirrorName) -> int:
     """Copy new journal entries of a run to a mirror; returns the number of entries copied.
 
     Args:
-        run: the run.
         name: of the mirror; the run's configuration need not contain it.
 
     Raises:
@@ -55,7 +54,6 @@ def follow(run: RunPaths, name: MirrorName, say: Callable[[str], None]) -> None:
 
     Args:
         run: the run; its flow journals ``head_started`` before it starts a follower.
-        name: of the mirror.
         say: called when the mirror stops taking entries, and when it takes them again.
 
     Raises:

@@ -47,7 +47,6 @@ class EventFiles:
     """The event files of one run; see :class:`flows.tracking.mirrors.base.Mirror`.
 
     Args:
-        about: the run.
         kept: size of each file.
         last_step: newest step in them, if they have these sizes.
     """
@@ -136,7 +135,6 @@ class _EventFile:
     """One event file, continued at a size; what is behind it is cut off.
 
     Args:
-        path: of the file.
         size: in bytes.
         time_unix_s: of its first event.
     """

@@ -37,7 +37,6 @@ class Run:
     """One run at W&B; see :class:`flows.tracking.mirrors.base.Mirror`.
 
     Args:
-        about: the run.
         tracking: entity, project and mode.
         last_step: newest step copied so far, for offline files: only W&B itself knows what it has.
 

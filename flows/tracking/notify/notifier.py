@@ -217,8 +217,6 @@ class Notifier:
     """Sends a run's messages. Hold :func:`only_notifier`.
 
     Args:
-        run: the run directory.
-        config: the run's configuration.
         send: sends a message to an entry of ``notify.urls``; returns why it failed, or nothing.
         now_unix_s: the clock.
     """

@@ -26,7 +26,6 @@ def send(entry: str, message: Message, *, timeout_s: float = TIMEOUT_S) -> str:
 
     Args:
         entry: of ``notify.urls``.
-        message: to send.
         timeout_s: after which it is given up.
 
     Returns:
