@@ -30,7 +30,7 @@ class Options:
     """What `hlatctl ui` serves.
 
     Args:
-        port, prefect_port, mlflow_port: on loopback; port 0 is any free one.
+        port, prefect_port, mlflow_port: ports on loopback; 0: any free one.
         page_only: start neither Prefect's nor MLflow's server.
         allow_control: the page may stop and resume runs.
     """
@@ -70,7 +70,7 @@ def serve(runs_dir: Path, options: Options, on_ready: Callable[[str, str], None]
         stopped = stack.enter_context(ui.stop_signal())
         behind = stack.enter_context(ui.behind(runs_dir, listeners)) if listeners else None
         port = int(listener.getsockname()[1])
-        # The socket listens already: a browser that is quicker than the imports below waits for them.
+        # The socket already listens: a browser that is quicker than the imports below waits for them.
         on_ready(f"http://{HOST}:{port}/?token={token}", behind.auth if behind else "")
         _serve(runs_dir, options, listener, token, behind, stopped, say)
 
@@ -101,7 +101,7 @@ def _serve(
 
 
 def _states(behind: ui.Servers | None) -> Callable[[], dict[str, Any]]:
-    """Return what tells the states of the servers, with the user and the password of those that are up."""
+    """Return a function that returns the servers' states, with the user and password of those that are up."""
 
     def states() -> dict[str, Any]:
         found = behind.states() if behind else dict.fromkeys(ui.NAMES, ui.OFF)
@@ -130,7 +130,7 @@ def _logged(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _serving(app: Any, listener: socket.socket, watcher: Watcher) -> Iterator[None]:
-    """Answer requests in a thread of its own; the main thread has the signals."""
+    """Answer requests in a separate thread, because the main thread handles signals."""
     import uvicorn
 
     from flows.tracking.connections import BACKLOG, Connection
