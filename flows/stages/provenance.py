@@ -1,4 +1,4 @@
-"""Provenance: write the run's code, configuration and environment before any work."""
+"""Provenance: record the run's code, configuration and environment before any work."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ Object = dict[str, Any]
 
 
 def object_name(launch_dir: str, name: str) -> str:
-    """Return a job's name in the cluster: run, attempt and job for a reader, and a digest of its place on the storage."""
+    """Return a job's name in the cluster: run, attempt and job for a reader, and a digest of its place on disk."""
     place = f"{launch_dir}/{name}"
     digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:_DIGEST_CHARACTERS]
     folder = Path(launch_dir)
