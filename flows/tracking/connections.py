@@ -47,7 +47,7 @@ class Connection(H11Protocol):
 
     @property
     def _is_gone(self) -> bool:
-        """Return whether it needs no open file any more, or only for a moment."""
+        """Whether it needs no open file any more, or only for a moment."""
         return self.transport.is_closing() and not self.transport.get_write_buffer_size()
 
     @property

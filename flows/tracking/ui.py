@@ -105,7 +105,7 @@ class Servers:
         return {**dict.fromkeys(NAMES, OFF), **{one.server.name: one.as_json() for one in self._started}}
 
     def look(self) -> list[str]:
-        """Update the servers' states, tell this user's flows which ones answer, and return what has changed in words."""
+        """Update the servers' states, tell this user's flows which ones answer, and return what changed in words."""
         news = [text for one in self._started if (text := _look_at(one))]
         urls = {one.server.name: one.server.url for one in self._started if one.state == "up"}
         if urls != self._told:
