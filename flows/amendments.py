@@ -172,7 +172,6 @@ def _check_keys(run: RunPaths, state: RunState, changes: Changes, overrides: Seq
 
 
 def _instead(run: RunPaths, state: RunState, key: str, overrides: Sequence[str]) -> str:
-    """Return the command to use instead, for a key that an amendment can't change."""
     if key == "data.skip_steps":
         return f"`hlatctl data skip {run.run_id} --steps N`"
     if key.startswith("fork."):
@@ -256,7 +255,6 @@ def _check_like_new(run: RunPaths, before: Config, after: Config, changes: Chang
 
 
 def _check_contract(run: RunPaths, config: Config) -> None:
-    """Refuse settings that would make the run's later scores incomparable with its earlier ones."""
     if is_mock(config):
         return
     try:

@@ -52,7 +52,6 @@ def check_cluster(config: Config) -> Iterator[Check]:
 
 
 def _scheduler(config: Config, settings: dict[str, str]) -> Iterator[Check]:
-    """Yield the checks that need the scheduler's answer, and add its settings to ``settings``."""
     command = "scontrol ping"
     try:
         lines = slurm("scontrol", "show", "config").splitlines()
@@ -84,7 +83,6 @@ def _partition(config: Config) -> Check:
 
 
 def _shape(config: Config) -> Check:
-    """Check that a job of the configuration's shape can eventually start."""
     cluster = config.cluster
     try:
         check(cluster)
@@ -104,7 +102,6 @@ def _accounting(settings: dict[str, str]) -> Check:
 
 
 def _passed_on(settings: dict[str, str]) -> Check:
-    """Show whose limit of open files applies to jobs."""
     shows = "open files: jobs get the limit of "
     shows += "the shell that submits them" if _passes(settings, "NOFILE") else "the nodes' slurmd"
     return Check(
@@ -142,7 +139,6 @@ def _shared(folder: Path) -> Check:
 
 
 def _file_system(folder: Path) -> str:
-    """Return the type of a folder's file system; empty if the system does not show it."""
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -262,7 +258,6 @@ def _nodes(config: Config) -> Check:
 
 
 def _user(config: Config) -> Check:
-    """Check that pods can read and write run directories, which are owned by the driver's user."""
     name, run = "user of pods", Path(config.runs_dir) / "doctor"
     job = Job(name="doctor", run_dir=run, argv=(), launch_dir=run / "launch" / "attempt-0000", log_dir=run / "logs")
     try:

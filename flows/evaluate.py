@@ -285,7 +285,6 @@ def _finish(ctx: FlowContext, request: Request, outcome: str, message: str) -> N
 
 
 def _milestone_at(run: RunPaths, known: dict[int, int], at: int) -> int:
-    """Return the tokens of the milestone that ``--at`` names, which must have a checkpoint or an evaluation."""
     error = f"--at={count(at)}: {run.run_id} has no milestone of {at:,} tokens"
     tokens = find_milestone(at, known, error)
     step = known[tokens]

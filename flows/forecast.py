@@ -127,14 +127,11 @@ def _bare(config: Config, seed: int, folder: str) -> Config:
 
 
 class _BareCaller(pretrain.PlainCaller):
-    """Skips the stages whose results only people read."""
-
     def __init__(self, run: RunPaths, clock: Clock) -> None:
         super().__init__(clock)
         self._run = run
 
     def call(self, name: str, stage: Callable[[], Any]) -> Any:
-        """Call the stage, unless it is provenance or report."""
         if name == "provenance":
             files.write_json(self._run.provenance, {"simulated": True})
         elif name != "report":

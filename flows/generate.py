@@ -193,7 +193,6 @@ def opened(source: Source, *, needs_device: bool, say: Say) -> Iterator[Model]:
 
 
 def _model_of(source: Source, scratch: Path, say: Say) -> tuple[Path, dict[str, Any]]:
-    """Return the Hugging Face folder of a source, exported if it is a checkpoint, and its facts."""
     if source.run is None:
         assert source.folder is not None
         return source.folder, {"model": os.fspath(source.folder)}

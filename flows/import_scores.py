@@ -73,7 +73,6 @@ def _journal(run: RunPaths, run_id: str, source: Source, argv: list[str]) -> Non
 
 
 def _score(figure: dict[str, Any]) -> dict[str, Any]:
-    """Return a score in the form that evaluations record, with what the file says about the measurement."""
     always = ("metric", "value", "stderr", "n")
     return {key: value for key, value in figure.items() if key in always or value is not None}
 

@@ -136,7 +136,6 @@ def _check_steps(steps: int) -> None:
 
 
 def _check_training(run: RunPaths, config: Config, state: RunState, steps: int) -> int:
-    """Return the number of the attempt that is training now."""
     attempt = state.attempt
     if state.status == "finished":
         raise ConfigError(

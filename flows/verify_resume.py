@@ -135,7 +135,6 @@ def verify(
 
 
 def _segment(run: RunPaths, state: RunState, most: int, wanted: int | None) -> tuple[int, int, Steps]:
-    """Return a checkpoint's step, the attempt that trained the steps after it, and these steps."""
     steps, attempts, losses, norms = state.steps.columns("step", "attempt", "loss", "grad_norm")
     kept = checkpoint_steps(run)
     if wanted is not None and wanted not in kept:
@@ -218,7 +217,6 @@ def _losses(state: RunState) -> Steps:
 
 
 def _conditions(run: RunPaths, attempt: int, again: RunPaths) -> list[str]:
-    """Return the differences between this machine and that of the run's attempt."""
     before, now = _train_started(run, attempt), _train_started(again, 1)
     pairs = [(name, before.get(name), now.get(name)) for name in ("device", "world")]
     versions: Mapping[str, str] = {}

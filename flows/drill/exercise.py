@@ -32,8 +32,6 @@ _SMALL_DISK_REST_BYTES = 16 << 20
 
 @dataclasses.dataclass
 class _Trial:
-    """A fault, its outcome, and the steps of its run until the next fault."""
-
     fault: str
     arena: Arena
     first_step: int
@@ -108,7 +106,6 @@ class _Drill:
     say: Callable[[str], None]
 
     def inject(self, run: RunPaths, faults: Sequence[str], skipped: dict[str, str]) -> None:
-        """Inject the faults, compare with an undisturbed run, and journal the outcomes."""
         if self.config.tracking.enabled and not self._start_servers():
             skipped |= {name: "the servers did not start" for name in faults if FAULTS[name].skip is no_tracking}
         wanted = [name for name in FAULTS if name in faults and name not in skipped]

@@ -106,7 +106,6 @@ def _failed_by_themselves(hosts: Sequence[str], records: Sequence[NodeRecord]) -
 
 
 def _absent(hosts: Sequence[str], records: Sequence[NodeRecord]) -> tuple[str, ...]:
-    """Return the hosts without a record, if some hosts have one."""
     started = {record.host for record in records}
     return tuple(host for host in hosts if host not in started) if started else ()
 
@@ -147,7 +146,6 @@ def _record(base: Path, rank: int) -> NodeRecord | None:
 
 
 def _was_asked(base: Path, rank: int) -> bool:
-    """Return whether a node without a record of its end was asked to stop."""
     try:
         return bool(files.read_json(node.reserved(base, "exit_code", rank))["asked_to_stop"])
     except (OSError, *DAMAGED):

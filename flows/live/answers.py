@@ -245,7 +245,6 @@ def _whole(text: str | None, name: str) -> int | None:
 
 
 def _report(run: RunPaths) -> Path | None:
-    """Return the report's page; None if there is none, or if it is a link to outside the run."""
     path = run.report / "index.html"
     inside = path.is_file() and path.resolve().is_relative_to(run.root.resolve())
     return path if inside else None

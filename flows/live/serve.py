@@ -114,7 +114,6 @@ def _states(behind: ui.Servers | None) -> Callable[[], dict[str, Any]]:
 
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
-    """Write the errors of the web server to a file instead of the terminal."""
     handler, logger = logging.FileHandler(path, "w", encoding="utf-8"), logging.getLogger("uvicorn")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     before = logger.propagate

@@ -139,7 +139,6 @@ class Orders:
                 self._written, self._touched_s = order, now_s
 
     def _profile(self) -> dict[str, Any] | None:
-        """Return the profile that is requested from this attempt."""
         asked = self._ctx.state.open_profile
         if asked is None or asked.attempt != self._attempt.number:
             return None
@@ -190,6 +189,5 @@ def _last_of_each(overrides: Sequence[str]) -> list[str]:
 
 
 def _folders(argv: Sequence[str]) -> list[str]:
-    """Return a command line's options for configuration folders."""
     pairs = itertools.pairwise(argv)
     return [word for pair in pairs if pair[0] == "--config-dir" for word in pair]

@@ -326,7 +326,6 @@ class Training:
         return self._stopped("finished" if self._step >= self._config.total_steps else "amend")
 
     def _begin(self) -> Any:
-        """Wait for nodes, start, load."""
         wait_s = max(0.0, self._world.no_nodes_until_s - self._clock.now_unix_s())
         yield from self._pause(wait_s + self._settings.start_s)
         broken = self._world.broken_among(self._hosts)
@@ -390,14 +389,12 @@ class Training:
         return (self._first + self._config.total_steps) // 2 if shows else None
 
     def _next_event(self) -> int:
-        """Return the next step with an event of its own."""
         step = self._step
         if step == self._first:
             return step + 1
         return min((step // self._thinning + 1) * self._thinning, self._policy.next_save(step))
 
     def _catch_up(self, target: int, step_s: float, *, whole: bool = False) -> None:
-        """Journal the steps since the last event."""
         made = target - self._step if whole else int((self._clock.now_unix_s() - self._since_s) / step_s)
         if not made:
             return

@@ -126,7 +126,6 @@ def cache_env(config: Config, folder: Path) -> dict[str, str]:
 
 
 def _copy(config: Config) -> tuple[str, ...]:
-    """Return the arguments of ``python`` that copy the shared cache to a worker's own disk."""
     places = ("--from", os.fspath(shared_cache(config)), "--to", os.fspath(local_cache(config)))
     return ("-m", "trainer.cache", *places)
 

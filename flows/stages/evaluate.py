@@ -265,7 +265,6 @@ def _job(ctx: FlowContext, name: str, *argv: str) -> Job:
 
 
 def _yields(ctx: FlowContext, step: int) -> bool:
-    """Return whether an evaluation of this step's checkpoint could slow training."""
     attempt = ctx.state.attempt
     is_trained = step >= ctx.config.total_steps or (attempt is not None and attempt.cause == "finished")
     return not is_trained and (ctx.heeds_stop or driver_pid(ctx.run) not in (None, os.getpid()))
@@ -359,13 +358,11 @@ class Evaluations:
         end_staying(self._ctx)
 
     def _start(self) -> None:
-        """Start the evaluations that were held until training pauses."""
         for _ in range(self._held):
             self._futures.append(self._submit(self._next, most=self._ctx.config.eval.concurrent))
         self._held = 0
 
     def _next(self) -> tuple[str, Callable[[], str]]:
-        """Take a milestone, in a worker's thread."""
         choose = max if self._ctx.config.eval.order == "newest" else min
         with self._lock:
             milestone_tokens = choose(self._waiting)

@@ -74,7 +74,6 @@ def _job(ctx: FlowContext) -> Job:
 
 
 def _kept(ctx: FlowContext) -> str:
-    """Return the name of the nodes that a scheduler keeps for the run; empty: it keeps none."""
     kept = ctx.launcher.allocation(_job(ctx))
     return kept.name if kept else ""
 
@@ -118,7 +117,6 @@ class _Waits:
         return has_trained and few and waited_s < config.recovery.max_node_wait_s
 
     def wait(self, unfit: set[str], error: PreflightError) -> None:
-        """Wait until it is time to measure again."""
         interval_s = max(_LEAST_WAIT_S, self._ctx.config.recovery.max_backoff_s)
         reason = f"{', '.join(sorted(unfit)[:_MOST_NAMED])}: not fit to train, and no spare node"
         if not self._waited:

@@ -165,7 +165,6 @@ def _suspects(ctx: FlowContext) -> set[str]:
 
 
 def _rejected_since(ctx: FlowContext, newest: AttemptState) -> list[str]:
-    """Return the hosts of an ended attempt that have failed a preflight since."""
     usable = [host for host in ctx.hosts if host not in newest.left_out_hosts]
     used = newest.hosts or usable[: ctx.config.cluster.nodes]
     rejected = node_ledger.rejected_since(node_ledger.read(ctx.ledger), newest.ended_unix_s or 0.0)
@@ -345,7 +344,6 @@ def _paused(ctx: FlowContext) -> bool:
 
 
 def _stop(ctx: FlowContext, job: Job, ending: failure_causes.Ending, decision: policy.Decision) -> HlatctlError:
-    """Return the error that ends the run when the attempt left none."""
     run_id = ctx.run.run_id
     resume = f"`hlatctl resume {run_id}`"
     if ctx.state.stop_requested:

@@ -120,7 +120,6 @@ def _software(config: Config) -> None:
 
 
 def _own_tasks(config: Config) -> None:
-    """Check the folders of ``eval.include_path`` that exist on this machine."""
     for folder in map(Path, config.eval.include_path if config.eval.enabled else ()):
         if os.path.lexists(folder):
             require_own_tasks(folder, folder)

@@ -310,11 +310,6 @@ def _checked(space: Space, *, simulated: bool) -> Prepared:
 
 
 def _arms(space: Space, variations: Variations, aim: Objective) -> Iterator[Config]:
-    """Yield the configuration of every arm of a grid.
-
-    Raises:
-        ConfigError: an arm is wrong; the message names it.
-    """
     if space.sampler != "grid":
         return
     for point in itertools.islice(space.grid(), _MOST_CHECKED):
@@ -339,7 +334,6 @@ def _check_inputs(configs: list[Config]) -> None:
 
 
 def _check_task(aim: Objective, config: Config) -> None:
-    """Check that the suite has a task of the objective's name."""
     if not aim.score or aim.score.startswith("validation"):
         return
     asked = dataclasses.replace(config, eval=dataclasses.replace(config.eval, tasks=[aim.score]))

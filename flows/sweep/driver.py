@@ -173,8 +173,6 @@ def _player(ctx: FlowContext) -> _Player:
 
 
 class _Player(pretrain.PlainCaller):
-    """Calls the stages of a simulated trial."""
-
     def call(self, name: str, stage: Callable[[], Any]) -> Any:
         """Call the stage, unless only a real trial needs it."""
         return None if name in _NOT_SIMULATED else super().call(name, stage)
@@ -182,12 +180,9 @@ class _Player(pretrain.PlainCaller):
 
 @dataclasses.dataclass
 class _Watcher:
-    """Calls a function whenever the trial's journal may have grown."""
-
     on_update: Callable[[], None]
 
     def update(self, state: RunState, config: Config) -> None:
-        """Call the function."""
         self.on_update()
 
     def message(self, text: str) -> None:
@@ -226,13 +221,6 @@ def drive(sweep: SweepPaths, say: Callable[[str], None]) -> SweepState:
 
 
 class _Driver:
-    """The process that drives a sweep.
-
-    Args:
-        say: as for :func:`drive`.
-        player: runs the simulated trials of a dry run.
-    """
-
     def __init__(self, book: Book, say: Callable[[str], None], player: ThreadPoolExecutor | None) -> None:
         self._book, self._say, self._player = book, say, player
         self._settings = book.settings
@@ -416,7 +404,6 @@ class _Driver:
                 trial.request_stop(self._book.sweep.run_id)
 
     def _conclude(self, trial: Trial) -> None:
-        """Journal the outcome of a trial whose driver has ended."""
         asked, state = self._book.state.trials[trial.of.trial], trial.state
         del self._running[asked.number]
         if state.status == "finished":

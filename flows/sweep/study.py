@@ -285,7 +285,6 @@ def check(aim: Objective, config: Config) -> None:
 
 
 def _losses(state: RunState, rungs: list[int]) -> dict[int, float]:
-    """Return the mean training loss of the last steps up to each reached rung."""
     losses = {}
     for rung in rungs:
         window = [number(step, "loss") for step in state.steps.until(rung, WINDOW_STEPS)]

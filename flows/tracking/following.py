@@ -81,7 +81,6 @@ class _Watch:
         return self._ended
 
     def wait(self, seconds: float, *, until_ended: bool) -> None:
-        """Sleep; with ``until_ended`` only until the run ends."""
         deadline_s = time.monotonic() + seconds
         while (left_s := deadline_s - time.monotonic()) > 0 and not (until_ended and self.ended()):
             time.sleep(min(left_s, _LOOK_S))

@@ -49,7 +49,6 @@ def keep_flow_run(run: RunPaths, flow_run_id: object) -> None:
 
 
 def _fields(path: Path, *names: str) -> list[str]:
-    """Return the fields of a file; none if it is missing or damaged."""
     try:
         content = files.read_json(path)
         return [str(content[name]) for name in names]

@@ -304,7 +304,6 @@ def _rows(run: RunPaths, milestone: MilestoneState, task: str, most: int) -> lis
 
 
 def _choices(choices: Sequence[str], loglikelihoods: Sequence[float]) -> str:
-    """Return a line for each choice, with the model's choice marked."""
     best = max(loglikelihoods, default=0.0)
     ranked = zip(choices, loglikelihoods, strict=True)
     return "\n".join(f"{'>' if value == best else ' '} {value:.3f} {choice.strip()}" for choice, value in ranked)
@@ -531,7 +530,6 @@ class MirrorRun:
         self._client.log_batch(self._cursor.mlflow_run_id, metrics=batch, tags=[tag])
 
     def _tag_chances(self, evals: list[Event]) -> None:
-        """Tag the run with the score of guessing at each headline, ``chance.<task>``."""
         from mlflow.entities import RunTag
 
         tags = {f"chance.{name}": f"{value:.6g}" for event in evals for name, value in chances(event).items()}
@@ -539,7 +537,6 @@ class MirrorRun:
             self._client.log_batch(self._cursor.mlflow_run_id, tags=[RunTag(*tag) for tag in tags.items()])
 
     def _update_status(self, events: list[Event]) -> None:
-        """Set status and tags according to the newest event that changes them."""
         run_id = self._cursor.mlflow_run_id
         if any(event["kind"] == "stage_finished" and event.get("stage") == "provenance" for event in events):
             for name, value in self._provenance_tags().items():

@@ -112,7 +112,6 @@ def is_up() -> bool:
 
 
 def _use(api_url: str, auth: str) -> None:
-    """Let this process, and those that it starts, report to that API."""
     os.environ[_API_URL], os.environ[_API_AUTH] = api_url, auth
 
 

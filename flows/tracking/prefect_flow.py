@@ -145,7 +145,6 @@ class _Stop:
         return self._error is not None
 
     def state(self) -> Any:
-        """Return the state to show in Prefect."""
         from prefect.states import Cancelled
 
         return Cancelled(message=str(self._error) or "interrupted")
@@ -176,11 +175,9 @@ class _Progress:
             self.publish(lambda: self._show(100.0 * state.step / config.total_steps))
 
     def message(self, text: str) -> None:
-        """Pass the message to the wrapped observer."""
         self._inner.message(text)
 
     def publish(self, work: Callable[[], Any]) -> None:
-        """Publish something, unless Prefect has stopped answering."""
         if not self._lost:
             with prefect_api.tolerated(self._lose):
                 work()
@@ -265,7 +262,6 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str, stop: _Stop) -> 
 
 
 def _tags(ctx: FlowContext) -> list[str]:
-    """Return the tags for searching flow runs in Prefect's page."""
     found = [f"experiment: {ctx.config.experiment_name}", f"cluster: {ctx.config.cluster.name}"]
     return [*found, "simulated"] if ctx.state.simulated else found
 

@@ -75,7 +75,6 @@ class _Started:
     message: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the state as the page shows it."""
         is_up = self.state == "up"
         return {
             "state": self.state,
@@ -153,14 +152,12 @@ def behind(runs_dir: Path, listeners: Sequence[socket.socket]) -> Iterator[Serve
 
 
 def _prefect(runs_dir: Path, listener: socket.socket, auth: str) -> Server:
-    """Return Prefect's server, on the database of this runs folder's flows."""
     env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     env |= {**prefect_api.settings(runs_dir), local_server.AUTH_ENV: auth}
     return Server("prefect", listener, ("--pages",), "/api/health", env)
 
 
 def _mlflow(runs_dir: Path, listener: socket.socket, auth: str) -> Server:
-    """Return MLflow's server, on the default database of this runs folder."""
     env = {**os.environ, local_server.AUTH_ENV: auth}
     # By default, the pages show agents and traces instead of runs.
     page = "/#/experiments?workflowType=machine_learning"
@@ -243,7 +240,6 @@ def _spawned(server: Server, log: Path) -> subprocess.Popen[bytes]:
 
 
 def _look_at(one: _Started) -> str:
-    """Update a server's state; return what has changed, in words, or nothing."""
     code = _exit_code(one.process)
     if one.state == "failed":
         return ""

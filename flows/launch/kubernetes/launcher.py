@@ -177,7 +177,6 @@ class KubernetesLauncher:
             return Status(state="unknown", reason=error.message)
 
     def _live(self, handle: Handle, seen: Seen, nodes: int) -> Status | None:
-        """Return the state of a job that is still alive; None if it has ended."""
         if seen.work is None and not seen.pods:
             return None
         if seen.lost:
@@ -335,7 +334,6 @@ class KubernetesLauncher:
         return seen
 
     def _lost(self, pods: list[Pod]) -> list[Pod]:
-        """Return the pods that were asked to end and whose nodes don't answer or are gone."""
         suspects = [pod for pod in pods if pod.deleting and pod.host and not pod.ended]
         if not suspects:
             return []
@@ -343,7 +341,6 @@ class KubernetesLauncher:
         return [pod for pod in suspects if pod.host not in ready]
 
     def _patiently(self, token: str) -> Seen:
-        """Query now; wait for a cluster that does not answer."""
         while True:
             try:
                 return self._look(token, now=True)
@@ -357,7 +354,6 @@ def _listed_every_s(seen: Seen) -> float:
 
 
 def _prepare(plan: Plan, base: Path, token: str) -> None:
-    """Write the manifest and the token, and remove what an earlier job of this place left."""
     job = plan.job
     job.launch_dir.mkdir(parents=True, exist_ok=True)
     records = (path for kind in ("pid", "exit_code") for path in job.launch_dir.glob(f"{job.name}.node-*.{kind}"))

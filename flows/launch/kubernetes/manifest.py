@@ -223,7 +223,6 @@ exec {command}
 
 
 def _variables(job: Job, name: str) -> list[Object]:
-    """Return the variables that give a node its place, and its user a home."""
     port = _FIRST_PORT + int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % _PORTS
     index = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
     return [
@@ -262,7 +261,6 @@ def _not_on(hosts: tuple[str, ...]) -> Object:
 
 
 def _volumes(cluster: ClusterConfig) -> tuple[list[Object], list[Object]]:
-    """Return a pod's volumes and their mounts."""
     settings = cluster.kubernetes
     path = settings.cache_host_path
     cache = {"hostPath": {"path": path, "type": "DirectoryOrCreate"}} if path else {"emptyDir": {}}
@@ -281,8 +279,6 @@ def _volumes(cluster: ClusterConfig) -> tuple[list[Object], list[Object]]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, and no references between equal parts."""
-
     def ignore_aliases(self, data: Any) -> bool:
         return True
 

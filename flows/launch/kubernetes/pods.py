@@ -132,7 +132,7 @@ class Seen:
     Args:
         work: the Job; None: there is none.
         lost: pods on nodes that don't answer, after the cluster has asked them to end.
-        gone: pods that have disappeared and reported before why they were ended.
+        gone: vanished pods that had reported why they were ended.
     """
 
     def __init__(self, work: Object | None, pods: list[Pod], lost: list[Pod], gone: list[Pod]) -> None:

@@ -217,7 +217,6 @@ class KeptNodes:
         return True
 
     def _kept(self, job: Job) -> Folder | None:
-        """Return the run's allocation if the job can run there; else give it up."""
         folder = newest(job.launch_dir.parent)
         if folder is None:
             return None
@@ -241,5 +240,4 @@ class KeptNodes:
 
 
 def _unusable() -> set[str]:
-    """Return the nodes of the cluster on which no round can start."""
     return {host for host, state in patiently(node_states).items() if state.startswith(UNUSABLE)}

@@ -155,7 +155,6 @@ class SlurmLauncher:
         return None
 
     def _conclude(self, handle: Handle, row: Row | None, round_: Round | None) -> Status:
-        """Return how a job ended; it may have ended since the last query."""
         base = base_of(handle)
         if row is None and read_token(base):  # the scheduler has forgotten it
             row = self._accounting.job(*_slurm_job(handle), _submitted_unix_s(_script_of(base, round_)))
@@ -270,7 +269,6 @@ class SlurmLauncher:
         return "TIMEOUT" if near or (limit_s and ran_s > limit_s - early_s) else row.state
 
     def _job(self, handle: Handle, *, now: bool = False) -> Row | None:
-        """Return the scheduler's row of the Slurm job in which a job runs."""
         return self._queue.job(*_slurm_job(handle), now=now)
 
     def _lives(self, handle: Handle, *, now: bool = True) -> Row | None:
@@ -286,7 +284,6 @@ class SlurmLauncher:
 
 
 def _prepare(plan: Plan, handle: Handle, token: str) -> None:
-    """Write the script and the token, and remove what an earlier job of this name left."""
     job, base = plan.job, base_of(handle)
     job.launch_dir.mkdir(parents=True, exist_ok=True)
     records = (path for kind in ("pid", "exit_code") for path in job.launch_dir.glob(f"{job.name}.node-*.{kind}"))

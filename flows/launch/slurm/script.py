@@ -291,5 +291,4 @@ def _command(job: Job, base: Path, python: str) -> str:
 
 
 def _clock(seconds: int) -> str:
-    """Return hours, minutes and seconds in sbatch's format."""
     return f"{seconds // 3600}:{seconds % 3600 // 60:02}:{seconds % 60:02}"

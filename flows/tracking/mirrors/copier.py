@@ -160,7 +160,6 @@ class Copier:
         self._cursor.write(self._path)
 
     def _opened(self) -> Mirror | None:
-        """Open the mirror if there is something new and the journal describes the run."""
         created = next((e for e in writer_events(self._run, FLOW_WRITER) if e["kind"] == "run_created"), None)
         if created is None or not (self._cursor.is_open or self._has_new()):
             return None
@@ -279,7 +278,6 @@ class Copier:
         self._cursor.outcome = self._say(self._cursor.outcome, said, partial(mirror.outcome, outcome))
 
     def _say(self, before: str, value: dict[str, Any], say: Callable[[], None]) -> str:
-        """Call ``say`` if the value is new; return its hash."""
         now = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
         if now != before:
             say()
@@ -292,7 +290,6 @@ def _plain(value: object) -> bool | int | float | str:
 
 
 def _facts(run: RunPaths) -> dict[str, str]:
-    """Return the commit, the user and similar facts that are already recorded."""
     try:
         provenance = dict(files.read_json(run.provenance))
         facts = {

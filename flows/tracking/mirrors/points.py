@@ -90,5 +90,4 @@ def scores(event: Event, own_contract: str, shift_s: float) -> Scores:
 
 
 def _plain(task: str) -> str:
-    """Return a task's name with only the characters that MLflow accepts."""
     return re.sub(r"[^\w./ -]", "_", task)

@@ -75,11 +75,6 @@ class _Session:
         self._copier: Copier | None = None
 
     def copy_new(self) -> int:
-        """Copy new entries; return how many.
-
-        Raises:
-            DependencyError, RunBusyError, StorageError: see :func:`sync`.
-        """
         with self._ended_by_errors():
             if self._copier is None:
                 self._open.enter_context(_only_copier(self._run, self._name))

@@ -157,7 +157,6 @@ class _EventFile:
         self._write(Event(wall_time=time_unix_s, step=step, session_log=SessionLog(status=SessionLog.START)))
 
     def flush(self) -> int:
-        """Write buffered events; return the file's size."""
         self._file.flush()
         return self._file.tell()
 
@@ -180,7 +179,6 @@ def _scalar(tag: str, value: float) -> Summary.Value:
 
 
 def _text(tag: str, text: str) -> Summary.Value:
-    """Return a text that TensorBoard shows as Markdown."""
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
     tensor = TensorProto(dtype=DT_STRING, tensor_shape=shape, string_val=[text.encode()])
     return Summary.Value(tag=tag, tensor=tensor, metadata=create_summary_metadata(tag, ""))

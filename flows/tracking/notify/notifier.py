@@ -343,7 +343,6 @@ class Notifier:
             self._journal("tracking_back", events=1)
 
     def _journal(self, kind: str, **fields: Any) -> None:
-        """Append an event, unless the disk is full."""
         with suppress(RunBusyError, StorageError), JournalWriter(self._run, NOTIFY_WRITER) as journal:
             journal.append(kind, what="notify", **fields)
 
