@@ -124,8 +124,8 @@ def _group(pid: int) -> int:
 
 
 _POLL_S = 0.05
-#: For jobs on the cores of training, which waits for its slowest process. They get a third of the weight of one of its
-#: processes. With a tenth (10), an evaluation did not begin before training ended.
+#: Niceness of jobs on the cores of training, which waits for its slowest process. They get a third of the weight of one
+#: of its processes. With a tenth (10), an evaluation did not begin before training ended.
 BESIDE_TRAINING_NICE = 5
 _START_TIMEOUT_S = 60.0
 #: Time for ``hlatctl.node`` to end its processes and write the end record.

@@ -61,7 +61,7 @@ def config_words(ctx: FlowContext) -> tuple[str, str]:
 
 
 def follow(ctx: FlowContext) -> None:
-    """Put amendments that take effect immediately into the context, and journal the beginning of those."""
+    """Put amendments that take effect immediately into the context, and journal that they have begun."""
     newest = _newest(ctx, ctx.config_number)
     if newest != ctx.newest_live:
         ctx.newest_live = newest

@@ -245,8 +245,8 @@ def _run_beside_training(
 def _stays(ctx: FlowContext) -> bool:
     """Return whether an evaluator stays for the next milestone (``eval.__main__``).
 
-    It doesn't on a cluster, where it would hold a node between two milestones. Nor with accelerators: the evaluator
-    forks, and their drivers must not be used on both sides of a fork.
+    It doesn't stay on a cluster, where it would hold a node between two milestones, or with accelerators: it forks, and
+    their drivers must not be used on both sides of a fork.
     """
     device = ctx.config.eval.device or ctx.config.backend.device
     return sys.platform == "linux" and ctx.launcher.weighs_jobs and ctx.config.eval.runner == "hf" and device == "cpu"

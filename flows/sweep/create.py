@@ -155,7 +155,7 @@ def _shape(config: Config) -> tuple[str, int, int]:
 _PROCESSES = "cluster.processes_per_node"
 #: Overrides of a dry run: trials are simulated, and no failure is staged.
 MOCK = ("cluster.launcher=mock", "rehearsal.shows_recovery=false")
-#: Number of arms that are checked before a sweep begins. Arms that are drawn later are checked then.
+#: Maximum number of arms that are checked before a sweep begins. Arms that are drawn later are checked then.
 _MOST_CHECKED = 1000
 _TIMEOUT_S = 120
 #: torch takes seeds below this value.

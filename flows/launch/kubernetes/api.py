@@ -1,8 +1,8 @@
 """The Kubernetes cluster's API through kubectl, which handles the authentication of clouds.
 
-``RIGHTS`` and the like list what an identity must be allowed to do to drive runs; deploy/kubernetes/rbac.yaml grants
-exactly this. ``check_limits`` checks before a run is created that the cluster has nodes for it: Kubernetes accepts
-every job, and keeps pods that fit no node in the phase Pending forever.
+``IN_NAMESPACE`` and ``IN_CLUSTER`` list what an identity must be allowed to do to drive runs;
+deploy/kubernetes/rbac.yaml grants exactly this. ``check_limits`` checks before a run is created that the cluster has
+nodes for it: Kubernetes accepts every job, and keeps pods that fit no node in the phase Pending forever.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Right:
     verb: str
 
 
-#: In the namespace of the jobs.
+#: Rights in the namespace of the jobs.
 IN_NAMESPACE = (
     Right("events", "list"),
     Right("jobs.batch", "create"),
@@ -157,7 +157,7 @@ IN_NAMESPACE = (
     Right("services", "delete"),
     Right("services", "patch"),
 )
-#: In the whole cluster: whether a node answers, and which nodes jobs can use.
+#: Rights in the whole cluster: see whether a node answers, and which nodes jobs can use.
 IN_CLUSTER = (Right("nodes", "list"),)
 #: Read by ``hlatctl doctor --cluster`` only, which skips a check whose right is missing.
 FOR_DOCTOR = (Right("localqueues.kueue.x-k8s.io", "get"), Right("persistentvolumeclaims", "get"))

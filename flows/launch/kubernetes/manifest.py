@@ -30,7 +30,7 @@ _DIGEST_CHARACTERS = 8
 _UNREACHABLE = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 #: Below the ports that Linux uses for outgoing connections (net.ipv4.ip_local_port_range).
 _FIRST_PORT, _PORTS = 20_000, 12_768
-#: In plans of a configuration without an image; no image can have this name.
+#: Replaces the image in plans of a configuration without one; no image can have this name.
 _NO_IMAGE = "IMAGE"
 _HOME = "/tmp"
 Object = dict[str, Any]
