@@ -232,7 +232,7 @@ def _watch(
                 return False
             ctx.clock.wait_for_event(_POLL_S, job.name)
     finally:
-        # Cancel it after an interrupt or a time-out, and its leftover processes, unless a successor has re-attached to it.
+        # Cancel it after an interrupt or a time-out, and its leftover processes, unless a successor has re-attached.
         if not keeps and successor(ctx.run) is None:
             launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
             watch.ended()

@@ -1,7 +1,7 @@
 """The connection to MLflow, how runs and sweeps are found and logged there, and MLflow's own system metrics.
 
 The metrics of the training machine (processors, memory, disk, network, NVIDIA GPUs) are measured alongside a run, every
-10 s. They are not in the journal, so what MLflow rejects is lost. MLflow's variables control them:
+10 s. They are not in the journal, so what MLflow does not accept is lost. MLflow's variables control them:
 ``MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true`` switches them on, and ``MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL`` sets the
 seconds. Under Slurm and Kubernetes the copying process runs on another machine than training, so nothing is measured.
 """

@@ -76,8 +76,8 @@ class Outcome:
 class Mirror(Protocol):
     """One run at one service.
 
-    Every method raises ``OSError`` or an exception of the service's library if the service rejects the data. The mirror
-    is then closed. Another one is opened later and gets what the service lacks.
+    Every method raises ``OSError`` or an exception of the service's library if the service does not accept the data.
+    The mirror is then closed. Another one is opened later and gets what the service lacks.
     """
 
     @property

@@ -118,7 +118,7 @@ class Copier:
         """Copy new events; return how many the mirror lacked.
 
         Raises:
-            OSError, or an exception of the mirror's library: the mirror rejects them.
+            OSError, or an exception of the mirror's library: the mirror does not accept them.
             StorageError: the journal can't be read, or the cursor can't be written.
         """
         mirror = self._mirror or self._opened()

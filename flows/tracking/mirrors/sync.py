@@ -40,7 +40,7 @@ def sync(run: RunPaths, name: MirrorName) -> int:
         ConfigError: the run's configuration can't be read.
         DependencyError: the mirror's package is not installed.
         RunBusyError: another process is copying this run to the mirror.
-        StorageError: the mirror rejects the entries.
+        StorageError: the mirror does not accept the entries.
     """
     session = _Session(run, of_run(run), name)
     with files.created_like(run.root):
@@ -75,6 +75,11 @@ class _Session:
         self._copier: Copier | None = None
 
     def copy_new(self) -> int:
+        """Copy new entries; return how many.
+
+        Raises:
+            DependencyError, RunBusyError, StorageError: see :func:`sync`.
+        """
         with self._ended_by_errors():
             if self._copier is None:
                 self._open.enter_context(_only_copier(self._run, self._name))
