@@ -310,6 +310,11 @@ def _checked(space: Space, *, simulated: bool) -> Prepared:
 
 
 def _arms(space: Space, variations: Variations, aim: Objective) -> Iterator[Config]:
+    """Yield the configuration of every arm of a grid.
+
+    Raises:
+        ConfigError: an arm is wrong; the message names it.
+    """
     if space.sampler != "grid":
         return
     for point in itertools.islice(space.grid(), _MOST_CHECKED):
