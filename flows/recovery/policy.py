@@ -107,7 +107,7 @@ class Case:
 
 
 def history(state: RunState) -> list[AttemptState]:
-    """Return the attempts that count: resuming a failed run, or ending an attempt for an amendment, resets the budget."""
+    """Return the attempts that count: resuming a failed run, or ending an attempt to amend it, resets the budget."""
     before = enumerate(state.attempts[:-1], start=1)
     resets = [i for i, attempt in before if attempt.decision == "stop" or attempt.cause == "amended"]
     return state.attempts[max(resets, default=0) :]
