@@ -1,4 +1,7 @@
-"""Changes to the configuration of a run that exists. Each is checked like a new run's configuration and journalled."""
+"""Changes the configuration of an existing run.
+
+Each amendment is checked like a new run's configuration and journalled.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +34,19 @@ from hlatctl.run.state import RunState
 _TIMEOUT_S = 120
 #: Time for an order to reach the trainer: the driver looks every 0.5 s, rank 0 every 2 s, and both do other work too.
 _NOTICE_S = 5.0
-#: Time for a person to repeat the command, which checks for some seconds.
+#: Time for a person to repeat the command, whose checks take some seconds.
 _HINT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Amended:
-    """An amendment that was made, or not needed.
+    """An amendment that was made, or that turned out not to be needed.
 
     Args:
-        number: of the amendment; 0: nothing changes, so there is none.
+        number: number of the amendment; 0: nothing changes, so none was made.
         changes: old and new value of each changed key.
-        begins: when.
-        at_step: the step after which it is to begin; None: as ``begins`` says.
+        begins: when the amendment takes effect.
+        at_step: the step after which it takes effect; None: as ``begins`` says.
         step: the run's newest step.
         is_driven: the run has a driver.
         before, after: the run's configuration.
@@ -63,16 +66,15 @@ def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at
     """Change a run's configuration. Nothing is written if the new configuration equals the old one or is refused.
 
     Args:
-        run: the run directory.
-        overrides: as for `hlatctl train`; none: begin the amendments that wait.
-        by: the user.
-        why: the reason, for the journal.
-        at: the step after which it is to begin, or ``now``; None: as soon as each key may change.
+        overrides: as for `hlatctl train`; empty: begin pending amendments now.
+        by: name of the user, for the journal.
+        why: reason, for the journal.
+        at: step after which the change takes effect, or ``now``; None: as soon as each key may change.
 
     Raises:
         ConfigError: the new configuration breaks a rule, or a key may not change.
         DataError, DependencyError, LaunchError, EvaluationError: as for a new run with this configuration.
-        RunBusyError: another amendment was made meanwhile.
+        RunBusyError: another amendment was made in the meantime.
         StorageError: the journal can't be written.
     """
     known, before = newest_amendment(run), of_run(run)
@@ -87,14 +89,14 @@ def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at
     found = check_state()
     if not found.number:
         return found
-    _check_like_new(run, before, after, found.changes)  # this takes seconds, in which a running run trains on
+    _check_like_new(run, before, after, found.changes)  # this takes seconds, during which a running run keeps training
     return _write(run, known, check_state, by=by, why=hide(why))
 
 
 def _check_state(
     run: RunPaths, before: Config, after: Config, overrides: Sequence[str], at: int | str | None, number: int
 ) -> Amended:
-    """Check an amendment against what the run has done by now; reads little. Its number is 0 if it isn't needed."""
+    """Check an amendment against the run's current state. Its number is 0 if it isn't needed."""
     state, is_driven, changes = read_state(run), driver(run) is not None, changes_between(before, after)
     _check_run(run, state, before, is_driven)
     at_step = _at_step(state, at, changes, before, after, is_driven=is_driven)
@@ -125,7 +127,6 @@ def _check_run(run: RunPaths, state: RunState, config: Config, is_driven: bool) 
 def _at_step(
     state: RunState, at: int | str | None, changes: Changes, before: Config, after: Config, *, is_driven: bool
 ) -> int | None:
-    """Return the step that ``--at`` names. ``now`` is the newest checkpoint's: that step has been reached."""
     if at is None:
         return None
     if is_mock(before):
@@ -154,7 +155,7 @@ def _at_step(
 
 
 def _steps_in(state: RunState, seconds: float) -> int:
-    """Return how many steps the running attempt trains in this time; 0 if none is running, or its pace is unknown."""
+    """Return how many steps the running attempt trains in this time; 0 if none is running or its pace is unknown."""
     attempt, pace_s = state.attempt, seconds_per_step(state)
     trains = attempt is not None and attempt.ended_unix_s is None
     return math.ceil(seconds / pace_s) if trains and pace_s else 0
@@ -171,7 +172,6 @@ def _check_keys(run: RunPaths, state: RunState, changes: Changes, overrides: Seq
 
 
 def _instead(run: RunPaths, state: RunState, key: str, overrides: Sequence[str]) -> str:
-    """Return the command that does what an amendment of this key can't do."""
     if key == "data.skip_steps":
         return f"`hlatctl data skip {run.run_id} --steps N`"
     if key.startswith("fork."):
@@ -185,7 +185,6 @@ def _instead(run: RunPaths, state: RunState, key: str, overrides: Sequence[str])
 
 
 def _check_running(run: RunPaths, before: Config, after: Config, changes: Changes, at_step: int | None) -> None:
-    """Refuse what could end a run that is running now."""
     if at_step is None and after.total_steps < before.total_steps:
         raise ConfigError(
             f"train.tokens={after.train.tokens}, train.max_steps={after.train.max_steps}: end training earlier, and "
@@ -201,7 +200,6 @@ def _check_running(run: RunPaths, before: Config, after: Config, changes: Change
 
 
 def _check_values(run: RunPaths, state: RunState, before: Config, after: Config) -> None:
-    """Check the rules that depend on what the run has done."""
     trained = max(state.step, next_start(state))
     if after.total_steps != before.total_steps and after.total_steps <= trained:
         length = f"train.tokens={after.train.tokens}, train.max_steps={after.train.max_steps}"
@@ -220,7 +218,7 @@ def _check_values(run: RunPaths, state: RunState, before: Config, after: Config)
 def _check_precision(
     run: RunPaths, state: RunState, before: Config, after: Config, overrides: Sequence[str], *, is_driven: bool
 ) -> None:
-    """Refuse other tensors if there are checkpoints, or an attempt that writes one before the amendment begins."""
+    """Refuse a different precision if checkpoints exist, or an attempt will write one before the amendment begins."""
     old, new = before.precision.name, after.precision.name
     if have_same_tensors(old, new) or not (state.checkpoints or before.fork.run or (is_driven and state.attempts)):
         return
@@ -231,7 +229,7 @@ def _check_precision(
 
 
 def _check_order(state: RunState, changes: Changes, at_step: int | None) -> None:
-    """Refuse an amendment that would begin before one that waits for a step, unless it is at once."""
+    """Refuse an amendment that would begin before one that waits for a step, unless it begins immediately."""
     held = waiting(state.amendments, next_start(state))
     later = next((a for a in held if a.at_step is not None), None)
     if later is None or begins(changes) == "at_once":
@@ -257,7 +255,6 @@ def _check_like_new(run: RunPaths, before: Config, after: Config, changes: Chang
 
 
 def _check_contract(run: RunPaths, config: Config) -> None:
-    """Refuse settings under which the run's later scores could not be compared with its earlier ones."""
     if is_mock(config):
         return
     try:
@@ -271,9 +268,9 @@ def _check_contract(run: RunPaths, config: Config) -> None:
 
 
 def _write(run: RunPaths, known: int, check_state: Callable[[], Amended], *, by: str, why: str) -> Amended:
-    """Journal the amendment, then write its configuration. A missing file is made again from the event."""
+    """Journal the amendment, then write its configuration file. Readers recreate a lost file from the event."""
     with files.created_like(run.root):
-        with JournalWriter(run, OPERATOR_WRITER) as journal:  # its lock excludes other operators
+        with JournalWriter(run, OPERATOR_WRITER) as journal:  # the journal's lock excludes other operators
             if newest_amendment(run) != known:
                 raise RunBusyError(
                     f"run {run.run_id}: another amendment was made meanwhile",
@@ -284,6 +281,6 @@ def _write(run: RunPaths, known: int, check_state: Callable[[], Amended], *, by:
                 return made
             fields = {"at_step": made.at_step, "newest_step": made.step, "by": by, "why": why}
             journal.append(CONFIG_AMENDED, durable=True, number=made.number, changes=made.changes, **fields)
-        with suppress(OSError):  # a full disk: the amendment is made, and each reader makes the file again
+        with suppress(OSError):  # a full disk: the amendment is made, and each reader recreates the file
             write_amended(run, made.number)
     return made

@@ -1,4 +1,4 @@
-"""Puts a checkpoint of one run into another's directory, as hard links where the file system allows them."""
+"""Gives a run another run's checkpoint, as hard links where the file system allows them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hlatctl.run.files import fsync
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths
 
-#: What the system says if a file can't be linked there: another file system, or the rules for foreign files.
+#: Errors of a file system that can't link a file: another file system, or the rules for files of other users.
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 
 def adopt_checkpoint(owner: RunPaths, run: RunPaths, step: int) -> None:
-    """Give a run, which has not trained, another run's checkpoint.
+    """Give a run that has not trained another run's checkpoint.
 
-    It is journalled first: a run that should have a checkpoint and lacks it must not begin anew.
+    The event is journalled first: a run that should have a checkpoint and lacks it must not start over.
 
     Raises:
         CheckpointError: the checkpoint has no manifest.
@@ -41,7 +41,6 @@ def adopt_checkpoint(owner: RunPaths, run: RunPaths, step: int) -> None:
 
 
 def _same_file(source: Path, target: Path) -> None:
-    """Link a file, or copy it durably where it can't be linked."""
     try:
         os.link(source, target)
     except OSError as error:

@@ -1,8 +1,7 @@
-"""Checks of a Slurm cluster from this machine, for ``hlatctl doctor --cluster``. Submits nothing.
+"""Checks of a cluster and its nodes for ``hlatctl doctor``.
 
-Checks of a Kubernetes cluster from this machine, for ``hlatctl doctor --cluster``. Creates nothing.
-
-Checks of a Trainium node, for ``hlatctl doctor --neuron``: its tools and devices, then short runs on it.
+``--cluster`` checks a Slurm or Kubernetes cluster from this machine, and neither submits nor creates anything.
+``--neuron`` checks the tools and devices of a Trainium node, then runs short commands on it.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from hlatctl.run.files import private_folder
 from hlatctl.units import size
 
 _COMMANDS = ("sbatch", "squeue", "scancel", "sinfo", "scontrol")
-#: File systems of one machine (proc(5), mountinfo; Linux's names).
+#: File systems that belong to one machine (proc(5), mountinfo; Linux's names).
 _LOCAL_TYPES = ("btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
 
 
 def check_cluster(config: Config) -> Iterator[Check]:
-    """Yield each check as it is done; without Slurm's commands or an answer, only those that need neither."""
+    """Yield each check as it is done. If Slurm is missing or silent, yield only those that don't need it."""
     missing = [command for command in _COMMANDS if not shutil.which(command)]
     problem = f"{', '.join(missing)}: not found; run hlatctl on a login node" if missing else ""
     yield Check.of("Slurm's commands", problem, ", ".join(_COMMANDS), command="apt-get install slurm-client")
@@ -53,7 +52,6 @@ def check_cluster(config: Config) -> Iterator[Check]:
 
 
 def _scheduler(config: Config, settings: dict[str, str]) -> Iterator[Check]:
-    """Yield the checks that need the scheduler's answer, and add its settings to ``settings``."""
     command = "scontrol ping"
     try:
         lines = slurm("scontrol", "show", "config").splitlines()
@@ -85,7 +83,6 @@ def _partition(config: Config) -> Check:
 
 
 def _shape(config: Config) -> Check:
-    """Check that a job of the configuration's shape can start some day."""
     cluster = config.cluster
     try:
         check(cluster)
@@ -105,7 +102,6 @@ def _accounting(settings: dict[str, str]) -> Check:
 
 
 def _passed_on(settings: dict[str, str]) -> Check:
-    """Show whose limit of open files jobs get."""
     shows = "open files: jobs get the limit of "
     shows += "the shell that submits them" if _passes(settings, "NOFILE") else "the nodes' slurmd"
     return Check(
@@ -117,7 +113,7 @@ def _passed_on(settings: dict[str, str]) -> Check:
 
 
 def _passes(settings: dict[str, str], limit: str) -> bool:
-    """Return whether jobs get a limit of the shell that submits them (slurm.conf(5), PropagateResourceLimits)."""
+    """Return whether the submitting shell passes on its limits to jobs (slurm.conf(5), PropagateResourceLimits)."""
     kept = settings.get("PropagateResourceLimitsExcept", "(null)")
     if kept != "(null)":
         return limit not in kept.split(",")
@@ -125,7 +121,7 @@ def _passes(settings: dict[str, str], limit: str) -> bool:
 
 
 def _shared(folder: Path) -> Check:
-    """Show what the file system of the runs folder tells. Only preflight on the nodes proves that it is shared."""
+    """Show the type of the runs folder's file system. Only preflight on the nodes proves that it is shared."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     name, command = "shared runs folder", f"df -T {existing}"
     kind = _file_system(existing)
@@ -143,7 +139,6 @@ def _shared(folder: Path) -> Check:
 
 
 def _file_system(folder: Path) -> str:
-    """Return the type of the file system that holds a folder; empty if the system does not show it."""
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -169,12 +164,12 @@ def _memlock(config: Config, settings: dict[str, str]) -> Check:
 
 #: The first minor version of 1.x whose servers have ``podReplacementPolicy`` by default (KEP 3939).
 _OLDEST_SERVER = 29
-#: All requests of the launcher were made with 1.20, 1.27 to 1.33 and 1.37, to a server of 1.36.
+#: All requests of the launcher were tested with 1.20, 1.27 to 1.33 and 1.37, against a server of 1.36.
 _OLDEST_KUBECTL = 20
 
 
 def check_kubernetes(config: Config) -> Iterator[Check]:
-    """Yield each check as it is done; without kubectl or an answer of the server, only those that need neither."""
+    """Yield each check as it is done. Without kubectl or the server, yield only those that need neither."""
     settings, api = config.cluster.kubernetes, Api(config.cluster.kubernetes)
     yield _image(settings)
     kubectl = shutil.which("kubectl")
@@ -225,13 +220,12 @@ def _server(api: Api) -> Check:
 
 
 def _minor(version: str) -> int:
-    """Return N of ``v1.N.M``; of a version that is written otherwise, more than any."""
+    """Return N of ``v1.N.M``; for another form, a number above any version."""
     found = re.match(r"v1\.(\d+)", version)
     return int(found[1]) if found else sys.maxsize
 
 
 def _rights(api: Api) -> Check:
-    """Check everything that the launcher asks for."""
     name, command = "rights", "kubectl auth can-i --list"
     try:
         denied = [f"{right.verb} {right.resource}" for right in (*IN_NAMESPACE, *IN_CLUSTER) if not _may(api, right)]
@@ -264,7 +258,6 @@ def _nodes(config: Config) -> Check:
 
 
 def _user(config: Config) -> Check:
-    """Check that pods can read and write run directories, which belong to the driver's user."""
     name, run = "user of pods", Path(config.runs_dir) / "doctor"
     job = Job(name="doctor", run_dir=run, argv=(), launch_dir=run / "launch" / "attempt-0000", log_dir=run / "logs")
     try:
@@ -292,7 +285,7 @@ def _user(config: Config) -> Check:
 
 
 def _object(api: Api, name: str, kind: str, wanted: str) -> Check:
-    """Check that an object is there; of a volume claim, that it is bound."""
+    """Check that an object exists and that, if it is a volume claim, it is bound."""
     command = f"kubectl describe {kind} {wanted}"
     try:
         found = json.loads(api.run("get", kind, wanted, "--output=json"))
@@ -309,7 +302,7 @@ def _object(api: Api, name: str, kind: str, wanted: str) -> Check:
 
 _TIMEOUT_S = 1800
 _ALONE = "cluster.nodes=1 eval.enabled=false tracking=none"
-#: The runs of a small model, in order: name, command, what its success shows.
+#: Short runs of a small model, in order: name, command, and what its success shows.
 _RUNS = (
     (
         "compile ahead, every graph found, 20 steps",
@@ -328,8 +321,7 @@ def check_node(config: Config, overrides: list[str]) -> Iterator[Check]:
     """Yield each check as it is done. After a failed check of the node, the remaining ones are skipped.
 
     Args:
-        config: the configuration to check for.
-        overrides: those that made it.
+        overrides: overrides of that configuration.
     """
     checks = [Check(**json.loads(line)) for line in _ask("trainer.neuron.node", config).splitlines()]
     yield from checks
@@ -353,7 +345,7 @@ def _ask(module: str, config: Config) -> str:
 
 
 def run_command(name: str, words: list[str], shows: str) -> Check:
-    """Run a command of hlatctl in a process of its own. If it fails, the check shows the last error that it prints."""
+    """Run a command of hlatctl in a separate process. If it fails, the check shows the last error that it prints."""
     started = time.monotonic()
     result = subprocess.run(
         programs.python_command("hlatctl", *words),

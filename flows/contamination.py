@@ -1,7 +1,8 @@
-"""Look for evaluation items in the corpus that a run has read: two processes, one for the items, one for the corpus.
+"""Looks for evaluation items in the part of the corpus that a run has read.
 
-The evaluator renders the items, because only it knows the harness; the trainer's package reads the corpus
-(``eval.item_texts``, ``trainer.data.overlap``). Both run at low priority, because training may run on the same machine.
+The evaluator renders the items, because only it knows the harness. The trainer's package reads the corpus
+(``eval.item_texts``, ``trainer.data.overlap``). Both processes run at low priority, because training may run on the
+same machine.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
 from hlatctl.units import count
 
-#: Hexadecimal digits in the name of a file of items.
+#: Hexadecimal digits in the name of an items file.
 _NAME_DIGITS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Upto:
-    """A milestone, and the checkpoint that says what was read: the milestone's own, or else the next one."""
+    """A milestone, and the checkpoint that records what was read: the milestone's own or, without one, the next."""
 
     milestone_tokens: int
     step: int
@@ -37,13 +38,13 @@ class Upto:
 
 
 def upto(run: RunPaths, state: RunState, tokens: int | None) -> Upto:
-    """Return a milestone that was reached, or the newest one.
+    """Return a milestone that was reached; by default the newest one.
 
     Raises:
         DataError: the run has no corpus.
-        EvaluationError: it has reached no milestone.
-        ConfigError: it has none of so many tokens.
-        CheckpointError: neither its checkpoint nor a later one exists.
+        EvaluationError: the run has reached no milestone.
+        ConfigError: the run has no milestone at this number of tokens.
+        CheckpointError: neither the milestone's checkpoint nor a later one exists.
     """
     _check_corpus(run, state)
     if not state.milestones:
@@ -68,12 +69,11 @@ def search(
     """Render the items, scan the corpus, and return the summary of ``trainer.data.overlap``.
 
     Args:
-        run: its directory.
-        config: its configuration, possibly with other evaluation settings.
-        point: up to which milestone.
-        workers: processes; None: one per core, fewer if memory is scarce.
-        shard: ``I/N``.
-        chunks: at most so many; None: all.
+        config: the run's configuration, possibly with other evaluation settings.
+        point: search what was read up to this milestone.
+        workers: number of processes; None: one per core, fewer if memory is scarce.
+        shard: the part to search, as ``I/N``.
+        chunks: maximum number of chunks; None: all.
 
     Raises:
         HlatctlError: the items can't be rendered, or the corpus can't be read.
@@ -90,7 +90,7 @@ def search(
 
 
 def _rendered(config: Config, folder: Path) -> Path:
-    """Write the items, and return their file: its name has its hash, so that scans of other items keep theirs."""
+    """Write the items and return their file. Its name has a hash, so that scans of other items keep theirs."""
     new = folder / f".items-{uuid.uuid4().hex}.jsonl"
     try:
         ask_about("eval.item_texts", config, "--to", os.fspath(new.absolute()), show_talk=True, yields=True)

@@ -1,4 +1,4 @@
-"""Asking a run to stop, from any process that shares its runs folder."""
+"""Asks a run to stop, from any process that shares its runs folder."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from hlatctl.run.state import RunState
 def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
     """Ask a run to write a checkpoint and stop, and wait for it.
 
-    The run's driver reads the request from the journal. If the driver is dead, a training job that still runs is
-    cancelled directly, also on a full disk, and the nodes that the run keeps are given back.
+    The run's driver reads the request from the journal. If the driver is dead, a training job that is still running is
+    cancelled directly, even on a full disk, and the run's kept nodes are released.
 
     Args:
-        run: its directory.
-        by: the name of the requester; written to the journal.
+        by: name of the requester, for the journal.
         wait_s: seconds to wait for the driver to end.
 
     Returns:
-        The state after that.
+        The state after the wait.
 
     Raises:
-        StorageError: the request can't be written to the journal, so that the driver can't read it.
+        StorageError: the request can't be written to the journal, so the driver can't read it.
     """
     try:
         with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER) as journal:

@@ -1,4 +1,4 @@
-"""Changes to the data of a run that has begun: batches to skip, a changed corpus to accept. All are journalled."""
+"""Changes the data of a run that has started: skips batches, or accepts a changed corpus. Both are journalled."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from hlatctl.run.paths import RunPaths
 
 
 def skip_steps(run: RunPaths, steps: str, *, by: str, reason: str) -> list[int]:
-    """Skip the batches of some steps from the run's next attempt on. Return the numbers of the batches.
+    """Skip the batches of some steps from the run's next attempt on, and return the batch numbers.
 
     Args:
         steps: such as ``120-125`` or ``7,9``.
-        by: the user.
-        reason: for the journal.
+        by: name of the user, for the journal.
 
     Raises:
-        ConfigError: the newest checkpoint already contains one of the steps, or ``steps`` has no such form.
+        ConfigError: the newest checkpoint already contains one of the steps, or ``steps`` has another form.
     """
     numbers = sorted(batch_numbers(steps.split(",")))
     newest = max(checkpoint_steps(run), default=0)
@@ -44,17 +43,16 @@ def skip_steps(run: RunPaths, steps: str, *, by: str, reason: str) -> list[int]:
 
 
 def accept_corpus(run: RunPaths, *, by: str, reason: str) -> tuple[str, str]:
-    """Let a run continue with the corpus as it is prepared now. Changes nothing if the corpus is the same.
+    """Let a run continue with the corpus as currently prepared. Changes nothing if the corpus is the same.
 
     Args:
-        by: the user.
-        reason: for the journal.
+        by: name of the user, for the journal.
 
     Returns:
-        The fingerprints of the run's corpus and of the prepared one.
+        The fingerprints of the run's corpus and of the prepared corpus.
 
     Raises:
-        DataError: one of them is missing or can't be read.
+        DataError: one of the corpora is missing or can't be read.
     """
     path = prepared_folder(of_run(run)) / "dataset.json"
     try:

@@ -1,7 +1,4 @@
-"""Describes what a flow would do, for ``hlatctl plan``. Changes nothing.
-
-How much work a suite is, by the data in ``eval.data_dir``.
-"""
+"""Describes what a flow would do, and how much work its evaluations are, for ``hlatctl plan``. Changes nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ class FlowDescription:
     stages: list[StageDescription]
     launch_script: str
     nodes_script: str
-    """The script that keeps the nodes for it; empty without a scheduler."""
+    """The script that keeps the nodes for the training job; empty without a scheduler."""
     collisions: list[str]
     """Variables of this process's environment that the training processes would not get."""
     simulated: bool
@@ -92,7 +89,7 @@ def describe(config: Config) -> FlowDescription:
 
 
 def _launcher(config: Config) -> Launcher:
-    """Return the launcher whose script shows the job. One machine's script can't start a job of several nodes."""
+    """Return a launcher whose script can show the job: one machine's script can't start a job of several nodes."""
     if is_mock(config) and config.cluster.nodes > 1:
         return SlurmLauncher(config.cluster)
     return launcher_for(config)
@@ -102,12 +99,12 @@ def _stage(name: str, key: str, why: str, *, will_run: bool = True) -> StageDesc
     return StageDescription(name=name, fingerprint=key, will_run=will_run, why=why)
 
 
-#: The harness reads its definitions and renders some items of each task.
+#: Time limit: the harness reads its definitions and renders some items of each task.
 _TIMEOUT_S = 300.0
 
 
 def workload(config: Config) -> tuple[list[dict[str, Any]] | None, str]:
-    """Return the records of ``eval.workload``, or None and why there are none; no data folder is no problem."""
+    """Return the records of ``eval.workload``, or None and why there are none. The data folder may be missing."""
     if config.eval.data_dir is None:
         return None, ""
     try:

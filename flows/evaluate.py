@@ -1,7 +1,7 @@
 """The evaluation flow: evaluates milestones of a run, one of its checkpoints, or an external model.
 
-It can run beside training: it has a journal file of its own and doesn't disturb the run's driver. An external model
-gets a run directory that contains only its evaluation.
+It can run alongside training: it has its own journal file and doesn't disturb the run's driver. An external model gets
+a run directory that contains only its evaluation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hlatctl.run.state import RunState
 from hlatctl.units import count
 
 _CONTRACT = "contract"
-#: Context length of an external model whose configuration doesn't have one.
+#: Context length of an external model whose configuration doesn't state one.
 _CONTEXT_TOKENS = 2048
 
 
@@ -47,12 +47,11 @@ class Request:
     """What to evaluate, and how.
 
     Args:
-        run: its directory.
-        config: the run's, possibly with other evaluation settings.
+        config: the run's configuration, possibly with other evaluation settings.
         steps: optimizer step by milestone tokens.
         new_contract: allow tasks whose contracts differ from the run's earlier evaluations.
         model: the Hugging Face folder of an external model; None: evaluate the run's checkpoints.
-        asked: the contracts, if :func:`create` has asked for them.
+        asked: the contracts, if :func:`create` has already determined them.
     """
 
     run: RunPaths
@@ -76,15 +75,14 @@ def of_run(
     """Return the request for every milestone that a run has reached, or for one of them.
 
     Args:
-        run, state: the run and its state.
-        config: its configuration, possibly with other evaluation settings.
+        config: the run's configuration, possibly with other evaluation settings.
         at: evaluate only the milestone at this number of tokens.
         step: evaluate only this checkpoint.
-        new_contract: as in ``Request``.
+        new_contract, asked: as in ``Request``.
 
     Raises:
         ConfigError: there is no such milestone.
-        EvaluationError: no milestone was reached, or the run has the scores of others.
+        EvaluationError: no milestone was reached, or the run has only imported scores.
         CheckpointError: the milestone was not reached.
     """
     if state.imported:
@@ -151,8 +149,8 @@ def drive(request: Request, observer: Observer | None = None) -> list[Path]:
 
     Raises:
         RunBusyError: another process is evaluating the run.
-        StoppedError: it was interrupted; the same request continues it.
-        EvaluationError: a task's contract differs from the run's, or an evaluation failed finally.
+        StoppedError: the evaluation was interrupted; the same request continues it.
+        EvaluationError: a task's contract differs from the run's, or an evaluation failed for good.
         HlatctlError: an error that a restart can't fix.
     """
     run = request.run
@@ -186,7 +184,7 @@ def drive(request: Request, observer: Observer | None = None) -> list[Path]:
 
 
 def pipeline(ctx: FlowContext, caller: Caller, request: Request, folders: list[Path], ahead: Ahead) -> None:
-    """Run the stages in order, and add the folders of the results to ``folders``; ``ahead`` asked for the contracts."""
+    """Run the stages in order and add the results folders to ``folders``; ``ahead`` has determined the contracts."""
     folders.clear()  # not empty if Prefect failed during an earlier call
     if request.model and not ctx.run.provenance.is_file():
         caller.call("provenance", partial(record_provenance, ctx, sys.argv))
@@ -210,16 +208,16 @@ def pipeline(ctx: FlowContext, caller: Caller, request: Request, folders: list[P
 
 
 def contracts_of(request: Request) -> Asked:
-    """Return the contracts of an evaluation; the errors are those of ``ask_contracts``."""
+    """Return the contracts of an evaluation; it raises the errors of ``ask_contracts``."""
     if request.asked:
         return request.asked
     return ask_contracts(request.config, run=request.run, model=request.model, new_contract=request.new_contract)
 
 
 def _is_done(ctx: FlowContext, milestone_tokens: int, asked: Asked) -> bool:
-    """Whether the results of all tasks exist, are undamaged, and are of these weights if they still exist.
+    """Return whether all tasks have undamaged results, computed from the current weights if those still exist.
 
-    False if a task was skipped, because it may be possible now.
+    Returns False if a task was skipped, because it may be possible now.
     """
     return all(_has(ctx, milestone_tokens, asked, number) for number in asked.contracts)
 
@@ -259,7 +257,7 @@ def _conclude(ctx: FlowContext, request: Request, failed: list[int], folders: li
 
 
 def _is_alone(ctx: FlowContext, request: Request) -> bool:
-    """Whether no driver writes the run's report and copies its journal to MLflow."""
+    """Return whether no driver writes the run's report and copies its journal to MLflow."""
     return request.model is not None or driver_pid(ctx.run) is None
 
 
@@ -287,7 +285,6 @@ def _finish(ctx: FlowContext, request: Request, outcome: str, message: str) -> N
 
 
 def _milestone_at(run: RunPaths, known: dict[int, int], at: int) -> int:
-    """Return the tokens of the milestone that ``--at`` names, which must have a checkpoint or an evaluation."""
     error = f"--at={count(at)}: {run.run_id} has no milestone of {at:,} tokens"
     tokens = find_milestone(at, known, error)
     step = known[tokens]

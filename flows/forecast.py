@@ -24,12 +24,12 @@ from hlatctl.run.fold import fold
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 
-#: Creating and deleting a thousand small files a second on a disk would take longer than everything else.
+#: Shared memory, because creating and deleting a thousand small files a second on a disk would dominate the run time.
 _IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def variants(config: Config) -> dict[str, Config]:
-    """Return the configured run, and variants of it that each change one setting, by name."""
+    """Return the configured run and its variants by name; each variant changes one setting."""
     every, cluster, rehearsal = config.checkpoint.every_steps, config.cluster, config.rehearsal
 
     def saving(steps: int) -> Config:
@@ -54,12 +54,12 @@ def play_all(config: Config, seeds: int, say: Callable[[str], None]) -> dict[str
     """Simulate every variant once per seed, on all cores.
 
     Args:
-        config: of the run; its ``rehearsal.seed`` is the first seed.
+        config: the run's configuration; its ``rehearsal.seed`` is the first seed.
         seeds: number of simulations per variant.
         say: called with the name of each variant before it is simulated.
 
     Returns:
-        The simulations by variant, in order of their seeds; the configured run comes first.
+        The simulations by variant, ordered by seed; the configured run comes first.
     """
     numbers = range(config.rehearsal.seed, config.rehearsal.seed + seeds)
     workers = min(seeds, os.cpu_count() or 1)
@@ -77,7 +77,7 @@ def play_all(config: Config, seeds: int, say: Callable[[str], None]) -> dict[str
 
 
 def _end_with_parent() -> None:
-    """End this worker process as soon as its parent is gone. A killed parent can't shut its pool down."""
+    """End this worker process as soon as its parent is gone: a killed parent can't shut its pool down."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -116,7 +116,7 @@ def play(config: Config, seed: int) -> Simulation:
 
 
 def _bare(config: Config, seed: int, folder: str) -> Config:
-    """Return the configuration of a simulation: failures are drawn from their rates, and none is staged for show."""
+    """Return the configuration of a simulation: failures are drawn from their rates, and none is staged."""
     return replace(
         config,
         runs_dir=folder,
@@ -127,14 +127,11 @@ def _bare(config: Config, seed: int, folder: str) -> Config:
 
 
 class _BareCaller(pretrain.PlainCaller):
-    """Skips the stages whose results only people read."""
-
     def __init__(self, run: RunPaths, clock: Clock) -> None:
         super().__init__(clock)
         self._run = run
 
     def call(self, name: str, stage: Callable[[], Any]) -> Any:
-        """Call the stage, unless it is provenance or report."""
         if name == "provenance":
             files.write_json(self._run.provenance, {"simulated": True})
         elif name != "report":

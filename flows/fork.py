@@ -1,7 +1,7 @@
-"""Begins a run from a checkpoint of another: with its weights, optimizer state and position in the data.
+"""Starts a run from another run's checkpoint, with its weights, optimizer state and data position.
 
-The new run's directory gets the checkpoint itself, as hard links where the file system allows them. So its trainer
-continues as after any restart, and the other run may delete its own.
+The checkpoint is put into the new run's directory, as hard links where the file system allows them. So its trainer
+continues as after any restart, and the other run may delete its copy.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def fork(
     run_id: str | None = None,
     restart_data: bool = False,
 ) -> RunPaths:
-    """Create a run that continues from a checkpoint of another.
+    """Create a run that continues from another run's checkpoint.
 
     Args:
         parent: the other run.
         at: a step, tokens with a unit (``200B``), or ``latest``.
-        overrides: what differs from the other run's configuration, with its amendments.
-        argv: the command line, for provenance.
-        run_id: None: made from the experiment's name and the time.
-        restart_data: read the corpus from its beginning. It is also read from there if it is another one.
+        overrides: changes to the other run's amended configuration.
+        argv: the command line, recorded as provenance.
+        run_id: id of the new run; None: made from the experiment's name and the time.
+        restart_data: read the corpus from its beginning. A different corpus is always read from its beginning.
 
     Raises:
-        ConfigError: the configuration breaks a rule, or the checkpoint can't be continued with it.
+        ConfigError: the configuration breaks a rule, or can't continue the checkpoint.
         CheckpointError: there is no such checkpoint, or it is incomplete.
         DataError, DependencyError, LaunchError, RunExistsError, StorageError: as :func:`flows.pretrain.create`.
     """
@@ -73,14 +73,13 @@ def fork(
 
 
 def differences(parent: RunPaths, run: RunPaths) -> dict[str, tuple[object, object]]:
-    """Return the values in which a fork's configuration differs from the other run's, by key; not those of ``fork``."""
+    """Return the values in which a fork's configuration differs from its parent's, by key; not those of ``fork``."""
     before, after = flatten(of_run(parent)), flatten(of_run(run))
     pairs = {key: (before.get(key), value) for key, value in after.items() if not key.startswith("fork.")}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _manifest(parent: RunPaths, config: Config, at: str) -> Manifest:
-    """Return the manifest of the checkpoint that ``--at`` names."""
     steps = checkpoint_steps(parent)
     if not steps:
         raise CheckpointError(
@@ -107,7 +106,7 @@ def _manifest(parent: RunPaths, config: Config, at: str) -> Manifest:
 
 
 def _skips(parent: RunPaths, before: Config, after: Config, fresh: bool) -> list[int | str]:
-    """Return the batches to skip: those of the other run too, if the same data goes on."""
+    """Return the batches to skip, including the other run's if the fork continues with the same data."""
     own = [entry for entry in after.data.skip_steps if entry not in before.data.skip_steps]
     if fresh:
         return own

@@ -1,6 +1,6 @@
-"""Continue prompts with a run's checkpoint or a Hugging Face model, in a process that has torch.
+"""Continues prompts with a run's checkpoint or a Hugging Face model, in a separate process that imports torch.
 
-A checkpoint is exported to a private folder first, which is removed at the end. Meanwhile the process imports torch.
+A checkpoint is first exported to a private folder, which is removed at the end. The process imports torch meanwhile.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from hlatctl.run.lease import driver_pid
 from hlatctl.run.paths import RunPaths
 from hlatctl.units import count, size
 
-#: Where a model computes if nothing else is asked for or present.
+#: Default device of a model, and the one to use if the requested device is missing.
 _EVERYWHERE = "cpu"
-#: Times that another checkpoint is exported because training has deleted the newest one meanwhile.
+#: How often to retry with a newer checkpoint because training deleted the one being exported.
 _EXPORTS = 3
 Say = Callable[[str], None]
 
@@ -40,10 +40,10 @@ class Source:
 
     Args:
         run: the run whose checkpoint is used; None: ``folder`` has the model.
-        step: of the checkpoint; None: the newest valid one.
-        folder: a Hugging Face folder.
-        device: to use, if it is present.
-        context_tokens: of training; None: as the model's configuration says.
+        step: step of the checkpoint; None: the newest valid one.
+        folder: Hugging Face folder.
+        device: device to use, if it is present.
+        context_tokens: context length in training; None: as the model's configuration says.
         yields: a driver trains the run, so that this process must not slow it.
     """
 
@@ -59,7 +59,7 @@ class Model:
     """A loaded model.
 
     Args:
-        talk: with the process that has it.
+        talk: conversation with the process that loaded it.
         facts: ``device``, ``parameters`` and ``context_tokens``; ``run_id``, ``step`` and ``tokens`` of a checkpoint,
             or ``model``, the folder.
     """
@@ -73,7 +73,7 @@ class Model:
         Args:
             prompt: valid Unicode.
             sampling: how tokens are drawn.
-            write: called with each piece of the text as soon as it is there. It can contain control characters.
+            write: called with each piece of the text as soon as it is generated. It can contain control characters.
 
         Raises:
             EvaluationError: the prompt doesn't fit, or the model can't generate.
@@ -88,24 +88,24 @@ class Model:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is running, so that it takes another prompt."""
+        """Whether the process is running and takes another prompt."""
         return self._talk.is_running
 
     def stop(self) -> None:
-        """End the text that is being generated, which then returns what there is."""
+        """Stop generating; the pending call returns the text so far."""
         self._talk.interrupt()
 
 
 def source_of(target: Target, *, step: int | None, device: str | None) -> Source:
-    """Return what a target means for generating.
+    """Return the model that a target names.
 
     Args:
         target: a run, a checkpoint or a folder.
-        step: of the checkpoint; None: the newest.
-        device: that was asked for; None: the run's, or the CPU while the run trains.
+        step: step of the checkpoint; None: the newest.
+        device: requested device; None: the run's, or the CPU while the run is training.
 
     Raises:
-        ConfigError: a step of something other than a run, or a simulated run.
+        ConfigError: a step was given for something other than a run, or the run is simulated.
         CheckpointError: the run has no such checkpoint.
     """
     if step is not None and (isinstance(target, FolderTarget) or target.step is not None):
@@ -139,7 +139,7 @@ def source_of(target: Target, *, step: int | None, device: str | None) -> Source
 
 
 def _of_generation(device: str) -> str:
-    """Return the device to generate on, by the device of training. Neuron would compile a graph for every length."""
+    """Return the device to generate on for a training device. Neuron would compile a graph for every length."""
     return _EVERYWHERE if device == "neuron" else device
 
 
@@ -162,8 +162,8 @@ def opened(source: Source, *, needs_device: bool, say: Say) -> Iterator[Model]:
 
     Args:
         source: from :func:`source_of`.
-        needs_device: fail if its device is missing, instead of using the CPU.
-        say: called with what is being done.
+        needs_device: fail if the source's device is missing, instead of using the CPU.
+        say: called with messages about the progress.
 
     Raises:
         DependencyError: torch or transformers is not installed.
@@ -193,7 +193,6 @@ def opened(source: Source, *, needs_device: bool, say: Say) -> Iterator[Model]:
 
 
 def _model_of(source: Source, scratch: Path, say: Say) -> tuple[Path, dict[str, Any]]:
-    """Return the Hugging Face folder of a source, exported if it is a checkpoint, and its facts."""
     if source.run is None:
         assert source.folder is not None
         return source.folder, {"model": os.fspath(source.folder)}
@@ -206,7 +205,7 @@ def _model_of(source: Source, scratch: Path, say: Say) -> tuple[Path, dict[str, 
 
 
 def _export(source: Source, run: RunPaths, to: Path) -> dict[str, Any]:
-    """Export a checkpoint. If training has deleted the newest one meanwhile, export the one after it."""
+    """Export a checkpoint. If training has deleted the newest one in the meantime, export the one after it."""
     chosen = ("--step", str(source.step)) if source.step is not None else ()
     argv = ("--run-dir", os.fspath(run.root), "--to", os.fspath(to), *chosen)
     for left in reversed(range(_EXPORTS)):

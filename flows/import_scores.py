@@ -1,4 +1,4 @@
-"""Imports the scores of others: makes a run directory with only these scores, and their provenance."""
+"""Imports the scores of other people's models: creates a run directory with only these scores and their provenance."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _UNNAMED = "scores"
 
 
 def create(config: Config, source: Source, *, argv: list[str]) -> RunPaths:
-    """Create the run of a file's scores, at 0 tokens, as that of a model from elsewhere.
+    """Create a run with a file's scores at 0 tokens, like that of an external model.
 
     Args:
-        config: the default one; only its runs folder and permissions have a meaning.
+        config: the default configuration; only its runs folder and permissions matter.
         source: the checked file.
         argv: the command line as typed.
 
@@ -44,7 +44,7 @@ def create(config: Config, source: Source, *, argv: list[str]) -> RunPaths:
 
 
 def _write_samples(run: RunPaths, source: Source) -> None:
-    """Write items where evaluations do, and the first score of their task, which says what an item's value is."""
+    """Write items where evaluations write them; the first score of an item's task says what its value means."""
     folder = run.eval(0)
     for task, path in source.samples.items():
         if (figure := source.figures.figures.get(task)) is not None:
@@ -73,7 +73,6 @@ def _journal(run: RunPaths, run_id: str, source: Source, argv: list[str]) -> Non
 
 
 def _score(figure: dict[str, Any]) -> dict[str, Any]:
-    """Return a score as evaluations record it, and what the file says of how it was measured."""
     always = ("metric", "value", "stderr", "n")
     return {key: value for key, value in figure.items() if key in always or value is not None}
 

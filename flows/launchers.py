@@ -1,4 +1,4 @@
-"""Creates the launcher that a configuration names, and a flow's context with it. Knows all launchers."""
+"""Creates the launcher that a configuration names, and a flow's context with it."""
 
 from __future__ import annotations
 
@@ -41,10 +41,8 @@ def open_context(
     """Return a flow's context on the cluster of its configuration.
 
     Args:
-        run: the run directory.
-        observer: shows the flow's progress.
-        config: instead of the run's own.
-        writer: of the journal; a flow beside the run's driver has a writer of its own.
+        config: configuration to use instead of the run's.
+        writer: writer of the journal; a flow that runs alongside the run's driver has its own.
         heeds_stop: a request to stop the run ends this flow's jobs.
         world: the simulated cluster of the previous driver; None: a new one if the run is simulated.
     """

@@ -1,8 +1,8 @@
 """The training flow: creates a run and drives it to its end.
 
 ``pipeline`` has the stages in order. ``flows.tracking.prefect_flow`` calls it with every stage as a Prefect task; if
-Prefect doesn't answer, it is called directly. Prefect needs some ten seconds to start, so the stages before training
-run meanwhile, and Prefect gets their outcomes.
+Prefect doesn't answer, it is called directly. Prefect needs some ten seconds to start. The stages before training run
+in that time, and their outcomes are passed on to Prefect.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class Caller(Protocol):
         """Run a stage and return its result."""
 
     def submit(self, choose: Callable[[], tuple[str, Callable[[], Any]]], *, most: int) -> Future[Any]:
-        """Run a stage beside the pipeline, at most so many such stages at once.
+        """Run a stage alongside the pipeline, with at most ``most`` such stages simultaneously.
 
         Args:
             choose: returns the name and the stage, once a thread is free.
-            most: stages at once.
+            most: maximum number of simultaneous stages.
         """
 
 
@@ -86,7 +86,7 @@ class PlainCaller:
 
 
 class Ahead:
-    """Calls stages directly while Prefect starts, and keeps their outcomes for a caller that shows them to it."""
+    """Calls stages directly while Prefect starts, and keeps their outcomes for the caller that uses Prefect."""
 
     def __init__(self) -> None:
         self._outcomes: dict[str, Callable[[], Any]] = {}
@@ -95,7 +95,7 @@ class Ahead:
         """Run a stage and return its result.
 
         Raises:
-            HlatctlError: the stage's own.
+            HlatctlError: the stage's error.
         """
         try:
             result = stage()
@@ -106,11 +106,11 @@ class Ahead:
         return result
 
     def submit(self, choose: Callable[[], tuple[str, Callable[[], Any]]], *, most: int) -> Future[Any]:
-        """Never called: no stage before training runs beside the pipeline."""
+        """Never called: no stage before training runs alongside the pipeline."""
         raise NotImplementedError
 
     def through(self, caller: Caller) -> Caller:
-        """Return a caller that gives the outcome of each stage that has run already, once, and runs any other."""
+        """Return a caller that replays the outcome of each stage that has already run, once, and runs any other."""
         return _Through(caller, self._outcomes)
 
 
@@ -129,7 +129,7 @@ def _again(error: HlatctlError) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOf:
-    """The place of a run in a sweep. The sweep has checked the inputs of its trials."""
+    """The place of a run in a sweep. The sweep has already checked the inputs of its trials."""
 
     sweep: str
     trial: int
@@ -147,16 +147,15 @@ def create(
     """Create a run's directory, after checking the configuration and its inputs.
 
     Args:
-        config: of the run.
-        argv: the command line, for provenance.
-        run_id: None: made from the experiment's name and the time.
+        argv: the command line, recorded as provenance.
+        run_id: id of the run; None: made from the experiment's name and the time.
         of: the run's place in a sweep.
-        forked: it continues from the checkpoint that ``fork`` names.
-        origins: where the configuration's values came from, for provenance; None: unknown.
+        forked: the run continues from the checkpoint that ``fork`` names.
+        origins: where the configuration's values came from, recorded as provenance; None: unknown.
 
     Raises:
         ConfigError, DataError: the configuration or an input is wrong; nothing was created.
-        LaunchError: the cluster's scheduler does not answer, or is not here; nothing was created.
+        LaunchError: the cluster's scheduler does not answer or is not installed; nothing was created.
         RunExistsError, StorageError: the run directory can't be created, or the mirror can't be written.
     """
     if run_id is not None:
@@ -190,13 +189,11 @@ def drive(
     """Drive a run to its end; start or resume it.
 
     Args:
-        run: its directory.
-        observer: shows the run's progress.
         caller_of: returns the caller of the stages, for runs without Prefect and MLflow; None: use both.
 
     Raises:
-        RunBusyError: it already has a driver.
-        StoppedError: it was stopped on request and can be resumed.
+        RunBusyError: the run already has a driver.
+        StoppedError: the run was stopped on request and can be resumed.
         HlatctlError: an error that a restart can't fix.
     """
     with storage_errors(), files.created_like(run.root), hold_driver(run):
@@ -230,7 +227,7 @@ def drive(
 
 
 def _drive(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) -> float | None:
-    """Drive a run with one driver. Returns None at its end; in a dry run, the seconds until the run is resumed."""
+    """Drive a run with one driver. Return None at the run's end, or the seconds until a dry run is resumed."""
     run = ctx.run
     try:
         with ctx.signals.kept(), storage_errors():
@@ -248,7 +245,7 @@ def _drive(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) 
         return ctx.config.rehearsal.head_restart_s
     except KeyboardInterrupt:
         ctx.signals.take()
-        at_once = ctx.state.stop_requested  # by the first interrupt
+        at_once = ctx.state.stop_requested  # set by the first interrupt
         message = f"run {run.run_id}: {'stopped at once, without a checkpoint' if at_once else 'interrupted'}"
         _finish(ctx, "stopped", message)
         kind = StoppedAtOnceError if at_once else StoppedError
@@ -274,9 +271,9 @@ def _successor(ctx: FlowContext, after_s: float) -> FlowContext:
 
 
 def _adopt(ctx: FlowContext) -> bool:
-    """Put the configuration of the running or the next attempt into a context; return whether it has changed.
+    """Update a context to the configuration of the running or next attempt; return whether it has changed.
 
-    Jobs that run keep the launcher that started them (``flows.runtime.jobs``).
+    Running jobs keep the launcher that started them (``flows.runtime.jobs``).
     """
     before = amended.adopt(ctx)
     if before.cluster != ctx.config.cluster:
@@ -293,9 +290,7 @@ def pipeline(ctx: FlowContext, caller: Caller, ahead: Ahead | None = None) -> No
     """Run the stages in order. Each is idempotent: a resumed run calls all of them again.
 
     Args:
-        ctx: of the run.
-        caller: of the stages.
-        ahead: has run the stages before training.
+        ahead: caller that has run the stages before training.
     """
     _prepare(ctx, ahead.through(caller) if ahead else caller, measure=True)
     evaluations = _train_and_evaluate(ctx, caller)
@@ -308,17 +303,15 @@ def pipeline(ctx: FlowContext, caller: Caller, ahead: Ahead | None = None) -> No
 
 
 def _prepare(ctx: FlowContext, caller: Caller, *, measure: bool) -> None:
-    """Run the stages before training, which skip what is done.
+    """Run the stages before training; each skips what is done.
 
     Args:
-        ctx: of the run.
-        caller: of the stages.
         measure: run preflight too, which never counts as done.
     """
     caller.call("validate", partial(validate, ctx))
     caller.call("provenance", partial(record_provenance, ctx, ctx.state.argv or sys.argv))
     caller.call("data", partial(prepare_data, ctx))
-    # From here on a scheduler keeps the nodes for the run, so everything that one node can do comes before.
+    # From here on a scheduler keeps the nodes for the run, so everything that one node can do runs before.
     if measure:
         caller.call("preflight", partial(preflight, ctx))
     caller.call("compile", partial(compile_graphs, ctx))
@@ -327,7 +320,7 @@ def _prepare(ctx: FlowContext, caller: Caller, *, measure: bool) -> None:
 
 
 def _keep_up(ctx: FlowContext, caller: Caller) -> None:
-    """Prepare for the configuration of the next attempt until no further amendment has come meanwhile."""
+    """Prepare for the configuration of the next attempt until no new amendment has arrived in the meantime."""
     before = ctx.config
     while _adopt(ctx):
         measured, wanted = map(fingerprint.hardware_fingerprint, (before, ctx.config))
@@ -336,7 +329,7 @@ def _keep_up(ctx: FlowContext, caller: Caller) -> None:
 
 
 def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
-    """Train to the last step and evaluate milestones meanwhile; returns each milestone's status."""
+    """Train to the last step, evaluate milestones meanwhile, and return each milestone's status."""
     evaluations = Evaluations(ctx, caller.submit)
     remove_left_over(ctx.run, ctx.state.milestones.values())
     try:
@@ -355,7 +348,7 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
         if ctx.config.eval.placement == "between":
             evaluations.finish()  # on the nodes of training
         ctx.launcher.release(ctx.run.root)
-        for announced_by_others in due_milestones(ctx):  # `hlatctl eval`, which may have failed since
+        for announced_by_others in due_milestones(ctx):  # `hlatctl eval`, which may have failed since then
             evaluations.add(announced_by_others)
         if not evaluations.done:
             ctx.message("training is finished; waiting for the last evaluation")
@@ -379,7 +372,7 @@ def _run(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) ->
             raise
     stages = partial(pipeline, ahead=ahead)
     if not run_under_prefect(ctx, stages):
-        ctx.cancelled.clear()  # if Prefect failed in the middle, it ended a running evaluation
+        ctx.cancelled.clear()  # if Prefect failed midway, it ended a running evaluation
         stages(ctx, PlainCaller(ctx.clock))
 
 
@@ -391,7 +384,7 @@ def _finish(ctx: FlowContext, outcome: str, message: str, hint: str = "") -> Non
 
 
 def _report_anyway(ctx: FlowContext) -> None:
-    """Write the report of a run that stopped or failed. An error here must not hide the run's own."""
+    """Write the report of a run that stopped or failed. A reporting error must not hide the run's own error."""
     try:
         write_report(ctx)
     except HlatctlError as error:

@@ -1,4 +1,4 @@
-"""Asking running training for a profile, through files only: the run's journal, and the driver's file of orders."""
+"""Requests a profile from running training, through files only: the run's journal and the driver's file of orders."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ from hlatctl.run.paths import MOST_RANKS, MOST_STEPS, RunPaths, table_name
 from hlatctl.run.state import ProfileState, RunState
 from hlatctl.units import size
 
-#: Interval between two looks at the journal.
+#: Seconds between two reads of the journal.
 _LOOK_EVERY_S = 0.5
 #: Bytes of a compressed trace for each layer of each micro-batch of a step, with the operators of the optimizer.
 #: Measured on a CPU: 15 KiB; a GPU adds a kernel for each operator.
 _LAYER_BYTES = 32 << 10
-#: Steps of training that must be left besides those recorded: those until the order arrives, and those of warm-up.
+#: Training steps that must remain besides the recorded ones: those until the order arrives, and those of warm-up.
 _SPARE_STEPS = 4
 
 
 def request(run: RunPaths, *, steps: int, ranks: list[int] | None, memory: bool, by: str) -> ProfileState:
-    """Ask a run's training for a profile. Nothing is written if it can't be made.
+    """Request a profile of a run's training. Nothing is written if the profile can't be made.
 
     Args:
-        run: the run directory.
-        steps: to record.
-        ranks: that record; None: all.
+        steps: number of steps to record.
+        ranks: ranks that record; None: all.
         memory: also record each allocation.
-        by: the user.
+        by: name of the user, for the journal.
 
     Raises:
-        ConfigError: the run doesn't train now, has no such ranks, or its backend has a profiler of its own.
+        ConfigError: the run isn't training, has no such ranks, or its backend has a profiler of its own.
         RunBusyError: another profile is being made.
         StorageError: the disk is too small, or the journal can't be written.
     """
@@ -66,10 +65,10 @@ def request(run: RunPaths, *, steps: int, ranks: list[int] | None, memory: bool,
 
 
 def wait(run: RunPaths, number: int) -> Iterator[tuple[int, ProfileState]]:
-    """Yield the run's newest step and the profile at each look, until the profile is made or has failed.
+    """Yield the run's newest step and the profile after each read, until the profile is made or has failed.
 
     Raises:
-        RunBusyError: it has failed, or the driver that would pass the request on has ended.
+        RunBusyError: the profile failed, or the driver that would deliver the request has ended.
     """
     state, tail = follow(run)
     while (profile := next(one for one in state.profiles if one.number == number)).status == "asked":
@@ -83,7 +82,7 @@ def wait(run: RunPaths, number: int) -> Iterator[tuple[int, ProfileState]]:
         for event in tail.read_new():
             apply(state, event)
     if profile.status == "failed":
-        shutil.rmtree(run.partial_profile(number), ignore_errors=True)  # of an attempt that was killed
+        shutil.rmtree(run.partial_profile(number), ignore_errors=True)  # left by an attempt that was killed
         raise RunBusyError(
             f"run {run.run_id}: profile {number} was not made: {profile.message}",
             hint=f"`hlatctl profile {run.run_id}` asks again",
@@ -137,7 +136,6 @@ def _check_steps(steps: int) -> None:
 
 
 def _check_training(run: RunPaths, config: Config, state: RunState, steps: int) -> int:
-    """Return the number of the attempt that trains now."""
     attempt = state.attempt
     if state.status == "finished":
         raise ConfigError(

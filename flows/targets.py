@@ -19,7 +19,7 @@ _KINDS = "TARGET is a run, a checkpoint's folder (.../checkpoints/step-00001000)
 
 @dataclass(frozen=True)
 class RunTarget:
-    """A run; or, with a step, one of its checkpoints and the tokens consumed until then."""
+    """A run or, with a step, one of its checkpoints and the tokens consumed until then."""
 
     run: RunPaths
     step: int | None = None
@@ -37,12 +37,12 @@ Target = RunTarget | FolderTarget
 
 
 def find(name: str, runs_dir: Path) -> Target:
-    """Return the target of that name: a run's id, the beginning of one, ``latest``, or else a folder.
+    """Return the target with this name: a run's id or its beginning, ``latest``, or else a folder.
 
     Raises:
-        RunNotFoundError: no run and no folder has that name.
+        RunNotFoundError: no run and no folder has this name.
         CheckpointError: the checkpoint is incomplete.
-        EvaluationError: the folder or file is none of these.
+        EvaluationError: the folder or file is not a target.
     """
     path = Path(name).expanduser()
     is_path = os.sep in name or name in (".", "..")

@@ -1,9 +1,7 @@
-"""Removes runs, or only their checkpoints. Refuses a run that anything still works on.
+"""Removes runs or only their checkpoints, and recreates run directories from a mirror.
 
-Recreates the directory of a run whose storage was lost, from its mirror in object storage.
-
-Only the small files are made here. The processes of training fetch the checkpoint, each its share
-(``trainer.checkpoint.mirror``).
+A run is not removed while anything works on it. Recreating a run from its mirror in object storage makes only the small
+files; the training processes fetch the checkpoint, each its share (``trainer.checkpoint.mirror``).
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.redact import hide
 from hlatctl.run.runs import list_runs
 
-#: Begins the names of folders that are being removed; no run's id begins with a dot.
+#: Prefix of folders that are being removed; no run's id begins with a dot.
 _REMOVED = ".removed-"
 
 
@@ -51,11 +49,11 @@ class Content:
     """What a run's folder contains.
 
     Args:
-        checkpoints: number of them.
-        checkpoints_bytes: on this disk; files that another run has too count in full.
-        other_bytes: everything else.
-        mirror_url: folder of copies in object storage, which stay; empty: none.
-        forks: ids of runs of the same folder that began from it. They have their own checkpoints.
+        checkpoints: number of checkpoints.
+        checkpoints_bytes: their size on this disk; files shared with another run count in full.
+        other_bytes: size of everything else.
+        mirror_url: folder of copies in object storage, which are not removed; empty: none.
+        forks: ids of runs in the same folder that were forked from this one. They have their own checkpoints.
     """
 
     checkpoints: int
@@ -66,7 +64,7 @@ class Content:
 
 
 def content(run: RunPaths) -> Content:
-    """Return what a run's folder contains. Symbolic links are not followed."""
+    """Return what a run's folder contains, without following symbolic links."""
     in_checkpoints = _tree_bytes(run.checkpoints)
     try:
         url = of_run(run).checkpoint.mirror_url
@@ -91,10 +89,10 @@ def members(run: RunPaths) -> list[RunPaths]:
 
 
 def check_idle(run: RunPaths) -> None:
-    """Check that nothing works on a run, and that it is this user's.
+    """Check that nothing works on a run, and that this user owns it.
 
     Raises:
-        RunBusyError: its driver, its training or an evaluation runs, or it is a trial of a sweep that is driven.
+        RunBusyError: its driver, its training or an evaluation is running, or it is a trial of a sweep that is driven.
         StorageError: it belongs to another user, or is a link.
     """
     if run.root.is_symlink():
@@ -115,12 +113,12 @@ def check_idle(run: RunPaths) -> None:
             f"run {run.run_id}: is a trial of {above.run_id}, which {busy} drives",
             hint=f"`hlatctl stop {above.run_id}`, then try again",
         )
-    # `hlatctl eval` prepares for some seconds before its evaluator takes the lease of a milestone.
+    # `hlatctl eval` prepares for some seconds before its evaluator takes a milestone's lease.
     _check_free(run, (run.evaluator_lock, *run.evals.glob("*/lease")))
     try:
         config = of_run(run)
     except HlatctlError:
-        return  # a damaged run has no job that could be asked for
+        return  # a damaged run has no job to query
     if not is_mock(config) and live_training(state, launcher_for(config)):
         raise RunBusyError(
             f"run {run.run_id}: training still runs, without a driver",
@@ -130,7 +128,7 @@ def check_idle(run: RunPaths) -> None:
 
 @contextmanager
 def _held(run: RunPaths) -> Iterator[None]:
-    """Keep drivers and evaluations from starting. One of them may have started since it was checked last."""
+    """Keep drivers and evaluations from starting. One may have started since the last check."""
     with ExitStack() as held:
         held.enter_context(hold_driver(run))
         if not isinstance(run, SweepPaths):
@@ -146,7 +144,7 @@ def _check_free(run: RunPaths, leases: Iterable[Path]) -> None:
 
 
 def remove(run: RunPaths) -> None:
-    """Remove a run's folder. From the first moment on, nothing takes the rest of it for a run.
+    """Remove a run's folder. From the start, no reader mistakes the remainder for a run.
 
     Raises:
         RunBusyError, StorageError: as :func:`check_idle`.
@@ -162,22 +160,21 @@ def remove(run: RunPaths) -> None:
 
 
 def remove_left_overs(runs_dir: Path) -> None:
-    """Remove what interrupted removals of this user left."""
+    """Remove what this user's interrupted removals left behind."""
     for path in runs_dir.glob(f"{_REMOVED}*"):
         if path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.geteuid():
             shutil.rmtree(path, ignore_errors=True)
 
 
 def archive(run: RunPaths, *, keeps: int | None, by: str) -> int:
-    """Remove a run's checkpoints; everything that its report needs stays. The run can't be resumed after that.
+    """Remove a run's checkpoints and keep everything that its report needs. The run can't be resumed afterwards.
 
     Args:
-        run: the run directory.
-        keeps: step of a checkpoint that stays; None: none does.
-        by: the user.
+        keeps: step of a checkpoint to keep; None: keep none.
+        by: name of the user, for the journal.
 
     Returns:
-        The bytes of the removed files.
+        The size of the removed files in bytes.
 
     Raises:
         RunBusyError, StorageError: as :func:`check_idle`.
@@ -186,7 +183,7 @@ def archive(run: RunPaths, *, keeps: int | None, by: str) -> int:
     with _held(run), files.created_like(run.root):
         gone = [run.checkpoint(step) for step in folder_steps(run) if step != keeps]
         freed = sum(map(_tree_bytes, gone))
-        # First, so that an interrupted archiving is repeated and never resumed.
+        # First, so that interrupted archiving is repeated and the run never resumed.
         with JournalWriter(run, OPERATOR_WRITER) as journal:
             journal.append("archived", durable=True, by=by, bytes=freed)
         try:
@@ -200,9 +197,9 @@ def archive(run: RunPaths, *, keeps: int | None, by: str) -> int:
 
 
 def newest_valid(run: RunPaths, say: Callable[[str], None]) -> int | None:
-    """Return the step of the newest checkpoint that is valid; of the newest one if none is; None: there is none.
+    """Return the step of the newest valid checkpoint, of the newest one if none is valid, or None if there is none.
 
-    One that the run has not verified is read: the last one before a stop, because the driver ends with it.
+    A checkpoint that the run has not verified is read: the last one before a stop, because the driver ends with it.
     """
     state, have = read_state(run), folder_steps(run)
     for step in sorted(have, reverse=True):
@@ -250,17 +247,17 @@ def recreate(url: str, runs_dir: Path, *, argv: list[str]) -> tuple[RunPaths, in
 
     Args:
         url: the run's folder in the mirror; its last part is the run's id.
-        runs_dir: where to create it, absolute.
+        runs_dir: absolute path of the folder in which to create it.
         argv: the command line, for the journal.
 
     Returns:
         The run, and the step of the newest checkpoint in the mirror.
 
     Raises:
-        StorageError: the mirror can't be read, or is none.
-        ConfigError: the URL is none.
-        CheckpointError: it has no complete checkpoint.
-        RunExistsError: the run's directory is there.
+        StorageError: the URL can't be read, or is not a mirror.
+        ConfigError: the text is not a URL.
+        CheckpointError: the mirror has no complete checkpoint.
+        RunExistsError: the run's directory already exists.
     """
     parent, _, run_id = url.rstrip("/").rpartition("/")
     if "://" not in url:
@@ -284,7 +281,6 @@ def recreate(url: str, runs_dir: Path, *, argv: list[str]) -> tuple[RunPaths, in
 
 
 def _read(url: str, mirror: Objects) -> tuple[Config, list[Copy]]:
-    """Return the configuration and the complete copies in a run's mirror."""
     try:
         with private_folder("restore") as own:
             file = own.path / CONFIG
@@ -296,6 +292,6 @@ def _read(url: str, mirror: Objects) -> tuple[Config, list[Copy]]:
     except FileNotFoundError:
         hint = "name the folder of one run: checkpoint.mirror_url followed by /RUN"
         raise StorageError(f"{url}: has no {CONFIG}, so it is not the mirror of a run", hint=hint) from None
-    except Exception as error:  # whatever the service's own library raises
+    except Exception as error:  # any exception of the service's library
         hint = "check the address and the credentials in the environment"
         raise StorageError(f"{url}: can't be read ({type(error).__name__}: {error})", hint=hint) from None

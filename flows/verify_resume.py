@@ -1,6 +1,6 @@
-"""Proves that a run's checkpoint continues as the run did: trains some of its steps again and compares them.
+"""Checks that resuming from a checkpoint reproduces the original run: trains some of its steps again and compares them.
 
-The steps are trained in a private folder with the run's own launcher, from the run's own checkpoint. Their losses and
+The steps are trained in a private folder, with the run's launcher and from the run's checkpoint. Their losses and
 gradient norms are compared with the journal. If the run has a checkpoint among these steps, its weights and moments are
 compared too: a wrong moment of a row that no step uses changes no loss. The run itself is only read.
 """
@@ -36,14 +36,14 @@ from hlatctl.run.provenance import package_versions
 from hlatctl.run.state import RunState
 
 #: Processors and devices round differently: the largest relative difference of a loss between two of them. Norms of
-#: gradients and moments sum what is rounded, so they differ more.
+#: gradients and moments sum rounded values, so they differ more.
 TOLERANCE, NORM_TOLERANCE, TENSOR_TOLERANCE = 1e-3, 1e-2, 0.1
-#: More steps than any run, so that no checkpoint is written.
+#: More steps than any run has, so that no checkpoint is written.
 _NEVER_STEPS = 1 << 40
-#: More checkpoints than the training writes: that of the steps' end, and that of its stop.
+#: More checkpoints than the training writes: one at the end of the steps, and one when it stops.
 _KEEP = 10
 
-#: Loss and gradient norm of steps.
+#: Loss and gradient norm by step.
 Steps = dict[int, tuple[float, float]]
 
 
@@ -52,19 +52,19 @@ class Comparison:
     """The result of training steps again.
 
     Args:
-        from_step: the checkpoint.
-        steps: how many were compared.
-        equal: how many have exactly the same loss and gradient norm.
-        first_different: the first step that has not; None: all have.
-        largest: relative difference of a loss; 0 if all are equal.
-        largest_norm: relative difference of a gradient norm; 0 if all are equal.
-        conditions: what differs from the run's own attempt, such as the device; empty: nothing.
+        from_step: step of the checkpoint.
+        steps: number of compared steps.
+        equal: number of steps with exactly the same loss and gradient norm.
+        first_different: the first step that differs; None: all are equal.
+        largest: largest relative difference of a loss; 0 if all are equal.
+        largest_norm: largest relative difference of a gradient norm; 0 if all are equal.
+        conditions: what differs from the run's attempt, such as the device; empty: nothing.
         must_equal: nothing differs, and the device is a CPU or has computed the same losses and norms, so every bit
             must be equal.
-        tensors_at: the step after which weights and moments were compared; None: at no step.
-        tensors: how many were compared.
-        equal_tensors: how many have exactly the same bits.
-        first_tensor: the name of the first one that has not; None: all have.
+        tensors_at: the step after which weights and moments were compared; None: they were not.
+        tensors: number of compared tensors.
+        equal_tensors: number of tensors with exactly the same bits.
+        first_tensor: name of the first tensor that differs; None: all are equal.
         largest_tensor: largest relative difference of a tensor; 0 if all are equal.
     """
 
@@ -84,7 +84,7 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether the checkpoint continues as the run did."""
+        """Whether resuming reproduced the original run."""
         if self.must_equal:
             return self.first_different is None and self.first_tensor is None
         measured = (self.largest, self.largest_norm, self.largest_tensor)
@@ -94,14 +94,13 @@ class Comparison:
 def verify(
     run: RunPaths, *, most_steps: int, step: int | None = None, say: Callable[[str], None] = lambda _: None
 ) -> Comparison:
-    """Train the steps after a checkpoint again and compare them with the journal.
+    """Train the steps after a checkpoint again and compare them with the journal. Nothing in the run changes.
 
     Args:
-        run: the run directory; nothing in it changes.
-        most_steps: how many steps at most.
-        step: of the checkpoint; None: the newest one with a later checkpoint among the steps to train, or else the
+        most_steps: maximum number of steps.
+        step: step of the checkpoint; None: the newest one with a later checkpoint among the steps to train, or else the
             newest one with steps after it.
-        say: shows a line of progress.
+        say: called with messages about the progress.
 
     Raises:
         ConfigError: the run is simulated, or has no such checkpoint.
@@ -136,7 +135,6 @@ def verify(
 
 
 def _segment(run: RunPaths, state: RunState, most: int, wanted: int | None) -> tuple[int, int, Steps]:
-    """Return a checkpoint's step, the attempt that trained the steps after it, and these steps."""
     steps, attempts, losses, norms = state.steps.columns("step", "attempt", "loss", "grad_norm")
     kept = checkpoint_steps(run)
     if wanted is not None and wanted not in kept:
@@ -168,7 +166,7 @@ def _config_number(state: RunState, attempt: int) -> int:
 
 
 def _prepare(run: RunPaths, again: RunPaths, config: Config, base: int, *, save_at: int | None) -> None:
-    """Make a run directory that continues from the checkpoint, with the same data and without evaluations."""
+    """Create a run directory that continues from the checkpoint, with the same data and without evaluations."""
     skips = amended_skips(read_events(run, wanted=no_steps))
     checkpoint = replace(
         config.checkpoint,
@@ -207,7 +205,7 @@ def _train(again: RunPaths, config: Config, *, last: int, save_at: int | None) -
 
 
 def _is_saved(ctx: FlowContext, step: int | None) -> bool:
-    """Whether the checkpoint of a step is written, or is skipped because the disk is full."""
+    """Return whether a step's checkpoint is written, or is skipped because the disk is full."""
     if step is None or step in ctx.state.checkpoints:
         return True
     return any(event["kind"] == "checkpoint_skipped" for event in writer_events(ctx.run, train_writer(0)))
@@ -219,7 +217,6 @@ def _losses(state: RunState) -> Steps:
 
 
 def _conditions(run: RunPaths, attempt: int, again: RunPaths) -> list[str]:
-    """Return in what the machine at hand differs from that of the run's attempt."""
     before, now = _train_started(run, attempt), _train_started(again, 1)
     pairs = [(name, before.get(name), now.get(name)) for name in ("device", "world")]
     versions: Mapping[str, str] = {}
@@ -251,7 +248,7 @@ def _compare(base: int, expected: Steps, losses: Steps, conditions: list[str], c
 
 
 def _relative(now: float, then: float) -> float:
-    """Return the relative difference of two numbers; infinite if one isn't finite and they differ."""
+    """Return the relative difference of two numbers; infinite if they differ and one isn't finite."""
     difference = abs(now - then) / max(abs(then), 1e-12) if now != then else 0.0
     return difference if math.isfinite(difference) else math.inf
 
@@ -259,7 +256,7 @@ def _relative(now: float, then: float) -> float:
 def _compare_tensors(
     found: Comparison, run: RunPaths, again: RunPaths, step: int, say: Callable[[str], None]
 ) -> Comparison:
-    """Add the comparison of the checkpoints of a step: the run's, and that of the steps trained again."""
+    """Add the comparison of a step's two checkpoints: the run's, and that of the repeated training."""
     if step not in checkpoint_steps(again):
         say(f"weights and moments are not compared: there was no room for a checkpoint of step {step}")
         return found

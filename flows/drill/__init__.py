@@ -1,6 +1,6 @@
-"""Drills: faults are injected into a short real run, and its recovery is checked.
+"""Drills: inject faults into a short real run, and check its recovery.
 
-``arena`` is the drilled run and what can be observed of it, ``faults`` has one function per fault, and ``exercise``
-injects one after another and compares with an undisturbed run. Faults come from outside, as signals and as damage to
-files: the trainer has no code for drills.
+``arena`` has the drilled run and what can be observed of it, and ``faults`` has one function per fault. ``exercise``
+injects one fault after another and compares the run with an undisturbed one. Faults come from outside, as signals and
+damaged files: the trainer has no code for drills.
 """

@@ -1,8 +1,7 @@
-"""The run of a drill: its growing journal, its driver and its processes.
+"""The run of a drill: its journal, its driver, its processes and its disk.
 
-How a drill reaches the processes of a training job: on this machine, or on the nodes of a Slurm cluster.
-
-A small disk that can be filled: a tmpfs made by bubblewrap, which every process of this user can use.
+``reach_for`` returns how signals reach a training job, on this machine or on a Slurm cluster. ``under_small_disk``
+provides a small disk that can be filled: a tmpfs mounted by bubblewrap, which all processes of this user can use.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from hlatctl.run.paths import RunPaths
 from hlatctl.run.processes import Identity
 from hlatctl.run.state import AttemptState, RunState
 
-#: What these launchers' jobs can be reached with; a drill of any other is refused.
+#: Launchers whose jobs a drill can reach; it refuses any other.
 LAUNCHERS = ("local", "slurm")
 
 
@@ -78,11 +77,7 @@ class Here:
 
 
 class OnSlurm:
-    """Jobs of a Slurm cluster: signals are sent by a step beside training, on the job's last node.
-
-    Args:
-        config: of the run.
-    """
+    """Jobs of a Slurm cluster: a step that runs alongside training on the job's last node sends the signals."""
 
     def __init__(self, config: Config) -> None:
         self._launcher, self._last = SlurmLauncher(config.cluster), config.cluster.nodes - 1
@@ -110,7 +105,7 @@ class OnSlurm:
 
 
 def reach_for(config: Config) -> Reach:
-    """Return how to reach the jobs of a run."""
+    """Return how signals reach the jobs of a configuration."""
     return OnSlurm(config) if config.cluster.launcher == "slurm" else Here()
 
 
@@ -118,7 +113,7 @@ def node_program(handle: Handle) -> processes.Identity:
     """Return the process of a job's node program on this machine.
 
     Raises:
-        LaunchError: it has none.
+        LaunchError: the job has none.
     """
     process = LocalLauncher().process(handle)
     if process is None:
@@ -130,7 +125,7 @@ def last_rank(handle: Handle) -> processes.Identity:
     """Return the training process of the last rank on this machine.
 
     Raises:
-        LaunchError: none is left.
+        LaunchError: none is running.
     """
     ranks = processes.ranks(node_program(handle).pid)
     if not ranks:
@@ -141,11 +136,11 @@ def last_rank(handle: Handle) -> processes.Identity:
 _T = TypeVar("_T")
 
 _POLL_S = 0.02
-#: On a machine with few cores, MLflow and Prefect must be able to start beside training.
+#: On a machine with few cores, MLflow and Prefect must be able to start alongside training.
 _YIELDING = ("nice", "-n", "5")
 #: A wait ends after this time plus this many cold starts.
 _PATIENCE_S, _PATIENCE_STARTS = 60.0, 8.0
-#: A wait's limit before the duration of a cold start is known.
+#: Limit of a wait before the duration of a cold start is known.
 _FIRST_START_S = 1800.0
 _STOP_S = 120.0
 
@@ -159,11 +154,11 @@ class NotTried(Exception):
 
 
 class Arena:
-    """A run with a driver process of its own, to be observed and disturbed.
+    """A run with a driver process of its own, to observe and to disturb.
 
     Args:
-        run: created, but not started.
-        journal: the drill's own, for faults.
+        run: a run that is created but not started.
+        journal: the drill's journal, for faults.
     """
 
     def __init__(self, run: RunPaths, journal: JournalWriter) -> None:
@@ -187,7 +182,7 @@ class Arena:
         """Start a driver process.
 
         Raises:
-            LaunchError: it has ended at once.
+            LaunchError: the driver ended immediately.
         """
         try:
             programs.start_driver(self.run, inside=_YIELDING)
@@ -203,10 +198,10 @@ class Arena:
         self._driven = True
 
     def under_way(self) -> None:
-        """Wait for two checkpoints, the newest of this attempt, and for a step after it.
+        """Wait for two checkpoints, the newest from this attempt, and for a step after it.
 
         The newest checkpoint must be later than the step of the last fault: the restart policy treats two equal
-        failures at one step as a fault that repeats.
+        failures at one step as a repeating fault.
         """
 
         def ready() -> bool:
@@ -218,7 +213,7 @@ class Arena:
         self.wait_until("two checkpoints and a step beyond them", ready)
 
     def look(self) -> None:
-        """Read what is new in the journal."""
+        """Read new entries of the journal."""
         for event in self._tail.read_new():
             apply(self.state, event)
             self.events.append(event)
@@ -231,7 +226,7 @@ class Arena:
         return self.state.attempt
 
     def inject(self, fault: str, action: Callable[[], object]) -> tuple[float, int]:
-        """Inject a fault; returns its Unix time, and the index in ``events`` of the first event after it."""
+        """Inject a fault; return its Unix time, and the index in ``events`` of the first event after it."""
         self.look()
         event = self._journal.append("fault_injected", durable=True, fault=fault, run_id=self.run.run_id)
         mark, self._fault_step = len(self.events), self.state.step
@@ -241,11 +236,11 @@ class Arena:
     def wait_for_event(
         self, what: str, mark: int, wanted: Callable[[Event], bool], patience_s: float | None = None
     ) -> Event:
-        """Wait for an event at or after an index for which ``wanted`` holds, and return the first one."""
+        """Wait for an event at or after index ``mark`` for which ``wanted`` holds, and return the first one."""
         return self.wait_until(what, lambda: next((e for e in self.events[mark:] if wanted(e)), None), patience_s)
 
     def wait_until(self, what: str, look_up: Callable[[], _T | None], patience_s: float | None = None) -> _T:
-        """Wait until a function returns something true, and return that.
+        """Wait until a function returns a true value, and return it.
 
         Raises:
             NotRecovered: the run has ended, or it takes too long.
@@ -265,7 +260,7 @@ class Arena:
             time.sleep(_POLL_S)
 
     def driver(self) -> Identity:
-        """Return the driver's process. From now on its death is no failure."""
+        """Return the driver's process. From now on its death is not a failure."""
         driver = processes.identify(driver_pid(self.run) or 0)
         if driver is None:
             raise NotRecovered("the run has no driver")
@@ -273,7 +268,7 @@ class Arena:
         return driver
 
     def may_end(self) -> None:
-        """From now on the driver's end is no failure."""
+        """From now on the driver's end is not a failure."""
         self._driven = False
 
     @property
@@ -282,10 +277,10 @@ class Arena:
         return Handle.from_json(self.attempt.handle)
 
     def stop(self) -> None:
-        """Stop the run with a checkpoint, in any state; a driver that doesn't obey is killed, and its job cancelled.
+        """Stop the run with a checkpoint, in any state; a driver that doesn't stop is killed, and its job cancelled.
 
         Raises:
-            NotRecovered: the run is still driven or still trains.
+            NotRecovered: the run still has a driver or is still training.
         """
         self._driven = False
         control.request_stop(self.run, by=DRILL_WRITER, wait_s=_STOP_S)
@@ -305,7 +300,7 @@ _BLOCK = bytes(1 << 20)
 
 
 def why_no_small_disk() -> str:
-    """Return why this machine can't have one, and what helps; empty if it can."""
+    """Return why this machine can't have a small disk, and how to fix that; empty if it can."""
     bwrap = shutil.which("bwrap")
     if not sys.platform.startswith("linux") or bwrap is None:
         return "needs bubblewrap (apt-get install bubblewrap)"
@@ -315,7 +310,7 @@ def why_no_small_disk() -> str:
 
 @contextmanager
 def under_small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
-    """Move a folder to a disk of its own; at the end it is a plain folder again.
+    """Move a folder to a small disk during the block; afterwards it is a plain folder again.
 
     Bubblewrap mounts the disk for a process that keeps it mounted. Meanwhile the folder is a link to the disk, through
     that process's root in /proc.
@@ -328,7 +323,7 @@ def under_small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
         assert keeper.stdout
         keeper.stdin.write(b"\n")
         keeper.stdin.flush()
-        keeper.stdout.readline()  # its answer means that the disk is mounted
+        keeper.stdout.readline()  # an answer means that the disk is mounted
         pid = (processes.descendants(keeper.pid) or [keeper.pid])[-1]
         on_disk = Path(f"/proc/{pid}/root") / mount.relative_to("/") / folder.name
         _replace(folder, on_disk)

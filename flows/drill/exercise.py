@@ -24,7 +24,7 @@ from hlatctl.run.paths import RunPaths
 
 #: Names of the runs in a drill's folder.
 DRILLED, UNDISTURBED, SMALL_DISK = "drilled", "undisturbed", "small-disk"
-#: Checkpoints that fit on a small disk beyond those that are kept.
+#: Checkpoints that fit on a small disk in addition to those that the run keeps.
 _SMALL_DISK_SPARE = 3
 #: Room for the journal and the logs.
 _SMALL_DISK_REST_BYTES = 16 << 20
@@ -32,8 +32,6 @@ _SMALL_DISK_REST_BYTES = 16 << 20
 
 @dataclasses.dataclass
 class _Trial:
-    """A fault, its outcome, and the steps of its run until the next fault."""
-
     fault: str
     arena: Arena
     first_step: int
@@ -50,10 +48,10 @@ def new_folder(runs_dir: Path) -> Path:
 
 
 def check_names(faults: list[str]) -> None:
-    """Check that faults of these names exist.
+    """Check that all names are names of faults.
 
     Raises:
-        ConfigError: one doesn't.
+        ConfigError: one isn't.
     """
     for name in faults:
         if name not in FAULTS:
@@ -63,13 +61,13 @@ def check_names(faults: list[str]) -> None:
 def exercise(
     config: Config, folder: Path, faults: Sequence[str], *, argv: list[str], say: Callable[[str], None]
 ) -> RunPaths:
-    """Drill a configuration; returns the drilled run. Its journal and report have the outcome of every fault.
+    """Drill a configuration and return the drilled run, whose journal and report have the outcome of every fault.
 
     Args:
-        config: of a run that is longer than the drill.
+        config: configuration of a run that is longer than the drill.
         folder: a runs folder for this drill.
         faults: names from ``FAULTS``, in any order.
-        argv: the command line, for provenance.
+        argv: the command line, recorded as provenance.
         say: called with messages about the progress.
 
     Raises:
@@ -101,8 +99,6 @@ def exercise(
 
 @dataclasses.dataclass(frozen=True)
 class _Drill:
-    """What the parts of a drill share."""
-
     config: Config
     argv: list[str]
     journal: JournalWriter
@@ -110,7 +106,6 @@ class _Drill:
     say: Callable[[str], None]
 
     def inject(self, run: RunPaths, faults: Sequence[str], skipped: dict[str, str]) -> None:
-        """Inject the faults, compare with an undisturbed run, and journal the outcomes."""
         if self.config.tracking.enabled and not self._start_servers():
             skipped |= {name: "the servers did not start" for name in faults if FAULTS[name].skip is no_tracking}
         wanted = [name for name in FAULTS if name in faults and name not in skipped]
@@ -125,7 +120,7 @@ class _Drill:
         _journal(self.journal, trials, skipped)
 
     def _start_servers(self) -> bool:
-        """Start MLflow's and Prefect's servers; whether they started. A drill continues without them."""
+        """Start MLflow's and Prefect's servers and return whether they started. A drill continues without them."""
         try:
             self.servers.start()
         except LaunchError as error:
@@ -151,7 +146,7 @@ class _Drill:
         return arena
 
     def _try(self, arena: Arena, name: str) -> _Trial:
-        """Inject one fault. A run that doesn't recover is resumed for the next one, as a person would do."""
+        """Inject one fault. A run that doesn't recover is resumed before the next fault, as a person would do."""
         trial = _Trial(name, arena, arena.state.step)
         try:
             arena.under_way()

@@ -1,6 +1,6 @@
 """The faults of a drill, one function each: it injects the fault and observes detection and recovery.
 
-``FAULTS`` has them in order. Every function undoes its damage, except for what the run must repair itself.
+``FAULTS`` lists them in order. Every function undoes its damage, except for what the run must repair itself.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from hlatctl.run.lease import driver_pid
 from hlatctl.run.pace import median_step_s
 from hlatctl.run.processes import Identity, send
 
-#: A slowed process alternately runs and pauses for these times.
+#: A slowed process alternates between running and pausing for these times.
 _RUNS_S, _PAUSES_S = 0.02, 0.1
 #: Steps of training while the trackers are down.
 _STEPS_WHILE_DOWN = 40
-#: Damaged files are kept in memory, to restore them.
+#: Maximum size of a damaged file: it is kept in memory, to restore it.
 _MAX_DAMAGED_BYTES = 1 << 30
 #: Matches text, but no offsets or headers, which are full of zeros.
 _TEXT = re.compile(rb"[\t\n\r\x20-\x7e]{64,}")
@@ -41,11 +41,11 @@ class Seen:
     """How a run reacted to a fault.
 
     Args:
-        detected_as: the journal's name of the fault.
+        detected_as: the fault's name in the journal.
         detected_s: seconds from the fault to that event.
-        recovered_s: seconds from the fault to the next optimizer step, or until what was lost is back; None: training
-            continued and nothing was lost.
-        lost_steps: repeated optimizer steps.
+        recovered_s: seconds from the fault to the next optimizer step, or until what was lost is restored; None:
+            training continued and nothing was lost.
+        lost_steps: number of optimizer steps that were repeated.
     """
 
     detected_as: str
@@ -55,7 +55,7 @@ class Seen:
 
     @classmethod
     def between(cls, injected_s: float, noticed: Event, recovered: Event | None, lost_steps: int = 0) -> Seen:
-        """Return the times from a fault to the events that show its detection and the recovery."""
+        """Return the result, with the times from a fault to the events that show its detection and the recovery."""
         return cls(
             detected_as=_name(noticed),
             detected_s=noticed["time_unix_s"] - injected_s,
@@ -69,11 +69,11 @@ class Fault:
     """One fault.
 
     Args:
-        title: for people.
-        test: injects it into a running run and observes the recovery.
-        skip: returns why a configuration doesn't allow it; empty if it does.
-        small_disk: it needs a separate run on a small disk.
-        scheduler: it needs one; a drill of this machine leaves it out.
+        title: display name.
+        test: injects the fault into a running run and observes the recovery.
+        skip: returns why a configuration doesn't allow the fault; empty if it does.
+        small_disk: the fault needs a separate run on a small disk.
+        scheduler: the fault needs a scheduler; a drill on this machine skips it.
     """
 
     title: str
@@ -84,27 +84,27 @@ class Fault:
 
 
 def kill_process(arena: Arena, _: Servers) -> Seen:
-    """SIGKILL to one training process."""
+    """Send SIGKILL to one training process."""
     return _restarted(arena, "kill_process", _killer(arena), "attempt_ended")
 
 
 def stop_process(arena: Arena, _: Servers) -> Seen:
-    """SIGSTOP to one training process: nothing fails, and no step follows."""
+    """Send SIGSTOP to one training process: nothing fails, and no step follows."""
     return _restarted(arena, "stop_process", lambda: arena.reach.rank(arena.job, signal.SIGSTOP), "hang")
 
 
 def preempt(arena: Arena, _: Servers) -> Seen:
-    """SIGTERM to the job, as a scheduler sends it to reclaim the nodes."""
+    """Send SIGTERM to the job, as a scheduler does to reclaim the nodes."""
     return _restarted(arena, "preempt", lambda: arena.reach.preempt(arena.job), "attempt_ended")
 
 
 def kill_program(arena: Arena, _: Servers) -> Seen:
-    """SIGKILL to the program of the last node, which writes no record of its end."""
+    """Send SIGKILL to the program of the last node, which writes no record of its end."""
     return _restarted(arena, "kill_program", lambda: arena.reach.program(arena.job, signal.SIGKILL), "attempt_ended")
 
 
 def cancel(arena: Arena, _: Servers) -> Seen:
-    """Cancel the job as an administrator does. If that stops the run, it is resumed, as a person would do."""
+    """Cancel the job as an administrator does. If that stops the run, resume it, as a person would do."""
     job = arena.job
 
     def resume() -> None:
@@ -116,7 +116,7 @@ def cancel(arena: Arena, _: Servers) -> Seen:
 
 
 def bad_data(arena: Arena, _: Servers) -> Seen:
-    """Replace the text of the prepared corpus by invalid bytes until the attempt has failed."""
+    """Replace the text of the prepared corpus with invalid bytes until the attempt has failed."""
     corpus = [Path(entry["path"]) for entry in files.read_json(arena.run.dataset)["files"]]
     if not corpus:
         raise NotTried("the corpus is used where it lies, and a drill doesn't damage a person's files")
@@ -166,7 +166,7 @@ def slow_process(arena: Arena, _: Servers) -> Seen:
     attempt = arena.attempt.number
     with _slowed(last_rank(arena.job)) as begin:
         injected_s, mark = arena.inject("slow_process", begin)
-        last = arena.config.world_size - 1  # on a busy machine others may be slow too
+        last = arena.config.world_size - 1  # on a busy machine other processes may be slow too
         named = arena.wait_for_event(
             "the slow process's name", mark, lambda e: e["kind"] == "straggler" and e["rank"] == last
         )
@@ -175,7 +175,7 @@ def slow_process(arena: Arena, _: Servers) -> Seen:
 
 
 def trackers_down(arena: Arena, servers: Servers) -> Seen:
-    """Kill MLflow's and Prefect's servers, and start them again: training continues, and MLflow gets missed entries."""
+    """Kill MLflow's and Prefect's servers and restart them: training continues, and MLflow gets the missing entries."""
     attempt = arena.attempt.number
     injected_s, mark = arena.inject("trackers_down", servers.kill)
     lost = arena.wait_for_event(
@@ -191,7 +191,7 @@ def trackers_down(arena: Arena, servers: Servers) -> Seen:
 
 
 def kill_driver(arena: Arena, _: Servers) -> Seen:
-    """SIGKILL to the driver; another driver takes over, and training continues."""
+    """Send SIGKILL to the driver; another driver takes over, and training continues."""
     attempt, driver = arena.attempt.number, arena.driver()
     injected_s, mark = arena.inject("kill_head", lambda: send(driver, signal.SIGKILL))
     arena.wait_until("the driver's end", lambda: _undriven(arena))
@@ -205,7 +205,7 @@ def kill_driver(arena: Arena, _: Servers) -> Seen:
 
 
 def fill_disk(arena: Arena, _: Servers) -> Seen:
-    """Fill the run's disk completely, for longer than a hang may last and until a checkpoint was due."""
+    """Fill the run's disk completely, for longer than a hang may last and until a checkpoint is due."""
     attempt, newest, ballast = arena.attempt.number, max(arena.state.checkpoints), arena.run.root / "ballast"
     injected_s, mark = arena.inject("fill_disk", lambda: small_disk.fill_disk(ballast))
     try:
@@ -226,7 +226,7 @@ def fill_disk(arena: Arena, _: Servers) -> Seen:
 
 
 def _outlives(arena: Arena, ballast: Path, injected_s: float) -> Callable[[], bool]:
-    """Return a function: whether training has run on a full disk for longer than a hang may last, and past a save."""
+    """Return a function that says whether training has outlived the hang limit and a save on the full disk."""
     median_s = median_step_s(arena.state.steps.values()) or 0.0
     recovery, beats = arena.config.recovery, set[int]()
     limit_s = max(recovery.hang_floor_s, recovery.hang_factor * median_s)
@@ -262,7 +262,6 @@ def _kind(kind: str) -> Callable[[Event], bool]:
 
 
 def _name(event: Event) -> str:
-    """Return an event's name of a fault."""
     if event["kind"] == "checkpoint_rejected":
         return f"checkpoint rejected ({event['reason'].replace(event['path'] + '/', '')})"
     if event["kind"] == "straggler":
@@ -271,7 +270,6 @@ def _name(event: Event) -> str:
 
 
 def _require_same(arena: Arena, attempt: int) -> None:
-    """Raise NotRecovered if training was restarted."""
     if arena.attempt.number != attempt:
         raise NotRecovered(f"training was restarted (attempt {arena.attempt.number}), which was not necessary")
 
@@ -297,7 +295,7 @@ def _overwrite(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _slowed(process: Identity) -> Iterator[Callable[[], None]]:
-    """Yield a function that slows a process down; at the end it runs at full speed again."""
+    """Yield a function that slows a process down; after the block the process runs at full speed again."""
     over = threading.Event()
 
     def work() -> None:
@@ -357,5 +355,5 @@ FAULTS: dict[str, Fault] = {
 
 
 def offered(config: Config) -> list[str]:
-    """Return the faults that a drill of this configuration's cluster tries unless it is told which."""
+    """Return the faults that a drill on this configuration's cluster injects by default."""
     return [name for name, fault in FAULTS.items() if not (fault.scheduler and config.cluster.launcher == "local")]

@@ -1,6 +1,6 @@
-"""``python -m flows.drill.on_node BASE NODE WHAT SIGNAL``: signals a job's process on the node that runs this.
+"""``python -m flows.drill.on_node BASE NODE WHAT SIGNAL``: signals a job's process on the node that runs this command.
 
-Standard library only, like the program that it signals.
+Uses only the standard library, like the program that it signals.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from hlatctl import node
 from hlatctl.run import files, processes
 from hlatctl.run.files import DAMAGED
 
-#: The training process of the last rank of the node, or the node's program itself.
+#: Choices of WHAT: the training process of the node's last rank, or the node's program itself.
 RANK, PROGRAM = "rank", "program"
 
 
 def main(argv: list[str]) -> int:
-    """Send the signal; 0 if there was a process to send it to."""
+    """Send the signal; return 0 if there was a process to send it to."""
     base, number, what, name = argv
     try:
         record = files.read_json(node.record(Path(base), "pid", int(number)))

@@ -1,4 +1,4 @@
-"""Prefect's and MLflow's servers for a drill: started with `hlatctl ui`, killed, and queried."""
+"""Prefect's and MLflow's servers for a drill: start them with `hlatctl ui`, kill them, and query them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class Servers:
     """The servers of a runs folder, on free ports of this machine.
 
     Args:
-        runs_dir: the folder.
         say: called while waiting for the servers.
     """
 
@@ -42,7 +41,7 @@ class Servers:
         return f"http://127.0.0.1:{self._mlflow_port}"
 
     def start(self) -> None:
-        """Start both, and return when they answer.
+        """Start both servers, and return when they answer.
 
         Raises:
             LaunchError: they don't start.
@@ -62,7 +61,7 @@ class Servers:
         self._auth = record.auth
 
     def kill(self) -> None:
-        """Kill both, and stop `hlatctl ui`."""
+        """Kill both servers, and stop `hlatctl ui`."""
         if self._ui is None:
             return
         for process in map(processes.identify, processes.descendants(self._ui.pid)):
@@ -71,7 +70,7 @@ class Servers:
         self.stop()
 
     def stop(self) -> None:
-        """Stop both."""
+        """Stop both servers."""
         if self._ui is not None:
             self._ui.terminate()
             self._ui.wait()
@@ -88,7 +87,6 @@ class Servers:
 
 
 def _free_ports() -> tuple[int, int]:
-    """Return two free ports on loopback."""
     with socket.socket() as first, socket.socket() as second:
         for probe in (first, second):
             probe.bind(("127.0.0.1", 0))

@@ -17,7 +17,7 @@ from hlatctl.run.errors import ConfigError
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 State = Literal["queued", "running", "unknown", "succeeded", "failed", "lost"]
-#: How a scheduler says that a job ended, where it says more than an exit code.
+#: How a scheduler reports a job's end, where it reports more than an exit code.
 Verdict = Literal["", "node_failed", "time_limit", "preempted", "out_of_memory", "cancelled"]
 _LIVE = ("queued", "running", "unknown")
 
@@ -27,26 +27,27 @@ class Job:
     """A job, independent of the launcher.
 
     Args:
-        name: of the job and its files: ``train``, ``preflight``, ``eval-833333``.
-        run_dir: the run it belongs to.
-        argv: the arguments of ``python`` for one process.
+        name: name of the job and its files: ``train``, ``preflight``, ``eval-833333``.
+        argv: arguments of ``python`` for one process.
         launch_dir: folder of its script, process id, exit code and error.
         log_dir: folder of its output.
         env: variables to set.
         unset: variables to remove from its environment.
         wrapper: arguments of ``python``, ``-m module ...``, for a program that starts the whole command on each node.
-        processes_per_node: started by torchrun; 0: one process without torchrun, on one node unless ``each_node``.
-        each_node: one process on each of its nodes, without torchrun.
+        processes_per_node: number of processes that torchrun starts; 0: one process without torchrun, on one node
+            unless ``each_node``.
+        each_node: start one process on each of its nodes, without torchrun.
         nodes: number of nodes.
-        keeps_nodes: it runs on the nodes that a scheduler keeps for the run, between such jobs too.
+        keeps_nodes: it runs on the nodes that a scheduler keeps for the run between such jobs.
         all_nodes: it runs on spare nodes too.
         excluded_hosts: hosts that it must not use.
         avoided_hosts: hosts that it uses only if there are no others.
-        beside_training: it may run on the nodes of training and must not slow it.
+        beside_training: it may run on the nodes of training and must not slow training down.
         partition: the scheduler's partition for this job; None: that of the cluster's configuration.
-        devices: of training's kind that a job without torchrun uses. It asks for them as training does, in proportion,
-            unless its options or resources name devices. A job with torchrun gets what the configuration asks for.
-        options: of the scheduler, for this job alone.
+        devices: number of training's devices that a job without torchrun uses. It requests them as training does, in
+            proportion, unless its options or resources name devices. A job with torchrun gets what the configuration
+            requests.
+        options: scheduler options for this job alone.
         resources: limits of a pod that runs one process without torchrun.
         node_selector: labels that a pod's node must have; empty: those of the cluster's configuration.
     """
@@ -75,7 +76,7 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """The file of its output."""
+        """The file with its output."""
         return self.log_dir / f"{self.name}.log"
 
     @property
@@ -89,8 +90,8 @@ class Allocation:
     """The nodes that a scheduler keeps for a run.
 
     Args:
-        name: that no other allocation of the run has.
-        hosts: those that can be used now; empty while it waits for nodes.
+        name: unique name among the run's allocations.
+        hosts: hosts that can be used now; empty while it waits for nodes.
     """
 
     name: str
@@ -99,7 +100,10 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A job and the exact text of its script; ``nodes_script``: of what keeps its nodes, if a scheduler does."""
+    """A job and the exact text of its script.
+
+    ``nodes_script`` is the script that keeps the job's nodes, if a scheduler does.
+    """
 
     job: Job
     script: str
@@ -121,7 +125,7 @@ class Handle:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Handle:
-        """Return the handle of the journal's values."""
+        """Return the handle from the journal's values."""
         return cls(launcher=value["launcher"], name=value["name"], launch_dir=value["launch_dir"])
 
 
@@ -132,12 +136,11 @@ class Status:
     Args:
         state: ``queued``: waits for the scheduler. ``unknown``: the scheduler does not answer, so nothing may be
             concluded. ``lost``: it is gone and left no exit code.
-        exit_code: of a job that ended; 128 + n: ended by signal n.
-        reason: the scheduler's reason for the wait or for the end.
+        exit_code: exit code of a job that ended; 128 + n: ended by signal n.
+        reason: the scheduler's reason for the wait or the end.
         expected_start_unix_s: when the scheduler expects to start a queued job.
         verdict: how the job ended, in the scheduler's view.
-        hosts: the hosts of the job.
-        blamed_hosts: those that failed first.
+        blamed_hosts: hosts that failed first.
     """
 
     state: State
@@ -159,12 +162,12 @@ class Launcher(Protocol):
 
     name: str
     weighs_jobs: bool
-    """Jobs beside training run at a lower priority, which can't be raised later."""
+    """Jobs alongside training run at a lower priority, which can't be raised later."""
     keeps_nodes: bool
-    """Jobs of training run in turn on nodes that a scheduler keeps for the run."""
+    """The run's jobs run in turn on nodes that a scheduler keeps for it."""
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
-        """Return the hosts that a job of so many nodes can use, including spare ones."""
+        """Return the hosts that a job on this many nodes can use, including spare ones."""
 
     def render(self, job: Job) -> Plan:
         """Return the job as text, without changing anything."""
@@ -179,16 +182,16 @@ class Launcher(Protocol):
         """Return the state of a job, whichever process submitted it."""
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
-        """Ask the job to stop (SIGTERM) and end it after ``grace_s``; return when none of its processes is left."""
+        """Ask the job to stop (SIGTERM), end it after ``grace_s``, and return when none of its processes is left."""
 
     def allocation(self, job: Job) -> Allocation | None:
-        """Return the nodes that are kept for a job's run; None: there are none on which the job can run."""
+        """Return the nodes that are kept for a job's run; None if there are none on which the job can run."""
 
     def release(self, run_dir: Path) -> None:
-        """Give back the nodes that are kept for a run, once the job that runs on them has ended."""
+        """Release the nodes that are kept for a run, once the job that runs on them has ended."""
 
     def dump_stacks(self, handle: Handle) -> str:
-        """Ask all of its processes to print their stacks into their logs; return the result in one sentence."""
+        """Ask all processes of the job to print their stacks into their logs; return the result in one sentence."""
 
     def oom_kills(self) -> int | None:
         """Return how many processes the hosts' kernels have killed because memory ran out; None: unknown."""
@@ -203,7 +206,7 @@ def export_lines(env: dict[str, str], unset: tuple[str, ...] = ()) -> str:
     """Return sorted lines ``export NAME=value`` and ``unset NAME``.
 
     Raises:
-        ConfigError: a name isn't that of a variable.
+        ConfigError: a name is not a valid variable name.
     """
     for name in (*env, *unset):
         if not _ENV_NAME.fullmatch(name):

@@ -1,8 +1,7 @@
-"""How a job under a scheduler ended: by each node's records, then by the scheduler, and which hosts are to blame.
+"""How a job under a scheduler ended, and which hosts are to blame: from each node's records, then from the scheduler.
 
-A job's place under a scheduler: its token, which names the one job that may run, and its file of orders.
-
-The files lie in the job's launch folder, so a driver on another machine finds them.
+Also a job's token, which names the one submission that may run, and its file of orders. All of these files are in the
+job's launch folder, so a driver on another machine finds them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from hlatctl import node
 from hlatctl.run import files
 from hlatctl.run.files import DAMAGED
 
-#: Ends that are no node's fault, unless it failed before it was asked to stop.
+#: Ends that are not the fault of a node, unless it failed before it was asked to stop.
 _FROM_OUTSIDE: tuple[Verdict, ...] = ("cancelled", "preempted", "time_limit")
 _SHARE = "runs_dir must be on storage that all nodes share"
 
@@ -28,11 +27,11 @@ class NodeRecord:
     """What the program of one node wrote.
 
     Args:
-        host: as the scheduler calls it.
-        code: exit code of the job's command there; None as long as there is none.
-        ended_unix_s: by that host's clock.
-        oom_kills: processes that its kernel killed for want of memory meanwhile.
-        asked_to_stop: by us or by the scheduler; known also of a node that was killed after that.
+        host: the scheduler's name of the host.
+        code: exit code of the job's command there; None until there is one.
+        ended_unix_s: time of the end by that host's clock.
+        oom_kills: processes that its kernel killed during the job because memory ran out.
+        asked_to_stop: hlatctl or the scheduler asked it to stop; also known of a node that was killed afterwards.
         wall_s: time from the start to the end.
     """
 
@@ -45,7 +44,7 @@ class NodeRecord:
 
 
 def node_records(base: Path, nodes: int = 0) -> list[NodeRecord]:
-    """The records of a job's nodes that have started, by rank, up to the first gap but of at least so many nodes."""
+    """Return the records of a job's started nodes by rank, up to the first gap but of at least ``nodes`` nodes."""
     records, rank = [], 0
     while (record := _record(base, rank)) is not None or rank < nodes:
         records += [record] if record else []
@@ -54,7 +53,7 @@ def node_records(base: Path, nodes: int = 0) -> list[NodeRecord]:
 
 
 def has_ended(base: Path, rank: int) -> bool:
-    """Whether the program of one node has written its end, after which nothing of the job runs there."""
+    """Return whether the program of one node has written its end, after which no process of the job runs there."""
     record = _record(base, rank)
     return record is not None and record.code is not None
 
@@ -67,17 +66,17 @@ def conclude(
     reason: str = "",
     hosts: tuple[str, ...] = (),
 ) -> Status:
-    """How a job ended.
+    """Return how a job ended.
 
-    A node that left no record of its start, although others did, doesn't see the run directory or can't run programs.
+    A node that left no record of its start, although others did, can't see the run directory or can't run programs.
 
     Args:
-        verdict: of the scheduler; empty if it has none.
-        code: of the whole job; None if it left none.
-        records: of its nodes.
-        down: its hosts that the scheduler says are down.
-        reason: of the scheduler.
-        hosts: of the job, in the scheduler's words; empty: those of the records.
+        verdict: the scheduler's verdict; empty if it has none.
+        code: exit code of the whole job; None if it left none.
+        records: records of its nodes.
+        down: its hosts that the scheduler reports as down.
+        reason: the scheduler's reason.
+        hosts: the job's hosts according to the scheduler; empty: those of the records.
     """
     # The script's own end is on the disk, so the records of starts are visible there too.
     absent = _absent(hosts, records) if code and not verdict and not down else ()
@@ -107,13 +106,12 @@ def _failed_by_themselves(hosts: Sequence[str], records: Sequence[NodeRecord]) -
 
 
 def _absent(hosts: Sequence[str], records: Sequence[NodeRecord]) -> tuple[str, ...]:
-    """Hosts without a record, if some have one."""
     started = {record.host for record in records}
     return tuple(host for host in hosts if host not in started) if started else ()
 
 
 def _first_to_fail(records: Sequence[NodeRecord]) -> tuple[str, ...]:
-    """Nodes that started and left no end; else the one with the first bad end.
+    """Return the nodes that started and left no end, or else the one with the first bad end.
 
     After a power cut the healthy nodes see closed connections and write their bad ends first. After the failure of one
     node, schedulers ask the others to stop, and kill those that still hang in a collective (Slurm: after KillWait).
@@ -148,7 +146,6 @@ def _record(base: Path, rank: int) -> NodeRecord | None:
 
 
 def _was_asked(base: Path, rank: int) -> bool:
-    """Return whether a node without a record of its end was asked to stop."""
     try:
         return bool(files.read_json(node.reserved(base, "exit_code", rank))["asked_to_stop"])
     except (OSError, *DAMAGED):
@@ -156,17 +153,17 @@ def _was_asked(base: Path, rank: int) -> bool:
 
 
 def base_of(handle: Handle) -> Path:
-    """Return the beginning of the names of a job's files."""
+    """Return the common prefix of a job's files."""
     return Path(handle.launch_dir) / handle.name
 
 
 def token_file(base: Path) -> Path:
-    """Holds what a job compares with its own token, so that a job that was given up does nothing."""
+    """Return the file that a job compares with its own token, so that an abandoned job does nothing."""
     return base.with_name(f"{base.name}.token")
 
 
 def read_token(base: Path) -> str:
-    """Return the token of the newest job of this place; empty if none was ever to be submitted."""
+    """Return the token of the newest job of this place; empty if none was ever about to be submitted."""
     try:
         return token_file(base).read_text(encoding="utf-8").split()[-1]
     except (OSError, IndexError):
@@ -176,7 +173,7 @@ def read_token(base: Path) -> str:
 def give_up(base: Path) -> None:
     """Change a job's token, so that its command does nothing if it starts late.
 
-    It is changed in its place, because a full disk has no room for a new file; else it is removed.
+    The file is changed in place, because a full disk has no room for a new file; if that fails, it is removed.
     """
     path, token = token_file(base), read_token(base)
     try:
@@ -188,7 +185,7 @@ def give_up(base: Path) -> None:
 
 
 def order(base: Path, what: str) -> str:
-    """Write an order to the nodes of a job: ``stop``, ``end`` or ``stacks``. Return why it can't be written."""
+    """Write an order to the nodes of a job, ``stop``, ``end`` or ``stacks``; return why it can't be written."""
     path = node.orders(base)
     try:
         files.write_json(path, {"v": 1, "what": what, "id": uuid.uuid4().hex})

@@ -1,12 +1,7 @@
 """Jobs as processes of this machine, each in a session of its own, so that they outlive the driver.
 
 The rendered shell script sets the environment and becomes ``hlatctl.node``, which writes a start record first and an
-end record last. ``flows.launch.local`` finds the job through these two files.
-
-Read the start and end records of a local job: its process, its other processes, its exit code.
-
-``hlatctl.node`` writes both files as JSON. Scripts of older versions wrote process id and exit code as bare numbers. A
-bare process id counts only while that process runs the job's script.
+end record last, both as JSON. The launcher finds a job and its exit code through these two files.
 """
 
 from __future__ import annotations
@@ -57,12 +52,12 @@ class Record:
             processes.send(process, signal.SIGTERM)
 
     def ask_to_end(self) -> bool:
-        """Ask ``hlatctl.node`` to end the job at once; return whether it was asked."""
+        """Ask ``hlatctl.node`` to end the job immediately; return whether it was asked."""
         return bool(self.token) and processes.send(self.process, signal.SIGQUIT)
 
 
 def record_paths(handle: Handle) -> tuple[Path, Path]:
-    """Return the two files of a job."""
+    """Return the start and end record files of a job."""
     base = Path(handle.launch_dir) / handle.name
     return node.record(base, "pid"), node.record(base, "exit_code")
 
@@ -129,8 +124,8 @@ def _group(pid: int) -> int:
 
 
 _POLL_S = 0.05
-#: For jobs on the cores of training, which waits for its slowest process. They get a third of the weight of one of its
-#: processes. With a tenth (10), an evaluation did not begin before training ended.
+#: Niceness of jobs on the cores of training, which waits for its slowest process. They get a third of the weight of one
+#: of its processes. With a tenth (10), an evaluation did not begin before training ended.
 BESIDE_TRAINING_NICE = 5
 _START_TIMEOUT_S = 60.0
 #: Time for ``hlatctl.node`` to end its processes and write the end record.
@@ -194,7 +189,7 @@ class LocalLauncher:
         return Status(state="succeeded" if code == 0 else "failed", exit_code=code)
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
-        """Ask ``hlatctl.node`` to stop the job, and after ``grace_s`` to end it; kill what is left of both."""
+        """Ask ``hlatctl.node`` to stop the job, end it after ``grace_s``, and kill what is left of both."""
         record = recorded_start(handle)
         if record is None:
             return
@@ -280,7 +275,7 @@ def _inheritable() -> list[int]:
     """
     found = []
     for descriptor in (int(name) for name in os.listdir("/dev/fd")):
-        with suppress(OSError):  # closed meanwhile, as the one that lists this folder
+        with suppress(OSError):  # closed in the meantime, like the descriptor that lists this folder
             if descriptor > 2 and os.get_inheritable(descriptor):
                 found.append(descriptor)
     return found
@@ -310,6 +305,6 @@ def _wait_for_end(record: Record, timeout_s: float) -> None:
 
 
 def _reap(record: Record) -> None:
-    """If this process started the job, collect its exit status, or it would stay a zombie."""
+    """Collect the exit status of a job that this process started, or it would stay a zombie."""
     with suppress(ChildProcessError):
         os.waitpid(record.process.pid, os.WNOHANG)

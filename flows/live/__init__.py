@@ -1,6 +1,5 @@
 """The page of `hlatctl ui`: the web server in front of ``hlatctl.report.live``.
 
-``app`` answers requests, ``session`` decides who may, ``connections`` limits how many connect. ``watcher`` and
-``stream`` tell pages what has changed. ``serve`` runs all of it, with Prefect's and MLflow's servers behind it.
-``static`` is the page itself.
+``app`` routes requests to ``answers`` and ``control``, and ``session`` decides who may send them. ``stream`` notifies
+pages of changes. ``serve`` runs all of it, with Prefect's and MLflow's servers behind it.
 """

@@ -1,8 +1,7 @@
-"""What the page asks of one run or of several: details, curves, comparisons, logs, documents, stop and resume.
+"""Answers of the page about one run or several: details, curves, comparisons, logs, documents, stop and resume.
 
-Importing this takes a second, because of numpy. So the page is served before.
-
-The documents of a step. The trainer's data loader finds them, in a process of its own that takes seconds.
+Importing this module takes a second, because of numpy, so the page is served before. The documents of a step come from
+the trainer's data loader, in a separate process that takes seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from hlatctl.run.errors import ConfigError, DataError, RunBusyError, RunNotFound
 from hlatctl.run.paths import RunPaths
 
 _TIMEOUT_S = 300.0
-#: One at a time: each one imports PyTorch and may replay thousands of batches.
+#: One at a time, because each one imports PyTorch and may replay thousands of batches.
 _one = threading.Lock()
 
 
@@ -44,8 +43,8 @@ def documents(run: RunPaths, step: int) -> dict[str, Any]:
     Raises:
         ConfigError: the run has no such step.
         DataError: the run is simulated, or its corpus is missing.
-        RunBusyError: another question is being answered.
-        LaunchError: it takes too long.
+        RunBusyError: another request is being answered.
+        LaunchError: finding them takes too long.
     """
     if is_simulated(run):
         raise DataError(f"run {run.run_id}: is simulated, so it has no corpus", hint="choose another run")
@@ -85,9 +84,9 @@ def documents(run: RunPaths, step: int) -> dict[str, Any]:
     }
 
 
-#: Memory of the columns of steps that are kept: five runs of 2 M steps.
+#: Memory limit of the cached columns of steps: five runs of 2 M steps.
 _COLUMNS_BYTES = 512 << 20
-#: A report is a page of its own: its scripts may run, but not as this page.
+#: A report is a separate page: its scripts may run, but not with the rights of this page.
 _REPORT_POLICY = (
     "sandbox allow-scripts allow-popups; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:"
@@ -96,13 +95,13 @@ _REPORT_POLICY = (
 
 @dataclass
 class Columns:
-    """The columns of the steps of runs that were asked for last."""
+    """A cache of the columns of steps, for the most recently requested runs."""
 
     _kept: OrderedDict[Path, tuple[int, StepColumns]] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, opened: OpenRun) -> StepColumns:
-        """Return the columns of a run, up to date; hold the run's lock."""
+        """Return the up-to-date columns of a run; the caller must hold the run's lock."""
         with self._lock:
             course, columns = self._kept.pop(opened.run.root, (0, StepColumns()))
             if course != opened.course:
@@ -120,7 +119,7 @@ class Answers:
     """Answers requests about runs. Its methods run in threads.
 
     Args:
-        watcher: of the runs.
+        watcher: watches the runs.
         servers: returns the states of Prefect's and MLflow's servers, as in ``/api/info``.
     """
 
@@ -129,7 +128,7 @@ class Answers:
     columns: Columns = field(default_factory=Columns)
 
     def run(self, request: Request) -> Response:
-        """Answer everything about a run but its curves."""
+        """Return everything about a run except its curves."""
         opened = self._opened(request)
         report = f"/runs/{opened.run.run_id}/report" if _report(opened.run) else None
         servers = self.servers()
@@ -141,7 +140,7 @@ class Answers:
         return as_json({**details.details(opened), "links": found})
 
     def curves(self, request: Request) -> Response:
-        """Answer curves."""
+        """Return curves."""
         wanted = _wanted(request)
         opened = self._opened(request)
         with opened.lock:
@@ -150,14 +149,14 @@ class Answers:
         return as_json(found)
 
     def report(self, request: Request) -> Response:
-        """Answer the report's page."""
+        """Return the report's page."""
         path = _report(self._run(request))
         if path is None:
             raise RunNotFoundError("the run has no report yet", hint="it is written when the run ends")
         return FileResponse(path, media_type="text/html", headers={"content-security-policy": _REPORT_POLICY})
 
     def compare(self, request: Request) -> Response:
-        """Answer several runs beside each other."""
+        """Return a comparison of several runs."""
         ids = list(dict.fromkeys(name for name in request.query_params.get("runs", "").split(",") if name))
         index = self.watcher.index
         rows = [index.row(run_id) for run_id in ids[: compared.MOST_RUNS + 1]]
@@ -165,12 +164,12 @@ class Answers:
         return as_json({"runs": rows, **compared.compared(runs, request.query_params.get("baselines") or None)})
 
     def ranks(self, request: Request) -> Response:
-        """Answer the heat map of the processes' times; null without any."""
+        """Return the heat map of the processes' times; null without any."""
         points = _whole(request.query_params.get("points"), "points") or ranks.DEFAULT_POINTS
         return as_json(self._opened(request).heat_map(min(points, curves.MOST_POINTS)))
 
     def logs(self, request: Request) -> Response:
-        """Answer the end of a log."""
+        """Return the end of a log."""
         given, run = request.query_params, self._run(request)
         attempt, rank, lines = (_whole(given.get(name), name) for name in ("attempt", "rank", "lines"))
         found = details.log_tail(
@@ -179,12 +178,12 @@ class Answers:
         return as_json(found)
 
     def prompts(self, request: Request) -> Response:
-        """Answer how the milestones continue the prompts, and the prompts."""
+        """Return the prompts, and how the milestones continue them."""
         opened = self._opened(request)
         return as_json({"samples": details.samples(opened)})
 
     def items(self, request: Request) -> Response:
-        """Answer the items of a task, or without a task, which tasks have items."""
+        """Return the items of a task or, without a task, which tasks have items."""
         opened, given = self._opened(request), request.query_params
         with opened.lock:
             milestones = sorted(opened.refresh().state.milestones)
@@ -204,7 +203,7 @@ class Answers:
         return as_json(items.page(opened.run, wanted))
 
     def documents(self, request: Request) -> Response:
-        """Answer the documents of a step."""
+        """Return the documents of a step."""
         step = _whole(request.query_params.get("step"), "step")
         if not step:
             raise ConfigError("step: is missing", hint="?step=1000")
@@ -246,7 +245,6 @@ def _whole(text: str | None, name: str) -> int | None:
 
 
 def _report(run: RunPaths) -> Path | None:
-    """Return the report's page; None if there is none, or if it is a link out of the run."""
     path = run.report / "index.html"
     inside = path.is_file() and path.resolve().is_relative_to(run.root.resolve())
     return path if inside else None

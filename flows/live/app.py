@@ -39,7 +39,7 @@ class Service:
     """What the handlers need.
 
     Args:
-        watcher: of the runs.
+        watcher: watches the runs.
         servers: returns the states of Prefect's and MLflow's servers, as in ``/api/info``.
         allow_control: whether the page may stop and resume runs.
     """
@@ -49,7 +49,7 @@ class Service:
     allow_control: bool = False
 
     def info(self, _request: Request) -> Response:
-        """Answer what is served."""
+        """Return the version, the settings and the servers' states."""
         return as_json(
             {
                 "runs_dir": str(self.watcher.index.runs_dir),
@@ -60,18 +60,18 @@ class Service:
         )
 
     def runs(self, _request: Request) -> Response:
-        """Answer the rows that are known."""
+        """Return the known rows."""
         index = self.watcher.index
         revision, complete = index.revision, index.complete
         return as_json({"complete": complete, "rows": index.rows(), "revision": revision})
 
     async def events(self, request: Request) -> Response:
-        """Answer a stream of changes."""
+        """Return a stream of changes."""
         stream = changes(self.watcher, self.servers, request.query_params.get("run") or None)
         return StreamingResponse(stream, media_type="text/event-stream")
 
     def late(self, name: str) -> Callable[[Request], Response]:
-        """Return the handler of a name in ``flows.live.answers``, which is imported when it is needed."""
+        """Return the handler of this name in ``flows.live.answers``, which is imported when it is first needed."""
 
         def handler(request: Request) -> Response:
             found: Response = getattr(self.answers, name)(request)
@@ -81,7 +81,7 @@ class Service:
 
     @cached_property
     def answers(self) -> Answers:
-        """What answers requests about runs."""
+        """The object that answers requests about runs."""
         from flows.live.answers import Answers
 
         return Answers(self.watcher, self.servers)

@@ -1,4 +1,4 @@
-"""What the page can do to a run: what `hlatctl stop` and `hlatctl resume --detach` do."""
+"""What the page can do to a run: the same as `hlatctl stop` and `hlatctl resume --detach`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def stop(run: RunPaths) -> dict[str, Any]:
     """Ask a run to write a checkpoint and stop; doesn't wait for it.
 
     Raises:
-        RunBusyError: it has ended already.
+        RunBusyError: the run has already ended.
         StorageError: the request can't be written.
     """
     view = view_run(run)
@@ -27,10 +27,10 @@ def stop(run: RunPaths) -> dict[str, Any]:
 
 
 def resume(run: RunPaths) -> dict[str, Any]:
-    """Start a driver that continues a run in a process of its own, and return when it drives the run.
+    """Start a driver for a run in a process of its own, and return when it drives the run.
 
     Raises:
-        RunBusyError: a process drives it, or there is nothing to continue.
+        RunBusyError: the run has a driver, or there is nothing to continue.
         HlatctlError: the driver doesn't start.
     """
     view = view_run(run)

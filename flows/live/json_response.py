@@ -1,4 +1,4 @@
-"""JSON as the page gets it."""
+"""JSON responses for the page."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def as_json(value: Any, status: int = 200) -> Response:
 
 
 def to_json(value: Any) -> bytes:
-    """Return a value as JSON. Numbers that are not finite are null.
+    """Return a value as JSON. Numbers that are not finite become null.
 
-    Text that is not Unicode, as in the name of a folder, gets question marks. So one such name doesn't hide all runs.
+    In text that is not Unicode, such as a folder's name, bad characters become question marks, so that one such name
+    doesn't hide all runs.
     """
     try:
         return orjson.dumps(value, default=_plain, option=_OPTIONS)

@@ -30,7 +30,7 @@ class Options:
     """What `hlatctl ui` serves.
 
     Args:
-        port, prefect_port, mlflow_port: on loopback; port 0 is any free one.
+        port, prefect_port, mlflow_port: ports on loopback; 0: any free one.
         page_only: start neither Prefect's nor MLflow's server.
         allow_control: the page may stop and resume runs.
     """
@@ -47,7 +47,6 @@ def serve(runs_dir: Path, options: Options, on_ready: Callable[[str, str], None]
 
     Args:
         runs_dir: the folder of the runs to show; created if it doesn't exist.
-        options: what to serve.
         on_ready: called once with the page's link, and with ``USER:PASSWORD`` for the pages of Prefect and MLflow;
             empty if these are not started.
         say: called when a server answers, or has ended.
@@ -71,7 +70,7 @@ def serve(runs_dir: Path, options: Options, on_ready: Callable[[str, str], None]
         stopped = stack.enter_context(ui.stop_signal())
         behind = stack.enter_context(ui.behind(runs_dir, listeners)) if listeners else None
         port = int(listener.getsockname()[1])
-        # The socket listens already: a browser that is quicker than the imports below waits for them.
+        # The socket already listens: a browser that is quicker than the imports below waits for them.
         on_ready(f"http://{HOST}:{port}/?token={token}", behind.auth if behind else "")
         _serve(runs_dir, options, listener, token, behind, stopped, say)
 
@@ -102,7 +101,7 @@ def _serve(
 
 
 def _states(behind: ui.Servers | None) -> Callable[[], dict[str, Any]]:
-    """Return what tells the states of the servers, with the user and the password of those that are up."""
+    """Return a function that returns the servers' states, with the user and password of those that are up."""
 
     def states() -> dict[str, Any]:
         found = behind.states() if behind else dict.fromkeys(ui.NAMES, ui.OFF)
@@ -115,7 +114,6 @@ def _states(behind: ui.Servers | None) -> Callable[[], dict[str, Any]]:
 
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
-    """Write the errors of the web server to a file instead of the terminal."""
     handler, logger = logging.FileHandler(path, "w", encoding="utf-8"), logging.getLogger("uvicorn")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     before = logger.propagate
@@ -131,7 +129,7 @@ def _logged(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _serving(app: Any, listener: socket.socket, watcher: Watcher) -> Iterator[None]:
-    """Answer requests in a thread of its own; the main thread has the signals."""
+    """Answer requests in a separate thread, because the main thread handles signals."""
     import uvicorn
 
     from flows.tracking.connections import BACKLOG, Connection

@@ -1,9 +1,8 @@
-"""Who may use the page: this user, with the token of the link, and only from the page itself.
+"""Decides who may use the page: this user, with the token of the link, and only from the page itself.
 
-Every user of a machine reaches its loopback, so each request needs the token, in a cookie or a header. ``token``
-keeps it. ``flows.tracking.local_server.Gate`` checks host and origin before this.
-
-The token of the page's link. It is in a file of this user, so that links stay valid after a restart.
+Every user of a machine can reach its loopback, so each request needs the token, in a cookie or a header. The token is
+in a file that only this user can read, so links stay valid after a restart. ``flows.tracking.local_server.Gate`` checks
+host and origin first.
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ class Session:
     """Passes requests to an app if they have the token, and adds headers that restrict the page.
 
     Args:
-        app: answers the requests.
-        token: see ``flows.live.session``.
-        port: of the server. Cookies of all ports of a host are shared, so the cookie's name has it.
+        token: token that requests need.
+        port: port of the server. A host's cookies are shared between ports, so the cookie's name contains it.
         allow_control: whether POST requests are allowed.
     """
 
@@ -68,7 +66,7 @@ class Session:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = {name.lower() for name, _ in message["headers"]}
-                # The page's files are asked for again each time, so that an upgrade never mixes old and new ones.
+                # The page's files are requested again each time, so that an upgrade never mixes old and new ones.
                 extra = {**_HEADERS, "cache-control": "no-store" if is_api or answer else "no-cache"}
                 pairs = [(name.encode(), value.encode()) for name, value in extra.items()]
                 message["headers"] = [*message["headers"], *(pair for pair in pairs if pair[0] not in given)]
@@ -77,7 +75,7 @@ class Session:
         await (answer or self._app)(scope, receive, send_with_headers)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """Return an answer instead of the app's; None if the app may answer."""
+        """Return an answer in place of the app's; None if the app may answer."""
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if scope["path"] == "/" and given and self._is_token(given):
             allow(scope)
@@ -119,10 +117,10 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{32,100}")
 
 
 def kept_token(folder: Path) -> str:
-    """Return the token in ``<folder>/token``; a new one is written if there is none that only this user can read.
+    """Return the token in ``<folder>/token``, and write a new one if there is none that only this user can read.
 
     Raises:
-        StorageError: it can't be written.
+        StorageError: the file can't be written.
     """
     path = folder / "token"
     try:

@@ -1,6 +1,6 @@
-"""Server-Sent Events: what has changed, at most once a second. A page that is behind gets the newest state.
+"""Watches the runs folder and sends changes to pages as Server-Sent Events, at most once a second.
 
-One thread that polls the runs folder and wakes the pages that wait for changes.
+One thread polls the folder and wakes the pages. A page that falls behind gets the newest state.
 """
 
 from __future__ import annotations
@@ -19,20 +19,16 @@ from hlatctl.report.live.index import LiveIndex
 from hlatctl.run.errors import HlatctlError
 
 _LOG = logging.getLogger("uvicorn.error")
-#: Between two polls while a page is open, and otherwise.
+#: Seconds between two polls while a page is open, and otherwise.
 POLL_S, IDLE_POLL_S = 1.0, 5.0
-#: Between two polls while runs are read that no index knows, which takes about 50 ms for each.
+#: Seconds between two polls while unindexed runs are read, which takes about 50 ms for each.
 _READING_PAUSE_S = 0.02
 #: A poll takes at most this share of the time.
 _SHARE = 4
 
 
 class Watcher:
-    """Polls an index.
-
-    Args:
-        index: of the runs.
-    """
+    """Polls an index of runs."""
 
     def __init__(self, index: LiveIndex) -> None:
         self.index = index
@@ -42,18 +38,18 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
 
     def start(self) -> None:
-        """Start to poll."""
+        """Start polling."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and wait for the poll that is running."""
+        """Stop polling, and wait for a running poll."""
         self._stopped = True
         self._wake.set()
         self._thread.join()
 
     @contextmanager
     def page(self, run_id: str | None) -> Iterator[asyncio.Event]:
-        """Yield an event that is set when something has changed, for a page that follows a run, or none."""
+        """Yield an event that is set when something changes, for a page that follows a run (or none)."""
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
         with self._lock:
             self._waiting[changed] = loop
@@ -110,7 +106,7 @@ async def changes(watcher: Watcher, servers: Callable[[], dict[str, Any]], run_i
     """Yield events until the page goes away.
 
     Args:
-        watcher: of the runs.
+        watcher: watches the runs.
         servers: returns the states of Prefect's and MLflow's servers.
         run_id: the run that the page follows; None: none.
     """
@@ -146,7 +142,7 @@ async def changes(watcher: Watcher, servers: Callable[[], dict[str, Any]], run_i
 
 
 def message(event: str, data: Any) -> bytes:
-    """Return an event as bytes."""
+    """Return an event as bytes in the format of Server-Sent Events."""
     return b"event: " + event.encode() + b"\ndata: " + to_json(data) + b"\n\n"
 
 

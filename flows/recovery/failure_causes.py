@@ -1,7 +1,8 @@
-"""Name the cause of an attempt's or a job's end, from its status, the error it left and the end of its log.
+"""Finds the cause of an attempt's or a job's end, from its status, the error it left and the end of its log.
 
-Pure: text and values in, a cause and one line of evidence out. ``flows.recovery.policy`` decides what follows. Our own
-errors are classified by type and code, never by text. The patterns below are for the texts of other programs.
+Pure: takes text and values, and returns a cause and one line of evidence. ``flows.recovery.policy`` decides what
+follows. Errors of hlatctl are classified by type and code, never by text. The patterns below match texts of other
+programs.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ Cause = Literal[
     "lost",
 ]
 
-#: Causes that may be a node's fault.
+#: Causes that may be the fault of a node.
 NODE_CAUSES: frozenset[Cause] = frozenset({"node_failed", "hang", "collective_timeout", "killed", "lost"})
-#: What a verdict of the scheduler means; ``on`` names the hosts to blame.
+#: What a scheduler's verdict means; ``on`` names the hosts to blame.
 _VERDICTS: dict[Verdict, str] = {
     "node_failed": "the hardware or system failed{on}",
     "time_limit": "the job reached its time limit",
@@ -54,7 +55,7 @@ _VERDICTS: dict[Verdict, str] = {
 }
 
 _CAUSE_OF_CODE: dict[str, Cause] = {DISK_FULL: "disk_full", NONFINITE: "nonfinite", STORAGE_AWAY: "storage_away"}
-#: What PyTorch, NCCL, gloo and the system print, by cause; the first row with a matching exception counts.
+#: Texts of PyTorch, NCCL, gloo and the system, by cause; the first row with a matching exception counts.
 _CAUSE_OF_EXCEPTION: tuple[tuple[Cause, re.Pattern[str]], ...] = (
     (
         "out_of_memory",
@@ -65,7 +66,7 @@ _CAUSE_OF_EXCEPTION: tuple[tuple[Cause, re.Pattern[str]], ...] = (
     ("disk_full", re.compile(r"No space left on device|Disk quota exceeded")),
     # A token that the embedding doesn't have, on CPU and CUDA.
     ("data_error", re.compile(r"index out of range in self|indexSelect\w*: .*Assertion|device-side assert triggered")),
-    # Of the first node. Another job can have it; the next job gets another port.
+    # On the first node. Another job can occupy the port; the next job gets another one.
     ("port_in_use", re.compile(r"EADDRINUSE|[Aa]ddress already in use")),
     # gloo; NCCL's watchdog; the rendezvous store.
     (
@@ -76,19 +77,19 @@ _CAUSE_OF_EXCEPTION: tuple[tuple[Cause, re.Pattern[str]], ...] = (
         ),
     ),
 )
-#: What Slurm says after a task has failed, or after an option it does not know: the line before is the reason.
+#: Slurm's text after a task has failed, or after an option it doesn't know: the line before has the reason.
 _SRUN_SUMMARY = re.compile(
     r"srun: error: .*(Exited with exit code|Terminated|Killed)|srun: (Terminating|launch/slurm)|Try \"srun|"
     r"slurmstepd\S*: error: \*\*\* (STEP|JOB) \S+ ON \S+ CANCELLED"
 )
-#: Prefixes of a line, which name the process that wrote it: ours ("[rank9]: "), and those of torchrun ("[default0]:").
+#: Prefixes of a line that name its process: ours ("[rank9]: "), and those of torchrun ("[default0]:").
 _RANK_PREFIX = re.compile(r"^(\[[\w.]*\d+\]: ?)+")
 #: torchrun's summary of a failure: a process's exit code (negative: a signal) and host.
 _ROOT_CAUSE = "Root Cause (first observed failure)"
 _EXIT_CODE = re.compile(r"exitcode\s*:\s*(-?\d+)")
 _HOST = re.compile(r"^\s*host\s*:\s*(\S+)", re.MULTILINE)
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
-#: What other processes, and torchrun itself, print after one has failed.
+#: Texts that other processes, and torchrun itself, print after one has failed.
 _SECONDARY = re.compile(r"ChildFailedError|Connection closed by peer|Connection reset by peer")
 #: What may differ between two equal failures: addresses, paths, numbers.
 _NOISE = ((r"0x[0-9a-fA-F]+", "<address>"), (r"(?<![\w<])/[^\s:'\",)]+", "<path>"), (r"\b\d+", "<n>"))
@@ -102,13 +103,12 @@ class Ending:
         cause: ``stopped`` wrote a checkpoint after a person's request to stop; ``preempted`` and ``time_limit`` were
             ended by the scheduler, with a last checkpoint or without; ``cancelled`` by somebody else; ``rollback``
             restarts without the batch of a step that was not finite; ``amended`` ends so that an amendment begins;
-            ``error`` left an error that a person must fix;
-            ``storage_away`` could not read the corpus in object storage; ``port_in_use`` could not connect its
-            processes; ``node_failed`` lost a node, according to the scheduler; ``killed`` ended by a signal;
-            ``crashed`` by an exception; ``lost`` left no exit code.
+            ``error`` left an error that a person must fix; ``storage_away`` could not read the corpus in object
+            storage; ``port_in_use`` could not connect its processes; ``node_failed`` lost a node, according to the
+            scheduler; ``killed`` ended by a signal; ``crashed`` by an exception; ``lost`` left no exit code.
         evidence: one line.
         signal: number of the signal that ended it; 0: none.
-        hosts: those to blame, if it may be a node's fault and the launcher tells them.
+        hosts: hosts to blame, if it may be the fault of a node and the launcher names them.
     """
 
     cause: Cause
@@ -119,7 +119,7 @@ class Ending:
 
     @property
     def signature(self) -> str:
-        """Cause, evidence and hosts without what may differ between equal failures; a signal's number stays."""
+        """Cause, evidence and hosts without what may differ between equal failures; a signal's number is included."""
         text = self.evidence
         for pattern, name in () if self.signal else _NOISE:
             text = re.sub(pattern, name, text)
@@ -148,8 +148,8 @@ def classify(
     """Return how an attempt ended.
 
     Args:
-        status: of the ended job.
-        attempt: its state in the journal.
+        status: status of the ended job.
+        attempt: state of the attempt in the journal.
         train_stopped: the reason in the trainer's last event, or empty.
         error: the error that the job left.
         log_tail: the last lines of its log.
@@ -159,7 +159,7 @@ def classify(
     code, verdict = status.exit_code, status.verdict
     if train_stopped == "finished":
         return Ending(cause="finished", evidence="the last step and its checkpoint are written", exit_code=code)
-    # The flow ends a job that hangs, so the scheduler calls it cancelled.
+    # The flow ends a hanging job, so the scheduler reports it as cancelled.
     if attempt.hang and verdict != "node_failed":
         if not train_stopped:
             return Ending(cause="hang", evidence=attempt.hang, exit_code=code)
@@ -183,9 +183,9 @@ def end_without_error(status: Status, log_tail: str, *, more_oom_kills: bool) ->
     """Return how a job ended that left no error.
 
     Args:
-        status: of the ended job.
+        status: status of the ended job.
         log_tail: the last lines of its log.
-        more_oom_kills: the kernel has killed a process meanwhile because memory ran out.
+        more_oom_kills: the kernel has killed a process during the job because memory ran out.
     """
     code = status.exit_code
     if status.verdict:
@@ -207,7 +207,7 @@ def end_without_error(status: Status, log_tail: str, *, more_oom_kills: bool) ->
 
 
 def verdict_in_words(status: Status) -> str:
-    """Return what the scheduler says of a job's end; empty if it says nothing."""
+    """Return the scheduler's verdict on a job's end in words; empty if it has none."""
     if not status.verdict:
         return ""
     on = f" on {host_names(status.blamed_hosts)}" if status.blamed_hosts else ""
@@ -217,14 +217,14 @@ def verdict_in_words(status: Status) -> str:
 
 
 def _cause_of_error(error: HlatctlError, attempt: AttemptState) -> Cause:
-    # Data that can't be read at the start is a person's to fix; later, it was readable before.
+    # A person must fix data that can't be read at the start; later, it was readable before.
     if isinstance(error, DataError) and error.code != STORAGE_AWAY and (attempt.last_step or attempt.resumed_from_step):
         return "data_error"
     return _CAUSE_OF_CODE.get(error.code, "error")
 
 
 def _fatal_signal(log_tail: str, exit_code: int | None) -> tuple[int, str]:
-    """Return the number of the signal that ended the first process to fail, and a sentence; 0 and empty: none."""
+    """Return the signal that ended the first process to fail, and a sentence about it; 0 and empty: none."""
     codes = [int(code) for code in _EXIT_CODE.findall(_first_summary(log_tail))]
     if codes and codes[0] < 0:
         return -codes[0], f"a trainer process died of signal {-codes[0]}"
@@ -234,10 +234,10 @@ def _fatal_signal(log_tail: str, exit_code: int | None) -> tuple[int, str]:
 
 
 def _first_summary(log_tail: str) -> str:
-    """Return torchrun's summary of the node that failed first: on the others, processes end because of it.
+    """Return torchrun's summary of the node that failed first: on the others, processes end as a consequence.
 
-    Usually it is the first to end. But a busy node can end after those whose connections to it broke. So where no
-    process has another exception than that, a process that a signal killed comes first.
+    Usually it is the first to end. But a busy node can end after those whose connections to it broke. So a process that
+    a signal killed comes first, unless another process has a different exception.
     """
     summaries = log_tail.split(_ROOT_CAUSE)[1:]
     if all(map(_SECONDARY.search, exception_lines(log_tail))):
@@ -258,14 +258,14 @@ def failed_host(log_tail: str) -> str:
 
 
 def exception_lines(log_tail: str) -> list[str]:
-    """Return the lines that name an exception; those that only follow from another failure if there are no others."""
+    """Return the lines that name an exception; consequences of another failure only if there are no others."""
     lines = [_RANK_PREFIX.sub("", line).strip() for line in log_tail.splitlines()]
     named = [line for line in lines if _EXCEPTION.match(line)]
     return [line for line in named if not _SECONDARY.search(line)] or named
 
 
 def last_exception(log_tail: str) -> str:
-    """Return the last line that names an exception, or else the last line, named as such: it need not be the cause."""
+    """Return the last line that names an exception, or else the last line, marked as such: it need not be the cause."""
     lines = [stripped for line in log_tail.splitlines() if (stripped := _RANK_PREFIX.sub("", line).strip())]
     reasons = [line for line in lines if not _SRUN_SUMMARY.match(line)]
     if exceptions := exception_lines(log_tail):

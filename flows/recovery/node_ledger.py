@@ -1,9 +1,8 @@
-"""The node ledger: failures and checks of every host, from all runs of a runs folder. Old entries count less.
+"""The node ledger: failures and checks of every host in a runs folder, and the hosts to avoid because of them.
 
-The file is ``<runs_dir>/nodes.jsonl``, append-only, one entry per line. ``record`` writes it and ``read`` reads it;
-the other functions are pure.
-
-Decide which hosts the end of an attempt is held against. Pure.
+The file is ``<runs_dir>/nodes.jsonl``, append-only, one entry per line; older entries count less. ``record`` writes it
+and ``read`` reads it. The other functions are pure, such as ``blamed_hosts``, which decides which hosts an attempt's
+end is held against.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ Kind = Literal["preflight_passed", "preflight_failed", "failure", "straggler"]
 HALF_LIFE_S = 7 * 86400.0
 #: Weight of a new entry.
 WEIGHTS: dict[str, float] = {"preflight_failed": 1.0, "failure": 1.0, "straggler": 0.5}
-#: A host is a suspect, and is measured again before it is used, from this sum of weights since it last passed; it is
-#: excluded from this sum of all weights.
+#: From this sum of weights since it last passed preflight, a host is a suspect and is measured before it is used; from
+#: this sum of all weights it is excluded.
 SUSPECT_SCORE, EXCLUDED_SCORE = 1.5, 2.5
-#: The same if another host can replace it: a start on a broken node costs more than a measurement.
+#: The same limits if another host can replace it: a start on a broken node costs more than a measurement.
 REPLACEABLE_SUSPECT_SCORE = 0.9
-#: For this long after a failed preflight a host is not used; then it is measured again.
+#: A host is not used for this long after a failed preflight; then it is measured again.
 REJECTED_S = 86400.0
 
 
@@ -58,7 +57,7 @@ class Placement:
 
 
 def record(path: Path, entries: Iterable[Entry]) -> None:
-    """Append entries; safe beside other runs that append.
+    """Append entries; safe while other runs append too.
 
     Raises:
         StorageError: the file can't be written.
@@ -67,7 +66,7 @@ def record(path: Path, entries: Iterable[Entry]) -> None:
     try:
         with locked_file(path), path.open("ab") as file:
             if file.tell() and not _ends_with_newline(path):
-                text = "\n" + text  # a writer died in the middle of a line; its line is lost, ours is not
+                text = "\n" + text  # a writer died in the middle of a line; that line is lost, this one is not
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
@@ -85,12 +84,12 @@ def read(path: Path) -> list[Entry]:
 
 
 def rejected_since(entries: Iterable[Entry], since_unix_s: float) -> set[str]:
-    """Return the hosts that have failed a preflight since a moment."""
+    """Return the hosts that have failed a preflight since a time."""
     return {entry.host for entry in entries if entry.kind == "preflight_failed" and entry.time_unix_s >= since_unix_s}
 
 
 def newly_passed(entries: Iterable[Entry], hosts: Iterable[str]) -> list[str]:
-    """Return those of the hosts whose newest entry is not already a passed preflight."""
+    """Return the hosts whose newest entry is not already a passed preflight."""
     newest = {entry.host: entry.kind for entry in entries}
     return [host for host in hosts if newest.get(host) != "preflight_passed"]
 
@@ -110,7 +109,7 @@ def scores(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
 
 
 def suspects(entries: Iterable[Entry], now_unix_s: float, *, replaceable: bool = False) -> set[str]:
-    """Return the hosts to measure again before they are used, by their entries since they last passed preflight.
+    """Return the hosts to measure before they are used again, by their entries since they last passed preflight.
 
     Args:
         replaceable: other hosts can replace them, so the limit is lower.
@@ -128,7 +127,7 @@ def suspects(entries: Iterable[Entry], now_unix_s: float, *, replaceable: bool =
 
 
 def rejected(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
-    """Return the hosts whose newest preflight failed in the last ``REJECTED_S`` seconds, with its time."""
+    """Return the hosts whose newest preflight failed in the last ``REJECTED_S`` seconds, with the time of failure."""
     newest = {entry.host: entry for entry in entries if entry.kind in ("preflight_passed", "preflight_failed")}
     return {
         host: entry.time_unix_s
@@ -140,8 +139,8 @@ def rejected(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
 def place(hosts: tuple[str, ...], needed: int, entries: Iterable[Entry], now_unix_s: float) -> Placement:
     """Choose the hosts to leave out, as long as ``needed`` hosts remain.
 
-    First those that preflight rejected, the newest first, because the others may be repaired by now; then those that
-    failed repeatedly, the worst first, even if they passed preflight: it doesn't find every fault.
+    Hosts that preflight rejected come first, the newest first, because the others may be repaired by now. Then come
+    hosts that failed repeatedly, the worst first, even if they passed preflight: it doesn't find every fault.
     """
     known = list(entries)
     score, unfit = scores(known, now_unix_s), rejected(known, now_unix_s)
@@ -201,13 +200,13 @@ def _parse(line: str) -> Entry | None:
 
 
 def blamed_hosts(cause: Cause, status: Status, used: Sequence[str], failed_host: str) -> tuple[str, ...]:
-    """Return the hosts to blame; none if the cause is no node's fault, or if nothing tells them apart.
+    """Return the hosts to blame; none if the cause is not the fault of a node, or if nothing identifies the node.
 
     Args:
-        cause: of the end.
-        status: of the ended job; its hosts and blamed hosts count if the launcher tells them.
-        used: the hosts of the attempt if the launcher doesn't tell them.
-        failed_host: the one that torchrun names, or empty.
+        cause: cause of the end.
+        status: status of the ended job; its hosts and blamed hosts count if the launcher reports them.
+        used: the hosts of the attempt if the launcher doesn't report them.
+        failed_host: the host that torchrun names, or empty.
     """
     hosts = status.hosts or tuple(used)
     if cause not in NODE_CAUSES:
@@ -216,7 +215,7 @@ def blamed_hosts(cause: Cause, status: Status, used: Sequence[str], failed_host:
         return status.blamed_hosts
     if len(hosts) == 1:
         return hosts
-    # A job that hangs is ended from outside: the order in which its nodes end says nothing.
+    # A hanging job is ended from outside, so the order in which its nodes end means nothing.
     if status.hosts and cause != "hang":
         return status.blamed_hosts if len(status.blamed_hosts) < len(hosts) else ()
     return tuple(host for host in hosts if host == failed_host)[:1]

@@ -1,11 +1,8 @@
-"""The restart policy: decide what follows the end of a training attempt. Pure.
+"""The restart policy: decides what follows the end of a training attempt or of a stage's job. Pure.
 
-``decide`` takes the first row of the table ``POLICY`` that applies; ``hanging`` decides whether an attempt hangs. The
-causes come from ``flows.recovery.failure_causes``, what the rows test from ``flows.recovery.policy``.
-
-The restart policy of stages: decide what follows the end of a stage's job. Pure.
-
-What the restart policy knows at the end of a training attempt: the columns of its table. Pure.
+``case_of`` computes what the policy knows at the end of an attempt. ``decide`` takes the first row of the table
+``POLICY`` that applies to it; ``hanging`` decides whether an attempt hangs; ``decide_job`` decides for the jobs of
+stages. The causes come from ``flows.recovery.failure_causes``.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from hlatctl.run.errors import LaunchError
 from hlatctl.run.pace import median_step_s, newest_steps
 from hlatctl.run.state import AttemptState, RunState
 
-#: Causes that never count as repeated: they come from outside of the job, leave no trace that could be compared, or the
+#: Causes that never count as repeated: they come from outside the job, leave no comparable trace, or the
 #: attempt excluded a batch.
 _NEVER_REPEATED: frozenset[Cause] = frozenset({"preempted", "time_limit", "node_failed", "lost", "rollback"})
 
@@ -32,19 +29,22 @@ class Case:
     Args:
         step: the first step that the attempt did not finish.
         several: the run has more than one node.
-        begun: it loaded and started to train.
-        made_a_step: it finished at least one step.
-        repeats: attempts that ended at the same step with the same signature, including this one; without those that
-            a node's fault explains. Of attempts that failed to start, only those since the last new checkpoint: in a
-            long run starts fail for many reasons.
-        out_of_memory: attempts that ran out of memory since the last attempt with a new checkpoint, including both.
-        no_progress: newest attempts in a row without a new checkpoint.
-        unexplained: those of them that software may have caused: without a node to blame, or with the same node again.
-        suspected: different nodes that the others of them blame, although preflight has not rejected them.
-        nodes: to blame for this end, if there are several.
+        begun: the attempt loaded and started to train.
+        made_a_step: the attempt finished at least one step.
+        repeats: number of attempts that ended at the same step with the same signature, including this one, without
+            those that a faulty node explains. Attempts that failed to start count only since the last new checkpoint:
+            in a long run, starts fail for many reasons.
+        out_of_memory: number of attempts that ran out of memory since the last attempt with a new checkpoint, including
+            both.
+        no_progress: number of newest attempts in a row without a new checkpoint.
+        unexplained: number of these attempts that software may have ended: without a node to blame, or with the same
+            node again.
+        suspected: number of different nodes that the rest of these attempts blame, although preflight has not rejected
+            them.
+        nodes: nodes to blame for this end, if there are several.
         newest, earlier: the checkpoint that the next attempt would load, and the one before; 0 and None: none.
-        ceiling: checkpoints above this one were left behind by a walk back.
-        batch: of the failing step; None: unknown.
+        ceiling: checkpoints above this step are skipped after a walk back to earlier ones.
+        batch: batch of the failing step; None: unknown.
         left_out: hosts that the node ledger leaves out from now on.
     """
 
@@ -82,7 +82,7 @@ class Case:
 
     @property
     def patience_key(self) -> str:
-        """The key that says how long an attempt may be silent at this place."""
+        """The configuration key that limits how long an attempt may be silent at this place."""
         return "recovery.hang_floor_s" if self.made_a_step else "recovery.start_timeout_s"
 
     @property
@@ -97,9 +97,9 @@ class Case:
 
     @property
     def may_be_the_checkpoint(self) -> bool:
-        """Whether an earlier checkpoint may help: no node is to blame, and no node could have ended it while loading.
+        """Whether an earlier checkpoint may help: no node is to blame or could have ended the attempt while loading.
 
-        A start on one node says nothing about its hardware: there is no other to compare it with.
+        A start on one node reveals nothing about its hardware: there is no other node to compare with.
         """
         if self.cause == "storage_away":
             return False
@@ -107,7 +107,7 @@ class Case:
 
 
 def history(state: RunState) -> list[AttemptState]:
-    """Return the attempts that count: resuming a failed run, or amending one, resets its restart budget."""
+    """Return the attempts that count: resuming a failed run, or ending an attempt to amend it, resets the budget."""
     before = enumerate(state.attempts[:-1], start=1)
     resets = [i for i, attempt in before if attempt.decision == "stop" or attempt.cause == "amended"]
     return state.attempts[max(resets, default=0) :]
@@ -171,7 +171,7 @@ def case_of(
 
 
 def _explained(cause: str, blamed_hosts: Sequence[str], rejected_hosts: Sequence[str] = ()) -> bool:
-    """Return whether others than the attempt found a node at fault: the scheduler, or a preflight after its end."""
+    """Return whether the scheduler, or a preflight after the attempt's end, found a node at fault."""
     return bool(blamed_hosts) if cause == "node_failed" else cause in NODE_CAUSES and bool(rejected_hosts)
 
 
@@ -184,7 +184,7 @@ def _repeats(
     at_start = attempt.last_step == 0
 
     def signature(text: str, hosts: Sequence[str]) -> str:
-        # Two nodes may break in the same way at the start of an attempt, but hardly at the same later step.
+        # Two nodes may break in the same way at the start of an attempt, but are unlikely to at the same later step.
         return text if at_start else without_hosts(text, hosts)
 
     own = signature(ending.signature, ending.hosts)
@@ -198,7 +198,7 @@ def _repeats(
 
 
 def _streak(past: Sequence[AttemptState], no_progress: int, several: bool) -> list[tuple[str, ...]]:
-    """Return the nodes that earlier attempts without progress blame; without those that a node's fault explains."""
+    """Return the nodes that earlier attempts without progress blame, without attempts that a faulty node explains."""
     earlier = past[len(past) - (no_progress - 1) :] if no_progress > 1 else []
     unexplained = [a for a in earlier if not _explained(a.cause, a.blamed_hosts, a.rejected_hosts)]
     return [tuple(a.blamed_hosts) if several else () for a in unexplained]
@@ -218,19 +218,19 @@ def _budgets(
 
 
 def _ceiling(state: RunState) -> int | None:
-    """Return the newest checkpoint since a walk back, until attempts pass the one that was left; None after that."""
+    """Return the newest checkpoint since a walk back, until attempts pass the skipped one; None after that."""
     attempt = state.attempts[-1]
     if attempt.max_checkpoint_step is None:
         return None
     reached = max(attempt.max_checkpoint_step, attempt.newest_checkpoint)
-    # If no checkpoint below is left, one that was left behind is better than none.
+    # If no checkpoint below is left, use a skipped one rather than none.
     below = [checkpoint for checkpoint in state.checkpoints if checkpoint <= reached]
     return reached if below and len(below) < len(state.checkpoints) else None
 
 
 Action = Literal["done", "restart", "restart_without", "walk_back", "skip_data", "stop"]
 
-#: The least time for the processes of an attempt to end after training, however short ``recovery.hang_floor_s`` is.
+#: Minimum time for an attempt's processes to end after training, however short ``recovery.hang_floor_s`` is.
 _LEAVE_S = 60.0
 
 
@@ -239,9 +239,9 @@ class Decision:
     """What to do next, and why in one sentence.
 
     Args:
-        wait_s: before the next attempt.
+        wait_s: seconds to wait before the next attempt.
         max_checkpoint_step: the next attempt loads no newer checkpoint; None: the newest.
-        skip_batch: excluded from the next attempt on.
+        skip_batch: batch to exclude from the next attempt on.
         hint: the command or edit that helps if the run stops.
     """
 
@@ -255,7 +255,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the policy; ``why`` and ``hint`` are filled from the case."""
+    """One row of the policy; ``why`` and ``hint`` are filled in from the case."""
 
     action: Action
     when: Callable[[Case], bool]
@@ -362,12 +362,12 @@ def decide(
     """Decide what follows the newest attempt.
 
     Args:
-        state: the run; its newest attempt has just ended.
-        ending: how it ended.
+        state: the run's state; its newest attempt has just ended.
+        ending: how the attempt ended.
         config: the policy's limits.
         batch: number of the failing step's batch; None: unknown.
         left_out: hosts that the node ledger leaves out because of this end.
-        several: the run has more than one node. A single node is never to blame: nothing tells it from software.
+        several: the run has more than one node. A single node is never blamed: hardware and software faults look alike.
     """
     case = case_of(state, ending, config, batch=batch, left_out=left_out, several=several)
     row = next(row for row in POLICY if row.when(case))
@@ -409,23 +409,23 @@ def hanging(state: RunState, silent_s: float, config: RecoveryConfig) -> str:
 
 
 def wait_s(no_progress: int, config: RecoveryConfig) -> float:
-    """Return the time to wait after so many failures in a row."""
+    """Return the seconds to wait after this many failures in a row."""
     if not no_progress:
         return 0.0
     # 2**64 times the first delay is above any maximum; more would overflow a float.
     return float(min(config.backoff_s * 2.0 ** min(no_progress - 1, 64), config.max_backoff_s))
 
 
-#: Ends that come from outside, without a fault of a node.
+#: Ends that come from outside, without a faulty node.
 _OUTSIDE = ("preempted", "time_limit", "port_in_use")
 
 
 def decide_job(ends: Sequence[LaunchError], config: RecoveryConfig) -> Decision:
-    """Decide what follows the end of a stage's job, by the limits and delays of training's attempts.
+    """Decide what follows the end of a stage's job, with the limits and delays of training's attempts.
 
-    A job is restarted after a signal, after a time-out of a collective, if it was lost or hung, if a node failed, if
-    the scheduler ended it or its port was taken, and once after it ran out of memory. One that somebody cancelled stops
-    the run.
+    A job is restarted after a signal, after a time-out of a collective, if it was lost or hung, if a node failed, or if
+    the scheduler ended it or its port was taken. After running out of memory it is restarted once. A cancellation by
+    somebody stops the run.
 
     Args:
         ends: errors of the stage's jobs in this flow that left no error of their own, newest last.

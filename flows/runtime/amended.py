@@ -1,10 +1,9 @@
 """Amendments of a run's configuration, as its driver follows them.
 
-Each attempt begins with one configuration, ``config.yaml`` or ``config-<n>.yaml``. Later amendments whose keys change
-at once are put into the context while the flow runs. What the trainer itself must know is written to the attempt's file
-of orders: new values of :data:`conf.amendments.LIVE`, and the step after which it ends for an amendment.
-
-The command that begins a new run like one that exists, for hints of what a run or a fork can't change.
+Each attempt begins with one configuration, ``config.yaml`` or ``config-<n>.yaml``. Later amendments of keys that may
+change during an attempt are put into the context while the flow runs. Changes that the trainer must know are written to
+the attempt's file of orders: new values of :data:`conf.amendments.LIVE`, and the step after which it ends for an
+amendment. ``train_like`` returns the command for a new run, for hints about what an amendment can't change.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from hlatctl.run.fold import read_state
 from hlatctl.run.paths import ProfileOrder, RunPaths
 from hlatctl.run.state import AmendmentState, AttemptState, RunState
 
-#: Interval at which the file of orders is touched while the trainer is to end for an amendment. It doesn't end if the
-#: file was not touched lately: without a driver, nobody would start the next attempt.
+#: Seconds between touches of the file of orders while the trainer is to end for an amendment. It doesn't end if the
+#: file was not touched recently: without a driver, nobody would start the next attempt.
 _TOUCH_S = 20.0
 
 
 def adopt(ctx: FlowContext) -> Config:
-    """Put the configuration of the running attempt, or else of the next one, into a context; return the one before."""
+    """Put the configuration of the running or else the next attempt into a context, and return the previous one."""
     state, before = ctx.refresh(), ctx.config
     attempt = state.attempt
     if attempt is not None and attempt.ended_unix_s is None:
@@ -56,20 +55,20 @@ def next_start(state: RunState) -> int:
 
 
 def config_words(ctx: FlowContext) -> tuple[str, str]:
-    """Return the words of a job's command that name its configuration's file, which is written if it is missing."""
+    """Return the words of a job's command that name its configuration file, and write that file if it is missing."""
     file = ctx.when_there_is_room(lambda: write_amended(ctx.run, ctx.config_number))
     return "--config", os.fspath(file)
 
 
 def follow(ctx: FlowContext) -> None:
-    """Put amendments that change at once into the context, and journal the beginning of those that begin with it."""
+    """Put amendments that take effect immediately into the context, and journal that they have begun."""
     newest = _newest(ctx, ctx.config_number)
     if newest != ctx.newest_live:
         ctx.newest_live = newest
         ctx.config = _in_force(ctx)
         ctx.clock.let_work(ctx.config.eval.concurrent)
     for amendment in live(ctx.state.amendments, ctx.config_number):
-        # The trainer journals those that it takes itself.
+        # The trainer journals those that it applies itself.
         if amendment.applied_step is None and not (live_values([amendment]) and ctx.training_lives()):
             _begun(ctx, amendment, ctx.state.step)
 
@@ -93,7 +92,7 @@ def _begun(ctx: FlowContext, amendment: AmendmentState, step: int) -> None:
 
 
 def pause_step(ctx: FlowContext) -> int | None:
-    """Return the step after which the newest attempt ends so that its nodes evaluate; None: for no evaluation.
+    """Return the step after which the newest attempt ends so that its nodes can evaluate; None: for no evaluation.
 
     It is the first milestone after the attempt's start that is not evaluated, except the last step.
     """
@@ -113,7 +112,7 @@ def _is_settled(state: RunState, milestone_tokens: int) -> bool:
 
 
 class Orders:
-    """What the driver asks of a running attempt, of amendments and profiles: a small file that rank 0 reads."""
+    """The driver's orders to a running attempt about amendments and profiles: a small file that rank 0 reads."""
 
     def __init__(self, ctx: FlowContext, attempt: AttemptState) -> None:
         self._ctx, self._attempt = ctx, attempt
@@ -122,7 +121,7 @@ class Orders:
         self._touched_s = 0.0
 
     def give(self) -> None:
-        """Write the file if there is something new. A full disk takes it later."""
+        """Write the file if there is something new. On a full disk it is written later."""
         if self._ctx.world is not None:
             return
         amendments, number = self._ctx.state.amendments, self._attempt.config_number
@@ -140,7 +139,6 @@ class Orders:
                 self._written, self._touched_s = order, now_s
 
     def _profile(self) -> dict[str, Any] | None:
-        """Return the profile that is asked of this attempt."""
         asked = self._ctx.state.open_profile
         if asked is None or asked.attempt != self._attempt.number:
             return None
@@ -160,11 +158,11 @@ _WORDS = {True: "true", False: "false", None: "null"}
 
 
 def train_like(run: RunPaths, overrides: Sequence[str], *, with_weights: bool) -> str:
-    """Return a hint with the command that begins a new run like another one, with other values of some keys.
+    """Return a hint with the command for a new run like an existing one, with other values of some keys.
 
     Args:
-        run: the directory of the other run.
-        overrides: what differs.
+        run: directory of the existing run.
+        overrides: the changed values.
         with_weights: begin with the weights of its newest checkpoint, if it has one.
     """
     state = read_state(run)
@@ -191,6 +189,5 @@ def _last_of_each(overrides: Sequence[str]) -> list[str]:
 
 
 def _folders(argv: Sequence[str]) -> list[str]:
-    """Return the options of a command line that name folders of configuration."""
     pairs = itertools.pairwise(argv)
     return [word for pair in pairs if pair[0] == "--config-dir" for word in pair]

@@ -17,12 +17,12 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
-#: Interval of the checks during a wait of the machine's clock.
+#: Seconds between checks while the machine's clock waits.
 _CHECK_S = 0.2
 
 
 class DriverLostError(BaseException):
-    """The driver of a dry run has died, as by kill -9; not an Exception, so that no handler catches it."""
+    """The driver of a dry run has died, as if by kill -9. It can't be caught as an Exception."""
 
 
 class Clock(Protocol):
@@ -49,10 +49,10 @@ class Clock(Protocol):
         """
 
     def beside(self, work: Callable[[], T], *, most: int = 1) -> Future[T]:
-        """Queue work for the threads beside the flow's own; ``most`` of them work at once."""
+        """Queue work for the threads that run alongside the flow; ``most`` of them work simultaneously."""
 
     def let_work(self, most: int) -> None:
-        """Let so many threads do the queued work from now on; one that works already finishes what it does."""
+        """Let this many threads do the queued work from now on; a thread that is already working finishes first."""
 
 
 class RealClock:
@@ -87,7 +87,7 @@ class RealClock:
         time.sleep(poll_s)
 
     def beside(self, work: Callable[[], T], *, most: int = 1) -> Future[T]:
-        """Queue work; start a thread unless ``most`` work already."""
+        """Queue work; start a thread unless ``most`` are already working."""
         future: Future[T] = Future()
         with self._lock:
             self._queue.append((future, work))
@@ -95,7 +95,7 @@ class RealClock:
         return future
 
     def let_work(self, most: int) -> None:
-        """Start threads for the queued work up to ``most``; if there are more, they end after their present work."""
+        """Start threads for the queued work up to ``most``; surplus threads end after their present work."""
         with self._lock:
             self._most = most
             starts = max(0, min(most - self._workers, len(self._queue)))
@@ -146,7 +146,7 @@ class VirtualClock:
         return self._now_s
 
     def monotonic_s(self) -> float:
-        """Return the same: it never decreases."""
+        """Return the virtual Unix time, which never decreases."""
         return self._now_s
 
     def sleep(self, seconds: float) -> None:
@@ -156,7 +156,7 @@ class VirtualClock:
         self._pass_turn_on(sleeper)
 
     def wait(self, seconds: float, check: Callable[[], object]) -> None:
-        """Let virtual time pass, then check once: it takes no real time."""
+        """Let virtual time pass, then check once."""
         self.sleep(seconds)
         check()
 
@@ -171,14 +171,14 @@ class VirtualClock:
         self._push(when_unix_s, action)
 
     def notify(self, job: str) -> None:
-        """Wake the threads that wait for a job or for any job, with the mean delay of a poll."""
+        """Wake the threads that wait for this job or any job, after the mean delay of a poll."""
         woken = [sleeper for sleeper in self._waiting if sleeper.job in ("", job)]
         for sleeper in woken:
             self._waiting.remove(sleeper)
             self._push(max(self._now_s + sleeper.late_s, sleeper.not_before_s), sleeper)
 
     def beside(self, work: Callable[[], T], *, most: int = 1) -> Future[T]:
-        """Queue work; it starts when the thread that has the turn waits, unless ``most`` threads work already."""
+        """Queue work; it starts when the thread that has the turn waits, unless ``most`` threads already work."""
         future: Future[T] = Future()
         self._queue.append((future, work))
         self.let_work(most)
@@ -226,7 +226,7 @@ class VirtualClock:
             raise
 
     def _advance(self, own: _Sleeper | None) -> bool:
-        """Run actions that are due until a thread can continue; return whether it is another thread."""
+        """Run due actions until a thread can continue; return whether it is another thread."""
         while True:
             if self._impatient:
                 entry: _Sleeper | Callable[[], None] = self._impatient.popleft()
@@ -259,5 +259,5 @@ class VirtualClock:
 def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
     try:
         future.set_result(work())
-    except BaseException as error:  # as an executor does: the future raises it
+    except BaseException as error:  # like an executor: the future raises it
         future.set_exception(error)

@@ -36,7 +36,7 @@ class JobOptions(TypedDict, total=False):
     wrapper: tuple[str, ...]
 
 
-#: Interval of checks for a request to stop, or for room on the disk.
+#: Seconds between checks for a request to stop, or for free disk space.
 _POLL_S = 0.5
 
 
@@ -51,10 +51,10 @@ class World(Protocol):
         """The virtual clock."""
 
     def launcher(self) -> Launcher:
-        """A launcher for the driver that runs now."""
+        """A launcher for the current driver."""
 
     def resumed_after_s(self, end: HlatctlError, state: RunState) -> float | None:
-        """Return after how long a person resumes a run that ended with this error; None: never."""
+        """Return the delay after which a person resumes a run that ended with this error; None: never."""
 
     def pass_without_driver(self, seconds: float) -> None:
         """Let time pass without a driver."""
@@ -64,11 +64,9 @@ class FlowContext:
     """The context of one flow. Several threads may use its journal and its state.
 
     Args:
-        run: the run directory.
         config: the run's configuration, or another one in its place.
-        launcher: starts its jobs.
-        observer: shows its progress.
-        writer: of the journal; each flow of a run has its own.
+        launcher: starts the flow's jobs.
+        writer: writer of the journal; each flow of a run has its own.
         heeds_stop: a request to stop the run ends this flow's jobs.
         world: the simulated cluster of a dry run; None in a real run.
     """
@@ -91,13 +89,13 @@ class FlowContext:
         self.observer = observer or SilentObserver()
         self.state, self._tail = follow(run)
         self._kept_bytes = self._tail.bytes_read
-        #: The newest amendment of the attempt's configuration, and the newest with those that change at once after it.
+        #: The newest amendment of the attempt's configuration, and the newest one with those that take effect after it.
         self.config_number = self.newest_live = max((a.number for a in self.state.amendments), default=0)
         #: Further receivers of messages, such as Prefect's log.
         self.message_sinks: list[Callable[[str], None]] = []
         #: Set when the flow ends early: background work stops.
         self.cancelled = threading.Event()
-        #: Jobs that have done their work and stay for more (``flows.runtime.jobs``).
+        #: Jobs that have done their work and wait for more (``flows.runtime.jobs``).
         self.staying: list[Any] = []
         self.signals = Signals()
         self._lock = threading.RLock()
@@ -106,7 +104,7 @@ class FlowContext:
         self.refresh()
 
     def event(self, kind: str, *, attempt: int | None = None, **fields: Any) -> None:
-        """Journal an event durably, and fold it into the state."""
+        """Journal an event durably, and apply it to the state."""
         with self._lock:
             newest = self.state.attempt
             self._journal.attempt = attempt if attempt is not None else (newest.number if newest else 0)
@@ -125,7 +123,7 @@ class FlowContext:
         self.when_there_is_room(self._check_written)
 
     def when_there_is_room(self, work: Callable[[], T]) -> T:
-        """Do work that needs disk space; while the disk is full, wait and try again.
+        """Do work that needs disk space; while the disk is full, wait and retry.
 
         Raises:
             StoppedError: the run was asked to stop.
@@ -173,7 +171,7 @@ class FlowContext:
             raise StorageError(f"{self._journal.path}: can't be written (the disk is full)", code=DISK_FULL)
 
     def refresh(self) -> RunState:
-        """Fold new events of all writers into the state, and return it."""
+        """Apply new events of all writers to the state, and return it."""
         with self._lock:
             if self._journal.unwritten:
                 self._journal.flush()
@@ -181,14 +179,14 @@ class FlowContext:
                 apply(self.state, event)
             if self._tail.bytes_read - self._kept_bytes > KEEP_BYTES:
                 self._kept_bytes = self._tail.bytes_read
-                read_state(self.run)  # keeps the fold, so that the next reader begins here
+                read_state(self.run)  # keeps the folded state, so that the next reader begins here
             return self.state
 
     def watch(self) -> RunState:
-        """Refresh, and show the state to the observer; raise a request to end that was not handled.
+        """Refresh, and show the state to the observer; raise any unhandled request to end.
 
         Raises:
-            RunBusyError: another process drives the run now.
+            RunBusyError: another process now drives the run.
         """
         self.signals.check()
         self._check_driver()
@@ -223,7 +221,7 @@ class FlowContext:
         return self.launcher.hosts(self.config.cluster.nodes)
 
     def training_lives(self) -> bool:
-        """Whether the newest attempt's job runs now, whoever started it."""
+        """Return whether the newest attempt's job is running now, whoever started it."""
         return live_training(self.state, self.launcher) is not None
 
     def place(self) -> node_ledger.Placement:
@@ -232,7 +230,7 @@ class FlowContext:
         return node_ledger.place(self.hosts, self.config.cluster.nodes, entries, self.clock.now_unix_s())
 
     def rejected_hosts(self) -> set[str]:
-        """Return the hosts of this run that the node ledger has as rejected."""
+        """Return the hosts of this run that the node ledger lists as rejected."""
         rejected = node_ledger.rejected(node_ledger.read(self.ledger), self.clock.now_unix_s())
         return set(rejected).intersection(self.hosts)
 
@@ -253,7 +251,7 @@ class FlowContext:
 
 
 def live_training(state: RunState, launcher: Launcher) -> Handle | None:
-    """Return the handle of the newest attempt's job if that job runs now, whoever started it."""
+    """Return the handle of the newest attempt's job if that job is running now, whoever started it."""
     attempt = state.attempt
     if attempt is None or attempt.ended_unix_s is not None:
         return None
@@ -265,7 +263,7 @@ def refuse_archived(run: RunPaths, state: RunState) -> None:
     """Refuse to continue a run whose checkpoints were removed.
 
     Raises:
-        CheckpointError: it is archived.
+        CheckpointError: the run is archived.
     """
     if state.archived:
         raise CheckpointError(
@@ -296,21 +294,20 @@ def make_job(
     env: dict[str, str] | None = None,
     wrapper: tuple[str, ...] = (),
 ) -> Job:
-    """Return a job of a run. Depends on nothing else than its arguments and the user's settings of OpenMP.
+    """Return a job of a run, which depends only on the arguments and on the user's settings of OpenMP.
 
-    Training has its cores alone, and the configuration decides about its threads. A single process gets the cores of
-    all training processes, and may run beside other work: its threads don't spin, and the user's settings decide.
+    Training has its cores alone, and the configuration sets its threads. A single process gets the cores of all
+    training processes and may run alongside other work: its threads don't spin, and the user's settings apply.
 
     Args:
-        config: the run's configuration.
         run: the run directory, which need not exist.
-        name: of the job and its files.
-        argv: the arguments of ``python``, such as ``-m``, ``trainer.convert.export``, ….
+        name: name of the job and its files.
+        argv: arguments of ``python``, such as ``-m``, ``trainer.convert.export``, ….
         attempt: the attempt whose folders take its files; 0 for jobs other than training.
         distributed: all processes of the cluster, started by torchrun, with the environment of training; otherwise one
             process.
         each_node: one process on every node.
-        env: variables besides the common ones.
+        env: variables in addition to the common ones.
         wrapper: see :class:`flows.launch.base.Job`.
     """
     cluster = config.cluster
@@ -329,7 +326,7 @@ def make_job(
         log_dir=run.logs(attempt),
         env={
             **threads,
-            # The working directory must not shadow our packages: a folder named eval/ or conf/ is common.
+            # The working directory must not shadow hlatctl's packages: a folder named eval/ or conf/ is common.
             "PYTHONSAFEPATH": "1",
             "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false",

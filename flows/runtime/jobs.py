@@ -1,8 +1,7 @@
-"""Run a job to its end, and turn its failure into an error that a person can act on.
+"""Runs a job to its end, and turns its failure into an error that a person can act on.
 
-Follow a job through a scheduler's queue: journal and show its wait, its start, and a silent scheduler.
-
-Work that several runs need, such as a corpus: one run does it, the others wait for the result.
+``JobWatch`` journals and shows a job's way through a scheduler's queue. ``alone`` makes sure that only one run does
+work that several runs need, such as preparing a corpus.
 """
 
 from __future__ import annotations
@@ -22,20 +21,18 @@ from hlatctl.run.lease import Holder, hold, successor
 from hlatctl.run.processes import host_names
 from hlatctl.units import queued
 
-#: Slurm's word for a wait that it has not looked into yet.
+#: Slurm's reason for a wait that it has not examined yet.
 _NO_REASON = ("", "None")
 
 
 class JobWatch:
     """Journals and shows the changes of a job's state that a scheduler decides.
 
-    Launchers without a queue report neither ``queued`` nor hosts: then there is nothing to journal.
+    Launchers without a queue report neither ``queued`` nor hosts, so nothing is journalled.
 
     Args:
-        ctx: of the flow.
-        name: of the job.
         title: the job's name in messages.
-        started: an earlier driver has journalled that it started.
+        started: an earlier driver has journalled that the job started.
     """
 
     def __init__(self, ctx: FlowContext, name: str, title: str, *, started: bool = False) -> None:
@@ -50,7 +47,7 @@ class JobWatch:
         return self._reason is not None
 
     def saw(self, status: Status) -> None:
-        """Take a new status of the job."""
+        """Process a new status of the job."""
         if (status.state == "unknown") != self._away:
             self._away = not self._away
             self._ctx.event("scheduler_away" if self._away else "scheduler_back", job=self._name)
@@ -61,7 +58,7 @@ class JobWatch:
             self._running(status)
 
     def ended(self) -> None:
-        """The job has ended, or is given up."""
+        """Record that the job has ended or is given up."""
         if self.waits:
             self._ctx.event("job_left_queue", job=self._name)
             self._reason = None
@@ -77,7 +74,7 @@ class JobWatch:
             self._ctx.message(f"{self._title}: {queued(reason, start_unix_s)}")
 
     def _running(self, status: Status) -> None:
-        if (self._started and not self.waits) or not status.hosts:  # they are known a moment after the nodes are there
+        if (self._started and not self.waits) or not status.hosts:  # hosts are known a moment after the allocation
             return
         self._started, self._reason = True, None
         self._ctx.event("job_started", job=self._name, hosts=list(status.hosts))
@@ -87,20 +84,19 @@ class JobWatch:
 #: Time for a cancelled job to end by itself.
 CANCEL_GRACE_S = 5.0
 _POLL_S = 0.1
-#: Read of a log's end: enough for the exceptions of several processes before torchrun's summary.
+#: Bytes read from a log's end: enough for the exceptions of several processes before torchrun's summary.
 _LOG_TAIL_BYTES = 128 * 1024
 _LOG_TAIL_LINES = 400
-#: Nodes to blame whose logs are read.
+#: Maximum number of nodes to blame whose logs are read.
 _MOST_NODES = 4
 
 
 @dataclass
 class StayingJob:
-    """A job that has done its work and stays for more.
+    """A job that has done its work and waits for more.
 
     Args:
-        job, handle, launcher: of the job.
-        given: the number of its newest order.
+        given: number of its newest order.
     """
 
     job: Job
@@ -114,7 +110,7 @@ class StayingJob:
         return self.job.launch_dir / f"{self.job.name}.then"
 
     def does(self, job: Job) -> bool:
-        """Whether it could do the work of another job: everything but the name and the arguments is the same."""
+        """Return whether it could do the work of another job: everything but the name and the arguments is the same."""
         return replace(self.job, name=job.name, argv=job.argv) == job and not self.launcher.status(self.handle).ended
 
 
@@ -131,12 +127,12 @@ def run_job(
     """Submit a job and wait for it. An interrupt or the time-out cancels it.
 
     Args:
-        timeout_s: limit of its time, without its wait in a queue; None: no limit.
+        timeout_s: limit of its running time, without its wait in a queue; None: no limit.
         timeout_key: the configuration key of the limit.
         reattach: if a dead driver left the same job running, wait for that one.
         until: cancel the job when this returns True.
-        stays: its program takes ``--then FOLDER`` and stays for more work. A job of this flow that has stayed does the
-            work if it can; any other that has stayed is ended.
+        stays: its program takes ``--then FOLDER`` and waits for more work. A waiting job of this flow does the work if
+            it can; any other waiting job is ended.
 
     Returns:
         True if the job succeeded, False if ``until`` cancelled it.
@@ -154,8 +150,8 @@ def run_job(
         done = _watch(ctx, stayed, until=until, stays=True)
         if done is not None:
             return done
-        # It ended before it saw the order.
-    launcher = ctx.launcher  # an amendment may give the context another one while the job runs
+        # The job ended before it saw the order.
+    launcher = ctx.launcher  # an amendment may replace the context's launcher while the job runs
     own = StayingJob(job, launcher.handle(launcher.render(job)), launcher)
     if stays:
         own.job = replace(job, argv=(*job.argv, "--then", str(own.orders)))
@@ -172,7 +168,7 @@ def run_job(
 
 
 def _stayed(ctx: FlowContext, job: Job) -> StayingJob | None:
-    """Take a job that has stayed and can do the work of this one; end those that can't, and hold memory."""
+    """Take a waiting job that can do the work of this one; end those that can't, because they hold memory."""
     found = None
     for one in tuple(ctx.staying):
         fits = one.launcher is ctx.launcher and one.does(job)
@@ -190,7 +186,7 @@ def _stayed(ctx: FlowContext, job: Job) -> StayingJob | None:
 
 
 def end_staying(ctx: FlowContext) -> None:
-    """End the jobs that have stayed for more work."""
+    """End the jobs that wait for more work."""
     while ctx.staying:
         _end(ctx, ctx.staying.pop())
 
@@ -209,7 +205,7 @@ def _watch(
     timeout_s: float | None = None,
     timeout_key: str = "",
 ) -> bool | None:
-    """Wait until a job has done its newest work; ``run_job`` describes the arguments, the results and the errors.
+    """Wait until a job has done its newest work; see ``run_job`` for the arguments, results and errors.
 
     Returns:
         None if it ended well without an answer to its order.
@@ -230,13 +226,13 @@ def _watch(
             if watch.waits:
                 start_s = ctx.clock.monotonic_s()
             if ctx.clock.monotonic_s() - start_s > limit_s and status.state == "running":
-                # A job that has left its error may need long to end.
+                # A job that has left its error may take long to end.
                 raise load_error(job.error_file) or _timed_out(ctx, job, timeout_key, limit_s)
             if until and until():
                 return False
             ctx.clock.wait_for_event(_POLL_S, job.name)
     finally:
-        # After an interrupt or a time-out, and for child processes that it left. A successor has re-attached to it.
+        # Cancel it after an interrupt or a time-out, and its leftover processes, unless a successor has re-attached.
         if not keeps and successor(ctx.run) is None:
             launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
             watch.ended()
@@ -259,9 +255,8 @@ def job_error(job: Job, status: Status, *, more_oom_kills: bool = False) -> Hlat
     """Return the error that a failed job left, or else one that names its exception.
 
     Args:
-        job: the job.
-        status: how it ended.
-        more_oom_kills: the kernel has killed a process meanwhile because memory ran out.
+        status: how the job ended.
+        more_oom_kills: the kernel has killed a process during the job because memory ran out.
     """
     error = load_error(job.error_file)
     if error and not status.verdict:
@@ -285,7 +280,7 @@ def _timed_out(ctx: FlowContext, job: Job, key: str, limit_s: float) -> LaunchEr
 def ending_tail(job: Job, status: Status) -> str:
     """Return the last lines of a job: those of the nodes to blame, then those of the first node.
 
-    One reading per node to blame, however many nodes there are; ranks of the others only saw connections close.
+    Reads one log per node to blame, however many nodes there are; ranks of the others only saw connections close.
     """
     ranks = [status.hosts.index(host) for host in status.blamed_hosts if host in status.hosts][:_MOST_NODES]
     logs = [rank_output.node_log(job.log, rank) for rank in ranks if rank]
@@ -293,7 +288,7 @@ def ending_tail(job: Job, status: Status) -> str:
 
 
 def _tail(path: Path) -> str:
-    """Return the last lines that aren't blank of the last bytes of a log; empty if it can't be read."""
+    """Return the last lines that aren't blank from the end of a log; empty if it can't be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
@@ -310,11 +305,10 @@ _SHARED_WORK_POLL_S = 0.5
 def alone(ctx: FlowContext, folder: Path, what: str) -> Iterator[None]:
     """Wait until no other run fills a folder, and keep other runs from filling it during the block.
 
-    The block must look for the result first, because another run may have made it meanwhile.
+    The block must look for the result first, because another run may have made it in the meantime.
 
     Args:
-        ctx: of the run.
-        folder: that all runs share.
+        folder: folder that all runs share.
         what: the work, for the message.
 
     Raises:

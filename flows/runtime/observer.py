@@ -1,6 +1,6 @@
-"""The interface through which a flow shows its progress.
+"""Shows a flow's progress: the interface to the terminal, and the driver's log.
 
-The driver's own log, ``logs/driver.log``: what it says on the terminal, with times. Not a part of the journal.
+``logs/driver.log`` contains the messages of the terminal with times. It is not part of the journal.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class SilentObserver:
         """Do nothing."""
 
 
-#: A larger log is moved to ``driver.log.1``, in the place of an earlier one.
+#: A larger log is moved to ``driver.log.1``, which replaces an earlier one.
 _MOST_BYTES = 8 << 20
 
 
 class DriverLog:
-    """Appends lines to the driver's log. A log that can't be written, as on a full disk, is no failure.
+    """Appends lines to the driver's log. If the log can't be written, as on a full disk, lines are dropped silently.
 
     Args:
-        path: of the file.
-        now_unix_s: the clock of its times.
+        path: log file.
+        now_unix_s: clock for the times.
     """
 
     def __init__(self, path: Path, now_unix_s: Callable[[], float]) -> None:

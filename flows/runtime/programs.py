@@ -1,10 +1,7 @@
-"""Start Python processes that are not jobs, with the packages of this process.
+"""Starts Python processes that are not jobs, with the packages of this process.
 
-Ask a package that flows must not import: run a module of it as a process and return its output.
-
-A conversation with a process of a package that flows must not import: lines of JSON in both directions.
-
-Start a driver as a process of its own that outlives the process that starts it.
+``ask`` runs a module of a package that flows must not import and returns its output; ``conversation`` exchanges lines
+of JSON with one. ``start_driver`` starts a driver that outlives the process that starts it.
 """
 
 from __future__ import annotations
@@ -39,8 +36,8 @@ def python_command(module: str, *argv: str) -> list[str]:
 def yielding_command(words: Sequence[str]) -> list[str]:
     """Return the words that run a command at low priority, so that it doesn't slow training on the same machine.
 
-    The command must be started in a session of its own. A kernel with autogroups (sched(7)) weighs sessions: there
-    ``nice`` alone would change nothing.
+    The command must be started in a session of its own. A kernel with autogroups (sched(7)) weighs sessions, so
+    ``nice`` alone would change nothing there.
     """
     level = BESIDE_TRAINING_NICE
     script = f'{{ echo {level} >/proc/self/autogroup; }} 2>/dev/null; exec nice -n {level} "$@"'
@@ -58,7 +55,7 @@ def start_alongside(
     """Start a process in a session of its own, so that Ctrl-C reaches only the flow.
 
     Args:
-        words: see :func:`command`.
+        words: see :func:`python_command`.
         output: open file for stdout and stderr.
         env: the whole environment; by default this process's.
         stdin: see ``subprocess.Popen``.
@@ -80,14 +77,14 @@ def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool
 
     Args:
         module: such as ``trainer.data.check``.
-        argv: its arguments.
-        timeout_s: limit; None: no limit.
+        argv: arguments of the module.
+        timeout_s: time limit; None: no limit.
         show_talk: pass its stderr on while it runs.
         yields: run at low priority, in a session of its own; Ctrl-C is passed on, and a second one kills it.
 
     Raises:
-        HlatctlError: the error that it left.
-        LaunchError: it failed without leaving an error, or took too long.
+        HlatctlError: the error that the process left.
+        LaunchError: the process failed without leaving an error, or took too long.
     """
     with private_folder("ask") as own:
         error_file = own.path / "error.json"
@@ -112,7 +109,7 @@ def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool
 
 
 def _answer(process: subprocess.Popen[str], timeout_s: float | None, *, interrupts: bool) -> tuple[str, str | None]:
-    """Return stdout and stderr of a process. It has ended afterwards, whatever happens."""
+    """Return stdout and stderr of a process, which has ended afterwards in any case."""
     with process:
         try:
             return process.communicate(timeout=timeout_s)
@@ -142,12 +139,12 @@ def ask_about(
 
 
 class Conversation:
-    """The lines of a running process.
+    """A conversation with a running process in lines.
 
     Args:
-        process: with pipes as stdin and stdout.
+        process: process with pipes as stdin and stdout.
         module: its name, for errors.
-        folder: has its error and its stderr.
+        folder: folder with its error and its stderr.
     """
 
     def __init__(self, process: subprocess.Popen[str], module: str, folder: Path) -> None:
@@ -158,7 +155,7 @@ class Conversation:
         self._stdout: IO[str] = process.stdout
 
     def say(self, **fields: Any) -> None:
-        """Send a line. If the process has ended, :meth:`hear` says why."""
+        """Send a line. If the process has ended, :meth:`hear` reports why."""
         with suppress(BrokenPipeError):
             self._stdin.write(json.dumps(fields) + "\n")
             self._stdin.flush()
@@ -182,7 +179,7 @@ class Conversation:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process has not ended."""
+        """Whether the process is still running."""
         return self._process.poll() is None
 
     def interrupt(self) -> None:
@@ -192,12 +189,12 @@ class Conversation:
 
 @contextmanager
 def conversation(module: str, *argv: str, folder: Path, yields: bool) -> Iterator[Conversation]:
-    """Start ``python -m module argv`` in a session of its own, and end it at the end of the block.
+    """Start ``python -m module argv`` in a session of its own, and end it after the block.
 
     Args:
         module: such as ``eval.generate``.
-        argv: its arguments.
-        folder: private; for its error and its stderr.
+        argv: arguments of the module.
+        folder: private folder for its error and its stderr.
         yields: run it at low priority.
     """
     words = python_command(module, *argv)
@@ -221,7 +218,7 @@ def conversation(module: str, *argv: str, folder: Path, yields: bool) -> Iterato
 
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.1
-#: From SIGTERM to SIGKILL.
+#: Seconds from SIGTERM to SIGKILL.
 _END_S = 5.0
 
 
@@ -232,12 +229,12 @@ def start_driver(
 
     Args:
         run: a run without a driver.
-        inside: a command that runs the words after it, such as bubblewrap.
-        env: variables to add to this process's.
+        inside: command that runs the words after it, such as bubblewrap.
+        env: variables to add to this process's environment.
 
     Raises:
-        HlatctlError: the error with which it ended, such as RunBusyError if another process was faster.
-        LaunchError: it ended without an error of its own, or did not start to drive the run in time.
+        HlatctlError: the error with which the driver ended, such as RunBusyError if another process was faster.
+        LaunchError: the driver ended without an error, or did not start to drive the run in time.
     """
     log = driver_log(run)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -248,7 +245,7 @@ def start_driver(
         driver = start_alongside([*inside, *resume], output, env=variables)
         try:
             _wait_until_driving(run, driver, log, error_file)
-        except BaseException:  # also an interrupt: nobody would know of a process that begins to drive later
+        except BaseException:  # also an interrupt: nobody would know about a process that begins to drive later
             _end(driver)
             raise
     return driver
@@ -268,7 +265,7 @@ def _wait_until_driving(run: RunPaths, driver: subprocess.Popen[bytes], log: Pat
 
 
 def _end(driver: subprocess.Popen[bytes]) -> None:
-    """End a driver and the command that it is inside of, which lead a process group of their own."""
+    """End a driver and the command that runs it, which lead a process group of their own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(driver.pid, number)
@@ -278,5 +275,5 @@ def _end(driver: subprocess.Popen[bytes]) -> None:
 
 
 def driver_log(run: RunPaths) -> Path:
-    """Return the file that takes the output of a detached driver."""
+    """Return the file with the output of a detached driver."""
     return run.root / "logs" / "head.log"

@@ -1,4 +1,4 @@
-"""Keep requests to end (Ctrl-C and SIGTERM) until the flow has handled them.
+"""Remembers requests to end (Ctrl-C and SIGTERM) until the flow has handled them.
 
 A signal handler raises wherever the main thread happens to be. In a destructor, or in a library that catches the
 exception, it is lost. So the request is also remembered, and loops that wait check for it.
@@ -17,7 +17,7 @@ _KEPT = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """The request to end that this process has received and not handled."""
+    """The request to end that this process has received but not handled."""
 
     def __init__(self) -> None:
         self._pending: signal.Signals | None = None

@@ -36,9 +36,7 @@ def write(run: RunPaths, config: Config, step: int) -> tuple[Path, Manifest]:
 class Kept:
     """The checkpoints of a run that have not been deleted.
 
-    Args:
-        run: its directory, which is looked at once: nothing else writes checkpoints there.
-        config: of the run.
+    The run directory is read once, because nothing else writes checkpoints there.
     """
 
     def __init__(self, run: RunPaths, config: Config) -> None:
@@ -46,7 +44,7 @@ class Kept:
         self.steps = checkpoint_steps(run)
 
     def add(self, step: int) -> tuple[Path, Manifest, list[int]]:
-        """Write one, and delete what the trainer would: its folder, its manifest, the steps of those deleted."""
+        """Write a checkpoint, delete what the trainer would, and return folder, manifest and deleted steps."""
         folder, manifest = write(self._run, self._config, step)
         self.steps = sorted({*self.steps, step})
         deleted = sorted(self._policy.to_delete(self.steps, verified=self.steps, is_evaluated=self._is_evaluated))

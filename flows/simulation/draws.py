@@ -1,8 +1,6 @@
-"""The numbers of simulated steps: typical curves with noise. They are not a prediction.
+"""The random numbers of a simulated cluster: the curves of steps, failures at constant rates, and durations. Pure.
 
-Draw the failures of a simulated cluster, each kind at a constant rate. Pure.
-
-Durations on a simulated cluster; pure.
+The curves are typical ones with noise, not a prediction.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from conf.sizes import checkpoint_bytes, flops_per_token, parameters
 from conf.training_rules import learning_rate
 from hlatctl.plan.step_time import step_time_s
 
-#: The final loss: E + A / N^a + B / D^b of N parameters and D tokens (Chinchilla, arXiv 2203.15556, equation 10).
+#: The final loss: E + A / N^a + B / D^b for N parameters and D tokens (Chinchilla, arXiv 2203.15556, equation 10).
 _E, _A, _B, _ALPHA, _BETA = 1.69, 406.4, 410.7, 0.34, 0.28
-#: That law is for large models; the loss of a small one ends at this fraction of that of guessing, or below.
+#: That law is for large models; a small model's loss ends at this fraction of the loss of guessing, or below.
 _MOST_OF_GUESSING = 0.45
 #: The loss falls from that of guessing by a power of the steps.
 _DECAY, _DECAY_STEPS = 0.5, 10.0
@@ -77,7 +75,7 @@ class Failure:
 
     Args:
         kind: a field of ``FailureRatesConfig``.
-        host: its host; without meaning for failures of no host.
+        host: its host; meaningless for failures without a host.
         after_s: seconds since the previous failure.
     """
 
@@ -90,9 +88,9 @@ class Failures:
     """An endless sequence of failures.
 
     Args:
-        rates: per 1,000 node-hours, those of ``OF_CLUSTER`` per 1,000 hours.
-        hosts: of the cluster, including spare ones.
-        random_numbers: their source.
+        rates: failures per 1,000 node-hours; those of ``OF_CLUSTER`` per 1,000 hours.
+        hosts: hosts of the cluster, including spare ones.
+        random_numbers: source of random numbers.
     """
 
     def __init__(self, rates: FailureRatesConfig, hosts: tuple[str, ...], random_numbers: random.Random) -> None:
@@ -114,7 +112,7 @@ _UNKNOWN_FLOPS_PER_S = 20e9
 
 
 def step_s(config: Config) -> float:
-    """Return the seconds of one step on healthy nodes: as configured, or as planned, or by a common CPU."""
+    """Return the seconds of one step on healthy nodes: as configured, or as planned, or for a common CPU."""
     planned_s = config.rehearsal.step_s or step_time_s(config)
     if planned_s is not None:
         return planned_s
@@ -141,5 +139,5 @@ def load_s(config: Config) -> float:
 
 
 def export_s(config: Config) -> float:
-    """Return the seconds to read a checkpoint and write its weights, a third of it."""
+    """Return the seconds to read a checkpoint and write its weights, which are a third of it."""
     return save_s(config) * 4 / 3

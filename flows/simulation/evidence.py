@@ -1,6 +1,6 @@
 """What a simulated failure leaves: exit code, end of the log, error record.
 
-These are what torchrun, the kernel and the trainer really leave, so that a dry run tests
+These are the real traces of torchrun, the kernel and the trainer, so that a dry run tests
 ``flows.recovery.failure_causes``.
 """
 

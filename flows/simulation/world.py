@@ -1,18 +1,8 @@
-"""The simulated cluster of one run: its hosts, its jobs, their failures and repairs.
+"""The simulated cluster of one run: its hosts, jobs, failures and repairs, and the launcher of a dry run.
 
-It outlives a driver that dies. It learns about the run only from the run directory.
-
-The launcher of a dry run: jobs are scripts that run on a virtual clock.
-
-What a job writes in the run directory has the form of the real files. The cluster is ``flows.simulation.world``.
-
-A simulated job: a script with pauses that runs on a virtual clock.
-
-The scripts of simulated jobs other than training: how long each takes and what it writes.
-
-The script of a simulated training attempt: load, train, save, and end normally or by a fault.
-
-One event stands for many steps. Steps at checkpoints and at the ends of attempts always have an event of their own, so
+The cluster outlives a driver that dies. It learns about the run only from the run directory, and its jobs write files
+of the real form there. A simulated job is a script with pauses on a virtual clock. In the script of a training attempt,
+one event stands for many steps. Steps at checkpoints and at the ends of attempts always have an event of their own, so
 that a step counts or is lost as a whole.
 """
 
@@ -57,8 +47,8 @@ class Fault(Exception):
     """A failure of a job, or a request to stop; raised inside its script, where it pauses.
 
     Args:
-        kind: of the failure, or ``stop``.
-        host: of the failure; empty: no host.
+        kind: kind of the failure, or ``stop``.
+        host: host of the failure; empty: no host.
     """
 
     def __init__(self, kind: str, host: str = "") -> None:
@@ -70,9 +60,7 @@ class Process:
     """A running script.
 
     Args:
-        clock: the virtual clock.
-        script: what it does.
-        ended: takes its exit code.
+        ended: called with its exit code.
     """
 
     def __init__(self, clock: VirtualClock, script: Script, ended: Callable[[int], None]) -> None:
@@ -89,7 +77,7 @@ class Process:
             self._advance(lambda: self._script.throw(fault))
 
     def kill(self) -> None:
-        """End it at once, as by SIGKILL."""
+        """End it immediately, as if by SIGKILL."""
         if self.alive:
             self._script.close()
             self._end(KILLED)
@@ -99,7 +87,7 @@ class Process:
         current = self._pauses
 
         def wake() -> None:
-            if self.alive and self._pauses == current:  # no fault has come meanwhile
+            if self.alive and self._pauses == current:  # no fault has arrived in the meantime
                 self._advance(lambda: next(self._script))
 
         self._clock.at(self._clock.now_unix_s() + seconds, wake)
@@ -147,7 +135,7 @@ class World:
         self.broken: dict[str, float] = {}
         self.slow: dict[str, float] = {}
         self.no_nodes_until_s = self.disk_full_until_s = start_unix_s
-        #: Number of the driver that runs now.
+        #: Number of the current driver.
         self.driver = 0
         self._has_driver = True
         self._seed = f"{config.rehearsal.seed}/{start_unix_s}"
@@ -156,7 +144,7 @@ class World:
         self._draws_failures = False
 
     def launcher(self) -> Launcher:
-        """Return a launcher for the driver that runs now; those of dead drivers do nothing."""
+        """Return a launcher for the current driver; those of dead drivers do nothing."""
         return MockLauncher(self.config, self)
 
     def random(self, name: str) -> random.Random:
@@ -177,7 +165,7 @@ class World:
             self._schedule_failure()
 
     def process(self, launch_dir: str, name: str) -> Process | None:
-        """Return the process of a job that was started here, or None."""
+        """Return the process of a job that was started on this cluster, or None."""
         return self.processes.get(os.path.join(launch_dir, name))
 
     def hosts_for(self, job: Job) -> list[str]:
@@ -203,7 +191,7 @@ class World:
             dump_error(error, job.error_file)
 
     def resumed_after_s(self, end: HlatctlError, state: RunState) -> float | None:
-        """Return after how long a person resumes a failed run; None: never, because no simulated failure caused it."""
+        """Return the delay after which a person resumes a failed run; None if no simulated failure caused its end."""
         cause = state.attempt.cause if state.attempt else ""
         # A host may have been repaired while the driver waited for an evaluation.
         unfit = isinstance(end, PreflightError) and bool(self.broken)
@@ -276,7 +264,7 @@ class World:
 
 #: Failures that are raised in the training job.
 _FAULTS_OF_TRAINING = ("hardware", "collective_timeout", "hang", "upgrade", "nan", "straggler")
-#: Failures of no host.
+#: Failures without a host.
 _EVERYWHERE = ("upgrade", "nan")
 
 
@@ -286,7 +274,7 @@ def exit_file(launch_dir: str | Path, name: str) -> Path:
 
 
 _MAX_CHECKPOINT_STEP = "--max-checkpoint-step"
-#: A hung job wakes the flow at this interval.
+#: Interval at which a hung job wakes the flow.
 _HANG_POLL_S = 30.0
 
 
@@ -338,7 +326,6 @@ class Training:
         return self._stopped("finished" if self._step >= self._config.total_steps else "amend")
 
     def _begin(self) -> Any:
-        """Wait for nodes, start, load."""
         wait_s = max(0.0, self._world.no_nodes_until_s - self._clock.now_unix_s())
         yield from self._pause(wait_s + self._settings.start_s)
         broken = self._world.broken_among(self._hosts)
@@ -389,27 +376,25 @@ class Training:
                 raise _EndedError(Evidence(exit_code=KILLED))
 
     def _pauses(self) -> bool:
-        """Return whether the attempt ends at this milestone, as the driver orders a real trainer."""
+        """Return whether the attempt ends at this milestone, as the driver orders a real trainer to do."""
         milestone_tokens = self._config.milestones.get(self._step)
         if self._config.eval.placement != "between" or milestone_tokens is None:
             return False
         return not (self._world.run.eval(milestone_tokens) / "results.json").is_file()
 
     def _dies_after(self) -> int | None:
-        """Return the step after which a dry run shows a recovery; None: it doesn't."""
+        """Return the step after which a dry run demonstrates a recovery; None: it doesn't."""
         left = self._config.total_steps - self._first
         shows = self._settings.shows_recovery and self._attempt == 1 and left > 1
         return (self._first + self._config.total_steps) // 2 if shows else None
 
     def _next_event(self) -> int:
-        """Return the next step with an event of its own."""
         step = self._step
         if step == self._first:
             return step + 1
         return min((step // self._thinning + 1) * self._thinning, self._policy.next_save(step))
 
     def _catch_up(self, target: int, step_s: float, *, whole: bool = False) -> None:
-        """Journal the steps since the last event."""
         made = target - self._step if whole else int((self._clock.now_unix_s() - self._since_s) / step_s)
         if not made:
             return
@@ -702,7 +687,6 @@ class MockLauncher:
     """Simulates jobs instead of running them.
 
     Args:
-        config: of the run.
         world: the simulated cluster; None: jobs can't be submitted.
     """
 
@@ -744,7 +728,7 @@ class MockLauncher:
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """Return running while it runs here; then the state by its exit code, or lost without one."""
+        """Return ``running`` while it runs here; then the state by its exit code, or ``lost`` without one."""
         process = self._process(handle)
         if process and process.alive:
             return Status(state="running")

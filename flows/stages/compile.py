@@ -1,9 +1,7 @@
-"""Compile and warm cache: compile graphs into a shared cache, then copy them to every worker's own disk.
+"""Compile, warm cache and coverage gate: compile graphs into a shared cache, copy them to every worker, and check them.
 
-Coverage gate: before training, a few steps in a scratch folder must find every graph in the cache.
-
-The steps run on all nodes of the run: PyTorch/XLA's graphs contain the process groups, so fewer nodes would need other
-graphs.
+The coverage gate trains a few steps in a scratch folder, which must find every graph in the cache. It runs on all nodes
+of the run: PyTorch/XLA's graphs contain the process groups, so fewer nodes would need other graphs.
 """
 
 from __future__ import annotations
@@ -94,7 +92,7 @@ def compile_graphs(ctx: FlowContext) -> None:
 def warm_cache(ctx: FlowContext) -> None:
     """Copy the shared cache to each worker's own disk, verified, and record where it is.
 
-    With a scheduler, each job of training copies by itself (:func:`warm_wrapper`), so no job is submitted here.
+    With a scheduler, each job of training makes its own copy (:func:`warm_wrapper`), so no job is submitted here.
     """
     key, shared, local = graph_key(ctx.config), shared_cache(ctx.config), local_cache(ctx.config)
 
@@ -113,7 +111,7 @@ def warm_cache(ctx: FlowContext) -> None:
 
 
 def warm_wrapper(config: Config) -> tuple[str, ...]:
-    """Return the program that copies the cache to a node before a job's command runs there; empty: it is there.
+    """Return the program that copies the cache to a node before a job's command runs there; empty: the copy exists.
 
     A scheduler gives each job other nodes, so a copy that an earlier job made may be elsewhere.
     """
@@ -128,7 +126,6 @@ def cache_env(config: Config, folder: Path) -> dict[str, str]:
 
 
 def _copy(config: Config) -> tuple[str, ...]:
-    """Return the arguments of ``python`` that copy the shared cache to a worker's own disk."""
     places = ("--from", os.fspath(shared_cache(config)), "--to", os.fspath(local_cache(config)))
     return ("-m", "trainer.cache", *places)
 
@@ -150,7 +147,6 @@ def _publish(partial: Path, shared: Path) -> dict[str, Any]:
 
 
 def _count(folder: Path) -> int:
-    """Return the number of files in a filled cache."""
     with reading(folder / MANIFEST):
         return len(files.read_json(folder / MANIFEST)["files"])
 

@@ -54,7 +54,10 @@ def prepare_data(ctx: FlowContext) -> None:
 
 
 def _progress_of(ctx: FlowContext, file: Path) -> Callable[[], bool]:
-    """Return a function that shows the job's line of progress when it changes. It returns False: the job continues."""
+    """Return a function that shows the job's line of progress when it changes.
+
+    It returns False, so that the job continues.
+    """
     shown = ""
 
     def show() -> bool:
@@ -72,12 +75,12 @@ def _progress_of(ctx: FlowContext, file: Path) -> Callable[[], bool]:
 
 
 def prepared_folder(config: Config) -> Path:
-    """Return where the corpus of a configuration is prepared. Ignores its launcher: a simulation prepares none."""
+    """Return the folder of a configuration's prepared corpus, whatever the launcher: a simulation prepares none."""
     return cache_dir(Path(config.runs_dir)) / "data" / fingerprint.data_fingerprint(config)
 
 
 def prepared_dataset(config: Config) -> dict[str, Any]:
-    """Return ``dataset.json`` of the prepared corpus. Empty if it isn't prepared or can't be read."""
+    """Return ``dataset.json`` of the prepared corpus; empty if it isn't prepared or can't be read."""
     try:
         return files.read_sealed_json(prepared_folder(config) / "dataset.json")
     except (OSError, ValueError):
@@ -85,7 +88,6 @@ def prepared_dataset(config: Config) -> dict[str, Any]:
 
 
 def _refuse_another_corpus(ctx: FlowContext, dataset: dict[str, Any]) -> None:
-    """Raise an error if the run has a corpus and this is another one."""
     if not ctx.run.dataset.is_file():
         return
     with reading(ctx.run.dataset, hint="restore it from a copy: it identifies the run's corpus"):

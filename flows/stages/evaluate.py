@@ -1,12 +1,8 @@
-"""Evaluate one milestone's checkpoint, in separate processes beside training.
+"""Evaluate milestones: the queue of a run's evaluations, and one evaluation in separate processes alongside training.
 
-First its folder for the runner is written: with a link to the checkpoint's weights, or with a copy of them.
-
-The queue of a run's evaluations: which milestone comes next, how many at once, and an alarm when it grows.
-
-The exported model of a milestone: its folder, and its removal if an evaluation fails before it measured anything.
-
-Ask what an evaluation would measure, and whether the run's record of contracts allows it.
+First a milestone's folder is written for the runner, with a link to the checkpoint's weights or a copy of them. It is
+removed if an evaluation fails before it has measured anything. ``ask_contracts`` determines what an evaluation would
+measure, and whether the run's record of contracts allows it.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ from hlatctl.run.model_folder import Link, fingerprint, read_link, write_link
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState
 
-#: Folders of what an evaluation has measured, in a milestone's folder and in those of further contracts.
+#: Folders with an evaluation's results, in a milestone's folder and in those of further contracts.
 _MEASURED = ("tasks", "answers")
 
 
@@ -51,16 +47,15 @@ def model_folder(run: RunPaths, milestone_tokens: int, own: str) -> Path:
     """Return the folder to which a milestone is exported.
 
     Args:
-        run: the run directory.
-        milestone_tokens: of the milestone.
-        own: what keeps the models of two flows apart, which may evaluate the same milestone.
+        milestone_tokens: tokens of the milestone.
+        own: a suffix that separates the models of two flows, which may evaluate the same milestone.
     """
     folder = run.own_model(milestone_tokens)
     return folder.with_name(f"{folder.name}{own}")
 
 
 class Measured:
-    """Says whether an evaluation has measured something at a milestone since this object was made."""
+    """Detects whether an evaluation has measured something at a milestone since this object was created."""
 
     def __init__(self, run: RunPaths, milestone_tokens: int) -> None:
         self._folder = run.eval(milestone_tokens)
@@ -72,7 +67,7 @@ class Measured:
         return self._stored() != self._before
 
     def _stored(self) -> set[tuple[Path, int, int]]:
-        """Return the stored files with their sizes and times of change; a run has some hundred for each milestone."""
+        """Return the stored files with their sizes and times of change; a run has some hundred per milestone."""
         found = set()
         for path in (
             path for name in _MEASURED for way in (name, f"*/{name}") for path in self._folder.glob(f"{way}/*")
@@ -83,9 +78,9 @@ class Measured:
 
 
 def remove_left_over(run: RunPaths, milestones: Iterable[MilestoneState]) -> None:
-    """Remove the models that a dead driver of the run has left of evaluated milestones: they keep checkpoints.
+    """Remove models of evaluated milestones that a dead driver has left, because they keep checkpoints.
 
-    Those of milestones that are still to be evaluated are used again.
+    Models of milestones that are still to be evaluated are reused.
     """
     for milestone in milestones:
         if milestone.is_done and not is_held(run.eval_lease(milestone.milestone_tokens)):
@@ -95,8 +90,8 @@ def remove_left_over(run: RunPaths, milestones: Iterable[MilestoneState]) -> Non
 def remove_unmeasured(run: RunPaths, milestone_tokens: int, own: str, measured: Measured) -> None:
     """Remove the exported model of a failed evaluation, which a corrected one would not use.
 
-    It stays if the evaluation measured something, because the same command continues it, and while a process evaluates
-    the milestone: a job that its scheduler has lost may still read the model.
+    The model stays if the evaluation measured something, because the same command continues it. It also stays while a
+    process evaluates the milestone: a job that its scheduler has lost may still read the model.
     """
     if not measured.something and not is_held(run.eval_lease(milestone_tokens)):
         shutil.rmtree(model_folder(run, milestone_tokens, own), ignore_errors=True)
@@ -104,7 +99,7 @@ def remove_unmeasured(run: RunPaths, milestone_tokens: int, own: str, measured: 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What ``hlatctl eval`` asks for; the run's own flow asks for nothing special.
+    """The request of ``hlatctl eval``; the run's own flow has no special request.
 
     Args:
         name: hash of all contracts of the evaluation.
@@ -120,7 +115,7 @@ class Asked:
 
 
 def due_milestones(ctx: FlowContext) -> list[int]:
-    """Return the announced milestones (tokens) without scores of the run's suite, including failed ones."""
+    """Return the announced milestones (in tokens) without scores of the run's suite, including failed ones."""
     state, own = ctx.refresh(), set(ctx.config.milestones.values())
     pending = [m.milestone_tokens for m in state.milestones.values() if not m.is_done]
     return sorted(tokens for tokens in pending if tokens in own)
@@ -130,7 +125,7 @@ def evaluate_milestone(ctx: FlowContext, milestone_tokens: int, asked: Asked | N
     """Evaluate a milestone's checkpoint, with retries after failures; a failure doesn't stop training.
 
     Returns:
-        ``evaluated``, ``failed``, or the milestone's status if the run stops meanwhile.
+        ``evaluated``, ``failed``, or the milestone's status if the run stops during the evaluation.
 
     Raises:
         KeyboardInterrupt, SystemExit: this process is asked to end.
@@ -214,12 +209,12 @@ def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int, asked: 
 
 
 def _own(asked: Asked | None) -> str:
-    """Return an ending of names: two flows may evaluate a milestone, and the lease lets one of them work."""
+    """Return a suffix that makes names unique: two flows may evaluate a milestone, and the lease admits one."""
     return f"-{asked.name[:8]}" if asked else ""
 
 
 def _is_usable(ctx: FlowContext, folder: Path, step: int, weights: str) -> bool:
-    """Return whether an earlier try has left a model of these weights that the runner can read; remove any other."""
+    """Return whether an earlier try left a model of these weights that the runner can read; remove any other model."""
     wanted = Link(run_dir=os.fspath(ctx.run.root), step=step, manifest_sha256=weights)
     is_readable = ctx.config.eval.reads_checkpoints or any(folder.glob("*.safetensors"))
     if folder.is_dir() and not (is_readable and read_link(folder) == wanted):
@@ -230,7 +225,7 @@ def _is_usable(ctx: FlowContext, folder: Path, step: int, weights: str) -> bool:
 def _run_beside_training(
     ctx: FlowContext, step: int, name: str, *argv: str, reattach: bool = False, devices: int = 0
 ) -> None:
-    """Run a job, at low priority while training runs; with ``eval.placement=between``, on the nodes of training.
+    """Run a job at low priority while training runs, or with ``eval.placement=between`` on the nodes of training.
 
     An unprivileged process can't raise its own priority. So a job that is still running when training ends is restarted
     at normal priority: an evaluation keeps its finished tasks and generated answers.
@@ -250,15 +245,15 @@ def _run_beside_training(
 def _stays(ctx: FlowContext) -> bool:
     """Return whether an evaluator stays for the next milestone (``eval.__main__``).
 
-    Not on a cluster, where it would hold a node between two milestones. It forks, and a driver of accelerators must not
-    be used on both sides of a fork.
+    It doesn't stay on a cluster, where it would hold a node between two milestones, or with accelerators: it forks, and
+    their drivers must not be used on both sides of a fork.
     """
     device = ctx.config.eval.device or ctx.config.backend.device
     return sys.platform == "linux" and ctx.launcher.weighs_jobs and ctx.config.eval.runner == "hf" and device == "cpu"
 
 
 def _job(ctx: FlowContext, name: str, *argv: str) -> Job:
-    """Return a job of one process. A scheduler places it beside training, never on nodes that training has alone."""
+    """Return a job of one process. A scheduler places it alongside training, never on nodes that training has alone."""
     cluster = ctx.config.eval.cluster
     return replace(
         ctx.job(name, *argv),
@@ -270,7 +265,6 @@ def _job(ctx: FlowContext, name: str, *argv: str) -> Job:
 
 
 def _yields(ctx: FlowContext, step: int) -> bool:
-    """Return whether an evaluation of this step's checkpoint could slow training."""
     attempt = ctx.state.attempt
     is_trained = step >= ctx.config.total_steps or (attempt is not None and attempt.cause == "finished")
     return not is_trained and (ctx.heeds_stop or driver_pid(ctx.run) not in (None, os.getpid()))
@@ -287,7 +281,7 @@ _POLL_S = 0.2
 
 
 class Submit(Protocol):
-    """Runs a stage beside the pipeline (``flows.pretrain.Caller.submit``)."""
+    """Runs a stage alongside the pipeline (``flows.pretrain.Caller.submit``)."""
 
     def __call__(self, choose: Callable[[], tuple[str, Callable[[], Any]]], *, most: int) -> Future[Any]:
         """Queue a stage that ``choose`` names once one of ``most`` threads is free."""
@@ -296,9 +290,10 @@ class Submit(Protocol):
 class Evaluations:
     """Hands milestones to evaluators. Only the flow's own thread calls its methods.
 
+    ``eval.order`` and ``eval.concurrent`` may change during the run.
+
     Args:
-        ctx: of the run; ``eval.order`` and ``eval.concurrent`` may change meanwhile.
-        submit: starts a stage beside the pipeline.
+        submit: starts a stage alongside the pipeline.
     """
 
     def __init__(self, ctx: FlowContext, submit: Submit) -> None:
@@ -311,11 +306,11 @@ class Evaluations:
 
     @property
     def done(self) -> bool:
-        """Whether nothing waits or runs."""
+        """Whether no evaluation is waiting or running."""
         return not self._held and all(future.done() for future in self._futures)
 
     def add(self, milestone_tokens: int) -> None:
-        """Queue a milestone, with ``eval.placement=between`` until :meth:`finish`; no milestone is queued twice."""
+        """Queue a milestone once; with ``eval.placement=between`` hold it until :meth:`finish`."""
         if milestone_tokens in self._handed:
             return
         self._handed.add(milestone_tokens)
@@ -326,7 +321,7 @@ class Evaluations:
             self._start()
 
     def announce(self, milestone_tokens: int) -> None:
-        """Queue a milestone that training has just reached, and give an alarm if the queue has grown."""
+        """Queue a milestone that training has just reached, and raise an alarm if the queue has grown."""
         self.add(milestone_tokens)
         state, config = self._ctx.state, self._ctx.config
         queue = evaluation_queue(state, config, self._ctx.clock.now_unix_s())
@@ -339,7 +334,7 @@ class Evaluations:
         self._ctx.message(message)
 
     def finish(self) -> list[str]:
-        """Wait until nothing is left, and return the status of each milestone.
+        """Wait for all evaluations, and return the status of each milestone.
 
         Raises:
             StoppedError: the run was asked to stop.
@@ -363,13 +358,11 @@ class Evaluations:
         end_staying(self._ctx)
 
     def _start(self) -> None:
-        """Start the evaluations that were held until training pauses."""
         for _ in range(self._held):
             self._futures.append(self._submit(self._next, most=self._ctx.config.eval.concurrent))
         self._held = 0
 
     def _next(self) -> tuple[str, Callable[[], str]]:
-        """Take a milestone, in a worker's thread."""
         choose = max if self._ctx.config.eval.order == "newest" else min
         with self._lock:
             milestone_tokens = choose(self._waiting)
@@ -380,10 +373,10 @@ class Evaluations:
 def ask_contracts(
     config: Config, *, run: RunPaths | None = None, model: Path | None = None, new_contract: bool = False
 ) -> Asked:
-    """Return the contracts of an evaluation, which takes seconds: each task's data is read.
+    """Return the contracts of an evaluation, which takes seconds because each task's data is read.
 
     Args:
-        config: its settings.
+        config: configuration with the evaluation settings.
         run: the run directory; None if the model has none yet, so no contract is recorded.
         model: the folder of an external model; None: the run's own.
         new_contract: allow tasks whose contracts differ from the run's.

@@ -21,20 +21,20 @@ from hlatctl.run.provenance import versions_of
 from hlatctl.run.state import NO_SPARE_NODE
 
 _JOB = "preflight"
-#: Between two measurements of a run that waits for nodes.
+#: Seconds between two measurements of a run that waits for nodes.
 _LEAST_WAIT_S = 1.0
-#: Hosts of one difference, or of a wait, that are named.
+#: Maximum number of hosts that a message about a difference or a wait names.
 _MOST_NAMED = 4
 
 
 def preflight(ctx: FlowContext) -> None:
     """Measure every worker, on spare nodes too; a host that fails is replaced by a spare one.
 
-    If there is no spare one, a run that trained waits. Where a scheduler keeps nodes for the run, training runs on the
-    nodes that are measured here.
+    If there is no spare one, a run that has trained before waits. If a scheduler keeps nodes for the run, training runs
+    on the nodes that are measured here.
 
     Raises:
-        PreflightError: names the worker and the measure.
+        PreflightError: names the worker and the measurement.
         StoppedError: the run was asked to stop.
     """
 
@@ -74,13 +74,12 @@ def _job(ctx: FlowContext) -> Job:
 
 
 def _kept(ctx: FlowContext) -> str:
-    """Return the name of the nodes that a scheduler keeps for the run; empty: it keeps none."""
     kept = ctx.launcher.allocation(_job(ctx))
     return kept.name if kept else ""
 
 
 def _fit_nodes(ctx: FlowContext) -> tuple[str, ...]:
-    """Measure until all nodes are fit, with spare ones in the place of others; return the hosts that are left out."""
+    """Measure until all nodes are fit, replacing others by spare ones; return the hosts that are left out."""
     failed: set[str] = set()
     waits = _Waits(ctx)
     while True:
@@ -103,22 +102,21 @@ def _fit_nodes(ctx: FlowContext) -> tuple[str, ...]:
 
 
 class _Waits:
-    """Waits for nodes to be repaired. The run is queued meanwhile: it holds no nodes."""
+    """Waits for nodes to be repaired. The run is queued in the meantime, so it holds no nodes."""
 
     def __init__(self, ctx: FlowContext) -> None:
         self._ctx, self._since_s, self._waited = ctx, ctx.clock.monotonic_s(), False
 
     def may_wait(self, unfit: set[str]) -> bool:
-        """Return whether a run waits: it trained on these nodes before, a few of several are unfit, and it has time."""
+        """Return whether a run waits: it trained on these nodes before, only a few are unfit, and it has time."""
         config = self._ctx.config
         has_trained = config.recovery.enabled and any(a.last_step for a in self._ctx.state.attempts)
-        # If most nodes fail, the reason is in what they have in common.
+        # If most nodes fail, the reason is something they have in common.
         few = 0 < len(unfit) <= config.cluster.nodes / 2 and config.cluster.nodes > 1
         waited_s = self._ctx.clock.monotonic_s() - self._since_s
         return has_trained and few and waited_s < config.recovery.max_node_wait_s
 
     def wait(self, unfit: set[str], error: PreflightError) -> None:
-        """Wait until it is time to measure again."""
         interval_s = max(_LEAST_WAIT_S, self._ctx.config.recovery.max_backoff_s)
         reason = f"{', '.join(sorted(unfit)[:_MOST_NAMED])}: not fit to train, and no spare node"
         if not self._waited:
@@ -140,7 +138,7 @@ def _measure(ctx: FlowContext) -> None:
 
 
 def _differences(ctx: FlowContext, workers: list[dict[str, Any]]) -> list[str]:
-    """Return how the software of nodes differs from what this run's driver recorded, a sentence per difference."""
+    """Return how the software of nodes differs from what this run's driver recorded, one sentence per difference."""
     with reading(ctx.run.provenance):
         driver = versions_of(files.read_json(ctx.run.provenance) if ctx.run.provenance.is_file() else {})
     hosts: dict[tuple[str, str], list[str]] = {}

@@ -1,4 +1,4 @@
-"""Provenance: write the run's code, configuration and environment before any work."""
+"""Provenance: record the run's code, configuration and environment before any work."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def record_provenance(ctx: FlowContext, argv: list[str]) -> None:
 
 
 def _initial_weights(config: Config) -> dict[str, str] | None:
-    """Return the path of the run's initial weights and the SHA-256 of their manifest; None: random weights."""
     if config.train.init_from is None:
         return None
     manifest = Path(config.train.init_from) / MANIFEST
@@ -54,7 +53,6 @@ def _origins(run: RunPaths) -> dict[str, Any] | None:
 
 
 def _fork(config: Config, run: RunPaths) -> dict[str, Any] | None:
-    """Return the checkpoint of another run that a run continues from; None: it begins with its initial weights."""
     if config.fork.run is None:
         return None
     return {**asdict(config.fork), "manifest_sha256": read_manifest(run.checkpoint(config.fork.step)).sha256}

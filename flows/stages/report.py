@@ -24,9 +24,10 @@ def write_report(ctx: FlowContext) -> None:
 
 
 def finish_report(ctx: FlowContext) -> None:
-    """Build the report again after the run's last event, so that it says "finished" and has the final numbers.
+    """Rebuild the report after the run's last event, so that it says "finished" and has the final numbers.
 
-    A run whose stage wrote none, such as a simulated trial of a sweep, gets none here. An error must not fail the run.
+    A run whose stage wrote no report, such as a simulated trial of a sweep, gets none here. An error must not fail the
+    run.
     """
     from hlatctl.report.build import build
 

@@ -39,13 +39,13 @@ from hlatctl.run.journal import heartbeat, train_writer
 from hlatctl.run.paths import RunPaths, answered
 from hlatctl.run.state import TRAIN_JOB, AttemptState
 
-#: Takes the tokens of a milestone to evaluate.
+#: Called with the tokens of a milestone to evaluate.
 OnMilestone = Callable[[int], None]
 
 STOP_GRACE_S = 60.0
 _POLL_S = 0.5
 #: Time for stacks to reach the logs, and then for the evidence to reach its folder, before the processes are ended.
-#: Nodes look for orders every second; a process that is stopped never answers.
+#: Nodes look for orders every second; a stopped process never answers.
 _STACKS_S, _EVIDENCE_S = 2.0, 3.0
 
 
@@ -64,7 +64,7 @@ def next_attempt(ctx: FlowContext) -> int | None:
 
 
 def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> policy.Decision:
-    """Start an attempt, or re-attach to it, wait for its end, and return what follows.
+    """Start an attempt or re-attach to it, wait for its end, and return what follows.
 
     Raises:
         StoppedError: a stop was requested, by an interrupt or by ``hlatctl stop``.
@@ -82,10 +82,10 @@ def run_attempt(ctx: FlowContext, number: int, on_milestone: OnMilestone) -> pol
     rejected = _rejected_since(ctx, newest) if newest else []
     handle = _start(ctx, job, number, ceiling, rejected) if is_new else _attach(ctx, number)
     status = _watch(ctx, handle, on_milestone)
-    # No process of it may write beside the next attempt.
+    # Kill leftovers so they cannot write during the next attempt.
     ctx.launcher.cancel(handle, grace_s=0)
     if ctx.world is None:  # a dry run has no processes
-        with suppress(StorageError):  # a full disk; the next attempt's start does it
+        with suppress(StorageError):  # a full disk; the start of the next attempt does it
             fence.close(ctx.run, number)
     return _conclude(ctx, job, status)
 
@@ -101,7 +101,7 @@ def training_job(
     """Return the job of one attempt, which loads no checkpoint after ``max_checkpoint_step``; pure.
 
     Args:
-        config_words: name the configuration's file; empty: ``config.yaml``.
+        config_words: words that name the configuration file; empty: ``config.yaml``.
     """
     env = _hang_variables(config, run.logs(number))
     env |= cache_env(config, local_cache(config)) if config.backend.compile else {}
@@ -113,7 +113,7 @@ def training_job(
 
 
 def _hang_variables(config: Config, logs: Path) -> dict[str, str]:
-    """Return the variables with which collectives that time out leave evidence, but not those that the user sets."""
+    """Return the variables that make collectives leave evidence when they time out, except those that the user sets."""
     found = DEVICES[config.backend.device].hang_variables
     return {name: value.format(logs=logs) for name, value in found.items() if name not in config.backend.env}
 
@@ -130,7 +130,7 @@ def announce_milestones(ctx: FlowContext, on_milestone: OnMilestone) -> None:
 
 
 def _placed(ctx: FlowContext, job: Job) -> Job:
-    """Return the job with the hosts that it must not use, or should not; measures nodes before that if it is due."""
+    """Return the job with the hosts that it must or should not use; measure nodes first if that is due."""
     if ctx.state.attempt:
         _test_suspects(ctx, job, ctx.state.attempt)
     while is_due(ctx, placed := dataclasses.replace(job, excluded_hosts=ctx.place().left_out)):
@@ -142,7 +142,7 @@ def _placed(ctx: FlowContext, job: Job) -> Job:
 def _test_suspects(ctx: FlowContext, job: Job, newest: AttemptState) -> None:
     """Measure the nodes again if one of them is a suspect, or if an unknown one of several may have failed.
 
-    A suspect that a kept spare node replaces is not measured.
+    A suspect that a kept spare node can replace is not measured.
     """
     suspects, left_out = _suspects(ctx), ctx.place().left_out
     kept = ctx.launcher.allocation(dataclasses.replace(job, excluded_hosts=left_out))
@@ -159,14 +159,12 @@ def _test_suspects(ctx: FlowContext, job: Job, newest: AttemptState) -> None:
 
 
 def _suspects(ctx: FlowContext) -> set[str]:
-    """Return the usable hosts that the node ledger suspects."""
     usable = set(ctx.hosts).difference(ctx.place().left_out)
     spare = len(ctx.hosts) > ctx.config.cluster.nodes
     return node_ledger.suspects(node_ledger.read(ctx.ledger), ctx.clock.now_unix_s(), replaceable=spare) & usable
 
 
 def _rejected_since(ctx: FlowContext, newest: AttemptState) -> list[str]:
-    """Return the hosts of an ended attempt that have failed a preflight since."""
     usable = [host for host in ctx.hosts if host not in newest.left_out_hosts]
     used = newest.hosts or usable[: ctx.config.cluster.nodes]
     rejected = node_ledger.rejected_since(node_ledger.read(ctx.ledger), newest.ended_unix_s or 0.0)
@@ -176,7 +174,7 @@ def _rejected_since(ctx: FlowContext, newest: AttemptState) -> list[str]:
 def _start(ctx: FlowContext, job: Job, number: int, ceiling: int | None, rejected: list[str]) -> Handle:
     plan = ctx.launcher.render(job)
     handle = ctx.launcher.handle(plan)
-    # The journal before the job: if the driver dies in between, the next one finds the job lost and starts another.
+    # Journal the attempt before submitting it: if the driver dies in between, the next one finds the job lost.
     ctx.event(
         "attempt_started",
         attempt=number,
@@ -244,9 +242,9 @@ def _watch(ctx: FlowContext, handle: Handle, on_milestone: OnMilestone) -> Statu
 
 
 class _Silence:
-    """Measures how long an attempt has shown no sign of life, by this process's clock: those of nodes may differ.
+    """Measures how long an attempt has shown no sign of life, by this process's clock: nodes' clocks may differ.
 
-    Signs of life are events, and the modification time of their file: a full disk takes no events.
+    Signs of life are events, and the modification time of their file: events can't be written on a full disk.
     """
 
     def __init__(self, ctx: FlowContext) -> None:
@@ -254,7 +252,7 @@ class _Silence:
         self._signs, self._since_s = (-1, 0), 0.0
 
     def length_s(self, attempt: AttemptState, *, waits: bool) -> float:
-        """Return the seconds since the last sign of life, since it ``waits`` no more, or since the first call."""
+        """Return the seconds since the last sign of life, the end of a wait in the queue, or the first call."""
         now_s, signs = self._clock.monotonic_s(), (attempt.train_events, heartbeat(self._run, train_writer(0)))
         if waits or signs != self._signs:
             self._signs, self._since_s = signs, now_s
@@ -274,7 +272,7 @@ def _end_hung(ctx: FlowContext, handle: Handle, hang: str) -> None:
 
 
 def _await_evidence(ctx: FlowContext, folder: Path) -> None:
-    """Wait a little until every process has left its stacks, and say how many have."""
+    """Wait briefly until every process has left its stacks, and say how many have."""
     deadline_s, world = ctx.clock.monotonic_s() + _EVIDENCE_S, ctx.config.world_size
     while (left := answered(folder)) < world and ctx.clock.monotonic_s() < deadline_s:
         ctx.clock.sleep(_POLL_S)
@@ -284,7 +282,7 @@ def _await_evidence(ctx: FlowContext, folder: Path) -> None:
 def _conclude(ctx: FlowContext, job: Job, status: Status) -> policy.Decision:
     state = ctx.refresh()
     attempt = state.attempts[-1]
-    # What a job says while the scheduler ends it is not why it ends.
+    # Errors raised while the scheduler ends the job are not the cause.
     error = None if status.verdict else load_error(job.error_file)
     ending = _ending(ctx, job, status, error)
     decision = policy.decide(
@@ -346,7 +344,6 @@ def _paused(ctx: FlowContext) -> bool:
 
 
 def _stop(ctx: FlowContext, job: Job, ending: failure_causes.Ending, decision: policy.Decision) -> HlatctlError:
-    """Return the error that ends the run when the attempt left none."""
     run_id = ctx.run.run_id
     resume = f"`hlatctl resume {run_id}`"
     if ctx.state.stop_requested:

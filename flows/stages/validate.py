@@ -33,7 +33,7 @@ _TIMEOUT_S = 120
 
 
 def validate(ctx: FlowContext) -> None:
-    """Check the configuration and its inputs; report variables of this process that it overrides."""
+    """Check the configuration and its inputs; report variables of this process that the configuration overrides."""
 
     def work() -> dict[str, Any]:
         for collision in environment.collisions(ctx.config, os.environ):
@@ -57,10 +57,9 @@ def validate(ctx: FlowContext) -> None:
 
 
 def check(config: Config, *, begun: bool = False) -> None:
-    """Check a configuration and the files that it names; of a dry run only the configuration.
+    """Check a configuration and the files that it names; for a dry run only the configuration.
 
     Args:
-        config: of a run.
         begun: the run has a checkpoint, so it doesn't need its initial weights.
 
     Raises:
@@ -79,8 +78,8 @@ def check(config: Config, *, begun: bool = False) -> None:
 def refused(config: Config) -> list[HlatctlError]:
     """Return why `hlatctl train` would refuse a configuration that can be planned, one error per check.
 
-    Only the cluster's scheduler and the mirror of checkpoints are not asked: a plan is often made elsewhere, and
-    writes nothing.
+    Only the cluster's scheduler and the checkpoint mirror are not checked: a plan is often made elsewhere, and writes
+    nothing.
     """
     errors: list[HlatctlError] = [*conf.validate.missing_to_start(config)]
     with private_folder("plan") as own:
@@ -96,7 +95,7 @@ def refused(config: Config) -> list[HlatctlError]:
 
 
 def _checks(config: Config, *, begun: bool = False) -> list[Callable[[], object]]:
-    """Return the checks beyond the configuration's own rules, those that cost nothing first."""
+    """Return the checks beyond the configuration's own rules, cheapest first."""
     checks: list[Callable[[], object]] = [partial(check, config) for check in (check_memory, _software, _own_tasks)]
     if is_mock(config):
         return checks  # corpus, weights and the suite's packages are on the cluster, and CI has none of them
@@ -121,7 +120,6 @@ def _software(config: Config) -> None:
 
 
 def _own_tasks(config: Config) -> None:
-    """Check the folders of ``eval.include_path`` that this machine has."""
     for folder in map(Path, config.eval.include_path if config.eval.enabled else ()):
         if os.path.lexists(folder):
             require_own_tasks(folder, folder)
@@ -147,12 +145,12 @@ def check_notify(config: Config) -> None:
 
 
 def check_mirror(config: Config, run_id: str) -> None:
-    """Check that ``checkpoint.mirror_url`` can be written, and has no run of this id.
+    """Check that ``checkpoint.mirror_url`` can be written and contains no run with this id.
 
     Raises:
-        StorageError: it can't be written.
+        StorageError: the mirror can't be written.
         DependencyError: the package for this kind of URL is missing.
-        RunExistsError: it has checkpoints of a run with this id.
+        RunExistsError: the mirror has checkpoints of a run with this id.
     """
     url = config.checkpoint.mirror_url
     if url is None or is_mock(config):
@@ -164,14 +162,14 @@ def check_mirror(config: Config, run_id: str) -> None:
 
 
 def check_shape(config: Config) -> str:
-    """Check with the cluster's scheduler that jobs of this shape can start some day.
+    """Check with the cluster's scheduler that jobs of this shape can eventually start.
 
     Returns:
-        A warning: why jobs may wait for long; empty if there is none.
+        A warning why jobs may wait for long; empty if there is none.
 
     Raises:
         ConfigError: they never can.
-        LaunchError: the scheduler does not answer, or is not here.
+        LaunchError: the scheduler does not answer or is not installed.
     """
     if config.cluster.launcher == "kubernetes":
         return kubernetes_limits.check_limits(config.cluster)
@@ -187,7 +185,7 @@ def check_shape(config: Config) -> str:
 
 
 def _check_shape(ctx: FlowContext) -> None:
-    """The same for a run that exists. A scheduler that does not answer now may answer when a job is submitted."""
+    """Do the same for an existing run. A scheduler that is silent now may answer when a job is submitted."""
     if is_mock(ctx.config) or ctx.training_lives():
         return
     try:
@@ -200,10 +198,9 @@ def _check_shape(ctx: FlowContext) -> None:
 
 
 def refuse_simulation(config: Config, *, hint: str, done: str = "trained") -> None:
-    """Refuse a configuration that can only be simulated, unless a dry run was asked for.
+    """Refuse a configuration that can only be simulated, unless a dry run was requested.
 
     Args:
-        config: the composed configuration.
         hint: what to do instead.
         done: the work that would not be done.
 

@@ -1,8 +1,7 @@
 """A sweep's journal and what follows from it: the sweep's state, the next trial, and which trial falls behind.
 
-Threads that simulate trials call these methods too, so each method that changes something holds a lock.
-
-Asking a sweep to stop, from any process that shares its runs folder.
+Threads that simulate trials call ``Book`` too, so each method that changes something holds a lock. ``request_stop``
+stops a sweep from any process that shares its runs folder.
 """
 
 from __future__ import annotations
@@ -25,9 +24,6 @@ from hlatctl.run.sweep import ENDED, SweepState, TrialState, apply, fold
 
 class Book:
     """A sweep's journal, opened for writing.
-
-    Args:
-        sweep: its directory.
 
     Raises:
         ConfigError: ``sweep.yaml`` is damaged.
@@ -81,7 +77,7 @@ class Book:
                 apply(self.state, event)
 
     def next_arm(self) -> tuple[int, dict[str, str] | None] | None:
-        """Return number and point of the next trial's arm; the point is None if Optuna draws it. None at the end."""
+        """Return number and point of the next trial's arm, or None at the end. The point is None if Optuna draws it."""
         trials = self.trials
         if trials and sum(trial.arm == trials[-1].arm for trial in trials) < self.settings.seeds:
             return trials[-1].arm, trials[-1].point
@@ -119,7 +115,7 @@ class Book:
             return number
 
     def rung(self, number: int, tokens: int, value: float) -> bool:
-        """Journal a trial's objective at a rung; returns whether the pruner would end the trial."""
+        """Journal a trial's objective at a rung; return whether the pruner would end the trial."""
         with self.lock:
             self.event("trial_rung", durable=False, trial=number, tokens=tokens, value=value)
             return self._study.report(number, tokens, value)
@@ -128,9 +124,8 @@ class Book:
         """Journal a trial's end.
 
         Args:
-            number: of the trial.
             outcome: ``finished``, ``pruned``, ``diverged`` or ``failed``.
-            why: the reason, if it has not finished.
+            why: reason, if the trial has not finished.
             fields: further fields of the event; the defaults are zeros.
         """
         nothing = {"value": None, "tokens": 0, "process_hours": 0.0, "saved_process_hours": 0.0}
@@ -139,7 +134,7 @@ class Book:
             self._study.tell(self.state.trials[number])
 
     def summary(self) -> str:
-        """Return the number of trials, in total and by status, in words."""
+        """Return the number of trials in words, in total and by status."""
         counts = [f"{n} {status}" for status in (*ENDED, "paused") if (n := self.state.count(status))]
         return f"{len(self.state.trials)} of {self.space.trials} trials" + (f": {', '.join(counts)}" if counts else "")
 
@@ -148,15 +143,14 @@ def request_stop(sweep: SweepPaths, *, by: str, wait_s: float) -> SweepState:
     """Ask a sweep to stop all its trials, each with a checkpoint, and wait for it.
 
     The sweep's driver reads the request from the journal. If the driver is dead, the trials that still run are asked
-    directly; when the sweep is resumed, they continue.
+    directly; they continue when the sweep is resumed.
 
     Args:
-        sweep: its directory.
-        by: the name of the requester; written to the journals.
+        by: name of the requester, for the journals.
         wait_s: seconds to wait for the driver to end.
 
     Returns:
-        The state after that.
+        The state after the wait.
     """
     with files.created_like(sweep.root), JournalWriter(sweep, OPERATOR_WRITER) as journal:
         stopping.request(sweep, journal, by=by)

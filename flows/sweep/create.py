@@ -1,8 +1,6 @@
-"""Creates a sweep, or extends one. Everything is checked, and its plan is known, before anything is created.
+"""Creates or extends a sweep, after everything is checked, and predicts its trials, hours and dollars.
 
-Predicts what a sweep takes: trials, hours and dollars.
-
-The time of a step is that of an earlier run with the same shapes and number of processes. If there is none,
+The predicted time of a step is that of an earlier run with the same shapes and number of processes. If there is none,
 ``hlatctl.plan`` predicts it from the hardware.
 """
 
@@ -41,9 +39,9 @@ from hlatctl.run.runs import list_runs
 from hlatctl.run.sweep import fold
 from hlatctl.units import duration
 
-#: Earlier runs that are read, newest first.
+#: Maximum number of earlier runs to read, newest first.
 _MOST_RUNS = 50
-#: A median over fewer steps is not representative: the first one compiles.
+#: A median over fewer steps is not representative, because the first step compiles.
 _LEAST_STEPS = 10
 
 
@@ -52,13 +50,13 @@ class Plan:
     """What a sweep takes at most; trials that are ended early take less.
 
     Args:
-        arms, seeds, trials: how many.
-        parallel: trials at once.
-        steps, tokens: of all trials.
+        arms, seeds, trials: number of each.
+        parallel: number of simultaneous trials.
+        steps, tokens: totals of all trials.
         wall_s: time of training; None if the time of a step is unknown.
-        measured: for every arm, the time of a step was measured by an earlier run.
-        process_hours: of all processes; None if the time of a step is unknown.
-        usd: of all nodes; None if it can't be predicted.
+        measured: an earlier run measured the time of a step for every arm.
+        process_hours: total of all processes; None if the time of a step is unknown.
+        usd: cost of all nodes; None if it can't be predicted.
         priced: the nodes have a price.
     """
 
@@ -92,7 +90,6 @@ def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> Plan:
     """Predict what a sweep takes.
 
     Args:
-        space: of the sweep.
         arms: the configuration of each known arm; a single one represents all arms if they are drawn later.
         runs_dir: the folder of the earlier runs.
     """
@@ -156,12 +153,12 @@ def _shape(config: Config) -> tuple[str, int, int]:
 
 
 _PROCESSES = "cluster.processes_per_node"
-#: What a dry run adds: trials are simulated, and no failure is staged for show.
+#: Overrides of a dry run: trials are simulated, and no failure is staged.
 MOCK = ("cluster.launcher=mock", "rehearsal.shows_recovery=false")
-#: Arms that are checked before a sweep begins. Arms that are drawn later are checked then.
+#: Maximum number of arms that are checked before a sweep begins. Arms that are drawn later are checked then.
 _MOST_CHECKED = 1000
 _TIMEOUT_S = 120
-#: torch takes seeds below this.
+#: torch takes seeds below this value.
 _SEEDS = 2**64
 
 
@@ -183,9 +180,9 @@ def prepare(arguments: Sequence[str], *, folder: Path, simulated: bool) -> Prepa
     """Check the arguments of a new sweep; creates nothing.
 
     Args:
-        arguments: as ``conf.space.parse`` takes them.
+        arguments: arguments of ``conf.space.parse``.
         folder: base of relative paths.
-        simulated: its trials are only simulated.
+        simulated: the trials are only simulated.
 
     Raises:
         ConfigError, DataError: an axis, an arm, an input or the objective is wrong.
@@ -194,7 +191,7 @@ def prepare(arguments: Sequence[str], *, folder: Path, simulated: bool) -> Prepa
 
 
 def prepare_more(sweep: SweepPaths, arguments: Sequence[str]) -> Prepared:
-    """Check additional values of a sweep; changes nothing.
+    """Check additional values for a sweep; changes nothing.
 
     Raises:
         ConfigError: they change the sweep's search space, or an arm is wrong.
@@ -207,8 +204,7 @@ def make(prepared: Prepared, *, sweep_id: str | None, argv: list[str]) -> SweepP
     """Create a sweep's directory.
 
     Args:
-        prepared: the sweep.
-        sweep_id: None: made from the experiment's name and the time.
+        sweep_id: id of the sweep; None: made from the experiment's name and the time.
         argv: the command line.
 
     Raises:
@@ -262,10 +258,10 @@ def _space_fields(space: Space) -> dict[str, Any]:
 
 
 def _with_slots(space: Space) -> Space:
-    """Divide this machine's cores among the trials that run at once.
+    """Divide this machine's cores among the trials that run simultaneously.
 
     Raises:
-        ConfigError: together they need more cores than there are.
+        ConfigError: together they need more cores than the machine has.
     """
     config = _variations(space).compose(space.example())
     parallel, cores = space.settings.parallel, local_cores()
@@ -343,7 +339,6 @@ def _check_inputs(configs: list[Config]) -> None:
 
 
 def _check_task(aim: Objective, config: Config) -> None:
-    """Check that there is a task of the objective's name."""
     if not aim.score or aim.score.startswith("validation"):
         return
     asked = dataclasses.replace(config, eval=dataclasses.replace(config.eval, tasks=[aim.score]))

@@ -1,12 +1,8 @@
-"""The driver of a sweep: it starts trials, compares them, and ends those that fall behind.
+"""The driver of a sweep: starts trials, compares them, and ends those that fall behind.
 
-Every action is journalled before it is done. So a driver that dies at any point can be replaced by another one: a
-trial gets its run directory once, a running trial is watched again, and an ended one is never touched.
-
-One trial of a sweep: a run with a driver process of its own, or, in a dry run, simulated in this process.
-
-The trial's driver is ``hlatctl resume`` and outlives the sweep's. The next driver of the sweep finds it by the trial's
-driver lock.
+Every action is journalled before it is done, so another driver can replace one that dies at any point. A trial gets its
+run directory once, a running trial is watched again, and an ended one is never touched. Each trial is a run whose own
+driver, ``hlatctl resume``, outlives the sweep's and is found by its lock; in a dry run it is simulated in this process.
 """
 
 from __future__ import annotations
@@ -57,10 +53,9 @@ class Trial:
     """A trial's run directory and its driver.
 
     Args:
-        run: its directory, which may not exist yet.
-        config: of the run.
+        run: the trial's directory, which may not exist yet.
         of: its place in the sweep.
-        argv: the sweep's command line, for provenance.
+        argv: the sweep's command line, recorded as provenance.
         player: runs the simulation in a dry run; None: the trial gets a driver process.
     """
 
@@ -95,14 +90,14 @@ class Trial:
         return self.state
 
     def start(self, on_update: Callable[[], None], env: dict[str, str]) -> None:
-        """Start or resume it; creates its directory if there is none.
+        """Start or resume it; create its directory if there is none.
 
         Args:
             on_update: called by the thread that simulates it, whenever its journal may have grown.
-            env: variables for its process.
+            env: environment variables for its process.
 
         Raises:
-            LaunchError: its process has ended at once.
+            LaunchError: its process ended immediately.
             StorageError: the directory can't be created.
         """
         if self._player is not None:
@@ -115,7 +110,7 @@ class Trial:
                 raise LaunchError(error.message, hint=error.hint) from None
 
     def raise_unexpected(self) -> None:
-        """Raise the error of a simulated trial if it isn't a HlatctlError, which the journal contains."""
+        """Raise the error of a simulated trial if it isn't a HlatctlError: those are in the journal."""
         error = self._played.exception() if self._played is not None else None
         if error is not None and not isinstance(error, HlatctlError):
             raise error
@@ -126,7 +121,7 @@ class Trial:
             stopping.request(self.run, journal, by=by)
 
     def end_job(self) -> None:
-        """End the training that a lost driver has left: the next trial takes its place on the machine."""
+        """End the training that a lost driver has left, because the next trial takes its place on the machine."""
         if self._player is None and self.run.config.is_file():
             control.request_stop(self.run, by=self.of.sweep, wait_s=0.0)
 
@@ -145,7 +140,7 @@ class Trial:
 
     @property
     def left_process_hours(self) -> float:
-        """Hours that the rest of its training would take, summed over its processes; 0 if its pace is unknown."""
+        """Hours that the rest of its training takes, summed over its processes; 0 if its pace is unknown."""
         return self.config.world_size * (training_left_s(self.state, self.config.total_steps) or 0.0) / 3600
 
     def _operator(self) -> JournalWriter:
@@ -178,8 +173,6 @@ def _player(ctx: FlowContext) -> _Player:
 
 
 class _Player(pretrain.PlainCaller):
-    """Calls the stages of a simulated trial."""
-
     def call(self, name: str, stage: Callable[[], Any]) -> Any:
         """Call the stage, unless only a real trial needs it."""
         return None if name in _NOT_SIMULATED else super().call(name, stage)
@@ -187,21 +180,18 @@ class _Player(pretrain.PlainCaller):
 
 @dataclasses.dataclass
 class _Watcher:
-    """Calls a function whenever the trial's journal may have grown."""
-
     on_update: Callable[[], None]
 
     def update(self, state: RunState, config: Config) -> None:
-        """Call the function."""
         self.on_update()
 
     def message(self, text: str) -> None:
-        """Ignore it: a sweep doesn't show messages of its trials."""
+        """Do nothing: a sweep doesn't show messages of its trials."""
 
 
 #: A trial fails if its driver dies this often without a reason in its journal.
 _MAX_LOST_DRIVERS = 3
-#: Threads for simulated trials: more than one core can't be used.
+#: Threads for simulated trials; they can't use more than one core.
 _MOST_SIMULATED = 2
 _POLL_S = 0.5
 _SIMULATED_POLL_S = 0.02
@@ -211,12 +201,11 @@ def drive(sweep: SweepPaths, say: Callable[[str], None]) -> SweepState:
     """Drive a sweep to its end; start or resume it.
 
     Args:
-        sweep: its directory.
         say: called with each message for the user.
 
     Raises:
-        RunBusyError: it already has a driver.
-        StoppedError: it was stopped on request and can be resumed.
+        RunBusyError: the sweep already has a driver.
+        StoppedError: the sweep was stopped on request and can be resumed.
         ConfigError: no trial reports the objective.
         TrainingError: every trial has failed.
     """
@@ -232,14 +221,6 @@ def drive(sweep: SweepPaths, say: Callable[[str], None]) -> SweepState:
 
 
 class _Driver:
-    """The process that drives a sweep.
-
-    Args:
-        book: of the sweep.
-        say: as for :func:`drive`.
-        player: runs the simulated trials of a dry run.
-    """
-
     def __init__(self, book: Book, say: Callable[[str], None], player: ThreadPoolExecutor | None) -> None:
         self._book, self._say, self._player = book, say, player
         self._settings = book.settings
@@ -251,7 +232,6 @@ class _Driver:
         self._prefect = PrefectView(book.sweep, say, start=book.example.tracking.enabled)
 
     def run(self) -> SweepState:
-        """Drive the sweep to its end."""
         if self._all_done() and self._book.state.status in ("finished", "failed"):
             self._say(f"sweep {self._book.sweep.run_id} is finished")
             return self._book.state
@@ -274,7 +254,7 @@ class _Driver:
                 self._signals.check()
                 self._book.refresh()
                 for trial in list(self._running.values()):
-                    if not (trial.is_played and trial.alive):  # the thread that simulates one looks itself
+                    if not (trial.is_played and trial.alive):  # the thread that simulates a trial compares it itself
                         self._look(trial)
                 if self._ending:
                     self._pause_all()
@@ -337,7 +317,6 @@ class _Driver:
                     trial.request_stop(self._book.sweep.run_id)
 
     def _fill(self) -> None:
-        """Start trials in order while there are slots."""
         while len(self._running) < self._settings.parallel:
             if not self._waiting:
                 asked = self._book.ask()
@@ -367,7 +346,6 @@ class _Driver:
         return self._trials[number]
 
     def _begin(self, trial: Trial) -> None:
-        """Start a trial, unless it has already ended."""
         asked = self._book.state.trials[trial.of.trial]
         self._running[asked.number] = trial
         resumed = asked.status == "paused" and trial.state.status == "stopped"
@@ -426,7 +404,6 @@ class _Driver:
                 trial.request_stop(self._book.sweep.run_id)
 
     def _conclude(self, trial: Trial) -> None:
-        """Journal the outcome of a trial whose driver has ended."""
         asked, state = self._book.state.trials[trial.of.trial], trial.state
         del self._running[asked.number]
         if state.status == "finished":
@@ -457,7 +434,7 @@ class _Driver:
             self._unreported = ConfigError(why, hint=f"it reports {', '.join(reported) or 'loss alone'}")
 
     def _conclude_lost(self, trial: Trial, asked: TrialState) -> None:
-        """Restart a trial whose driver died without a reason in its journal; fail it after several times."""
+        """Restart a trial whose driver died without a reason in its journal; after several deaths the trial fails."""
         self._book.event("trial_head_lost", trial=asked.number)
         if asked.lost_drivers >= _MAX_LOST_DRIVERS:
             trial.end_job()

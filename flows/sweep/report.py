@@ -28,7 +28,7 @@ def build(sweep: SweepPaths) -> Path:
     """Write a sweep's report from its journals, and return the path of its page.
 
     Raises:
-        ConfigError: ``sweep.yaml`` is damaged, or the best arm can't be composed any more.
+        ConfigError: ``sweep.yaml`` is damaged, or the best arm can no longer be composed.
         StorageError: the report can't be written.
         DependencyError: matplotlib, optuna or scikit-learn is not installed.
     """

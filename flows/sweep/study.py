@@ -1,13 +1,9 @@
-"""Optuna's part of a sweep: it draws arms and decides which trials fall behind. The only importer of Optuna.
+"""How a sweep compares its trials: the objective, signs of divergence, and Optuna's study. The only importer of Optuna.
 
-The study is a view of the sweep's journal. Every driver rebuilds it from there, so that the two never differ. The
-sampler is seeded again for every arm, so that an interrupted sweep draws the same arms as an uninterrupted one.
-
-The number that a sweep compares, computed from a run's state. Pure.
-
-Signs that a run diverges, from the events of the trainer's monitor. Pure.
-
-HLAT (arXiv 2404.10630, section 4.3) recognizes diverging runs by their gradient norm and loss.
+Optuna draws arms and decides which trials fall behind. Its study is a view of the sweep's journal: every driver
+rebuilds it from there, so the two never differ. The sampler is seeded again for every arm, so an interrupted sweep
+draws the same arms as an uninterrupted one. A diverging run is recognized by its gradient norm and loss, as in HLAT
+(arXiv 2404.10630, section 4.3).
 """
 
 from __future__ import annotations
@@ -36,20 +32,19 @@ if TYPE_CHECKING:
 _REDUCTION = 2
 #: Copies of each arm for fANOVA. Its trees draw samples with replacement; with one copy, most lack a third of the arms.
 _COPIES = 8
-#: NumPy, which Optuna uses to draw, takes seeds below this.
+#: Optuna draws with NumPy, which takes seeds below this value.
 _SEEDS = 2**32
 
 
 class Study:
-    """The trials of a sweep as Optuna sees them, by the same numbers.
+    """The trials of a sweep as Optuna sees them, with the same numbers.
 
     Args:
-        space: the search space.
-        state: the sweep's; its trials become the study's.
+        state: the sweep's state; its trials are added to the study.
         minimize: less is better.
-        seed: for drawing arms.
+        seed: seed for drawing arms.
         first_rung_tokens: tokens at the first comparison.
-        path: of its database, which is replaced; None: in memory.
+        path: path of its database, which is replaced; None: in memory.
     """
 
     def __init__(
@@ -70,18 +65,18 @@ class Study:
             self._add(trial)
 
     def draw(self, arm: int) -> dict[str, str]:
-        """Draw a new arm from the results so far; returns its values by axis."""
+        """Draw a new arm from the results so far; return its values by axis."""
         self._study.sampler = self._sampler((self.seed + arm) % _SEEDS)
         drawn = self._study.ask(self._distributions).params
         return {key: str(value) for key, value in drawn.items()}
 
     def add(self, trial: TrialState) -> None:
-        """Add a trial, unless drawing it has added it."""
+        """Add a trial, unless it was added when it was drawn."""
         if len(self._study.get_trials(deepcopy=False)) <= trial.number:
             self._add(trial)
 
     def report(self, number: int, tokens: int, value: float) -> bool:
-        """Store a trial's objective at a rung; returns whether to prune the trial."""
+        """Store a trial's objective at a rung; return whether to prune the trial."""
         frozen = self._study.get_trials(deepcopy=False)[number]
         trial = self._optuna.trial.Trial(self._study, frozen._trial_id)
         trial.report(value, tokens)
@@ -90,8 +85,8 @@ class Study:
     def importances(self) -> dict[str, float]:
         """Return each axis's share of the variance between the arms' means, largest first; the sum is 1.
 
-        Interactions between axes are not included (fANOVA: Hutter et al., ICML 2014). Empty if there are fewer than two
-        axes, or if all means are equal.
+        Interactions between axes are not included (fANOVA: Hutter et al., ICML 2014). The result is empty if there are
+        fewer than two axes, or if all means are equal.
 
         Raises:
             DependencyError: scikit-learn is not installed.
@@ -144,7 +139,7 @@ class Study:
         )
 
     def _outcome(self, trial: TrialState) -> tuple[OptunaState, float | None]:
-        """Return state and value in Optuna. A trial that was ended early has its newest rung's value."""
+        """Return Optuna's state and value of a trial. A trial that was ended early has its newest rung's value."""
         states = self._optuna.trial.TrialState
         if not trial.ended:
             return states.RUNNING, None
@@ -205,12 +200,12 @@ _NAME = re.compile(r"(loss|validation_loss|eval\.([\w./-]+))(?:@tokens=(\w[\w.]*
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A number that trials are compared by.
+    """The number by which trials are compared.
 
     Args:
         name: as in ``sweep.objective``.
         score: its name among an evaluation's scores; empty for the training loss.
-        at_tokens: the number of tokens at which it is final; None: at the end.
+        at_tokens: number of tokens at which it is final; None: at the end.
         minimize: less is better.
     """
 
@@ -223,7 +218,6 @@ class Objective:
         """Return the numbers of tokens at which runs are compared; at the last one the value is final.
 
         Args:
-            config: of the run.
             parts: number of rungs of the training loss; scores have one rung per milestone.
         """
         last = self.at_tokens or config.total_tokens
@@ -291,7 +285,6 @@ def check(aim: Objective, config: Config) -> None:
 
 
 def _losses(state: RunState, rungs: list[int]) -> dict[int, float]:
-    """Return the mean training loss of the last steps up to each rung that was reached."""
     losses = {}
     for rung in rungs:
         window = [number(step, "loss") for step in state.steps.until(rung, WINDOW_STEPS)]
@@ -300,7 +293,7 @@ def _losses(state: RunState, rungs: list[int]) -> dict[int, float]:
     return losses
 
 
-#: A spike of the gradient norm that lasts this many steps is growth: the running mean has risen with it.
+#: A spike of the gradient norm that lasts this many steps counts as growth: the running mean has risen with it.
 GROWTH_STEPS = 20
 #: The norm must also exceed this multiple of the mean before the spike.
 GROWTH_FACTOR = 2.0
@@ -313,7 +306,7 @@ def divergence(state: RunState) -> str:
 
 
 def _not_finite(state: RunState) -> str:
-    """``train.on_nonfinite`` decides whether such a step ends the run."""
+    """Return why training ended at a step that was not finite; ``train.on_nonfinite`` decides whether it ends."""
     attempt = state.attempt
     return attempt.evidence if attempt and attempt.cause == "nonfinite" and state.status == "failed" else ""
 
@@ -333,7 +326,7 @@ def _growing(state: RunState) -> str:
 
 
 def _above_start(state: RunState) -> str:
-    """The mean of the newest losses is above the largest of the first: noise alone doesn't raise a mean so far."""
+    """Return a sentence if the mean of the newest losses exceeds all first ones, which noise alone can't cause."""
     if len(state.steps) < 2 * WINDOW_STEPS:
         return ""
     worst = max(number(event, "loss") for event in state.steps.first(WINDOW_STEPS))

@@ -1,7 +1,8 @@
-"""Connections to a server on loopback. Every user of the machine can open some, before any password is checked.
+"""Limits the connections to a server on loopback: every user of the machine can open some before any password check.
 
-Each one needs an open file, of which a process has a limited number. So a connection without a request is closed after
-a while. If there are too many, those from which no request with the password or token has come make room, oldest first.
+Each connection needs an open file, and a process has a limited number of them. So a connection without a request is
+closed after a while. If there are too many, the oldest ones that have sent no request with the password or token are
+closed first.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flows.tracking.local_server import is_allowed
 
-#: A connection is closed if it has sent no complete request for this long; an answer may take as long as it likes.
+#: A connection is closed if it has sent no complete request for this long; an answer may take as long as it needs.
 SILENT_S = 10.0
-#: A page has at most six.
+#: A page has at most six connections.
 MOST_CONNECTIONS = 400
-#: Connections that are accepted at once, before any of them can be closed.
+#: Connections that are accepted simultaneously, before any of them can be closed.
 BACKLOG = 100
 
 
 class Connection(H11Protocol):
-    """A connection that is closed if it asks for nothing, and makes room for others if it was never allowed."""
+    """A connection that is closed if it sends no request, or to make room for others if it was never allowed."""
 
     _last_request: Any = None
     _timer: asyncio.TimerHandle | None = None

@@ -1,4 +1,4 @@
-"""Copies to MLflow and mirrors, and messages to people, in separate processes: a slow service delays nothing."""
+"""Starts the processes that copy a run to MLflow and mirrors and send messages: a slow service delays nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Follower:
     """A process that follows a run's journal.
 
     Args:
-        late: what to say if it is not done in time.
+        late: message if it is not done in time.
     """
 
     process: Process
@@ -48,7 +48,7 @@ def start(ctx: FlowContext) -> list[Follower]:
 
 
 def finish(ctx: FlowContext, followers: list[Follower]) -> None:
-    """Wait until everything is copied and sent, at most ``tracking.final_sync_timeout_s`` in all."""
+    """Wait until everything is copied and sent, at most ``tracking.final_sync_timeout_s`` in total."""
     deadline_s = time.monotonic() + ctx.config.tracking.final_sync_timeout_s
     for follower in followers:
         if not _completes(follower.process, max(0.0, deadline_s - time.monotonic())):
@@ -56,7 +56,7 @@ def finish(ctx: FlowContext, followers: list[Follower]) -> None:
 
 
 def abandon(followers: list[Follower]) -> None:
-    """End the processes at once."""
+    """End the processes immediately."""
     for follower in followers:
         _end(follower.process)
 
@@ -65,9 +65,8 @@ def conclude_sweep(sweep: SweepPaths, config: Config, say: Callable[[str], None]
     """Copy a sweep's numbers to its MLflow run, within ``tracking.final_sync_timeout_s``.
 
     Args:
-        sweep: its directory.
-        config: of its trials.
-        say: called with a message if it fails.
+        config: configuration of its trials.
+        say: called with a message if the copy fails.
     """
     log = sweep.root / "mirror.log"
     if config.tracking.enabled and not _completes(
@@ -85,7 +84,7 @@ def _started(module: str, folder: Path, log: Path, *argv: str) -> Process:
 
 
 def _completes(process: Process, timeout_s: float) -> bool:
-    """Wait for a process; whether it succeeded in time. A timeout or Ctrl-C ends it."""
+    """Wait for a process and return whether it succeeded in time. A timeout or Ctrl-C ends it."""
     try:
         return process.wait(timeout=timeout_s) == 0
     except (subprocess.TimeoutExpired, KeyboardInterrupt):

@@ -23,12 +23,12 @@ def follow(
 
     Args:
         run: the run; its flow journals ``head_started`` before it starts a follower.
-        copy_new: copies new entries; returns how many. Raises StorageError if the service doesn't answer, and
+        copy_new: copies new entries and returns their number. Raises StorageError if the service doesn't answer, and
             RunBusyError if another process is copying.
         say: called when the service stops answering, and when it answers again.
-        title: the service.
-        what: the same, as ``tracking_lost`` names it.
-        poll_s: between two copies; longer after failures.
+        title: display name of the service.
+        what: name of the service in ``tracking_lost``.
+        poll_s: seconds between two copies; longer after failures.
 
     Raises:
         StorageError, RunBusyError: the run has no driver, and it can't be copied now.
@@ -69,21 +69,18 @@ def _journal(run: RunPaths, kind: str, *, what: str, **fields: Any) -> None:
 
 
 class _Watch:
-    """Reads a run's journal until its end."""
-
     def __init__(self, run: RunPaths) -> None:
         self._tail = JournalTail(run, wanted=no_steps)
         self._ended = False
 
     def ended(self) -> bool:
-        """Whether the newest driver has written ``run_finished``."""
+        """Return whether the newest driver has written ``run_finished``."""
         for event in self._tail.stream():
             if event["kind"] in ("head_started", "run_finished"):
                 self._ended = event["kind"] == "run_finished"
         return self._ended
 
     def wait(self, seconds: float, *, until_ended: bool) -> None:
-        """Sleep; with ``until_ended`` at most until the run ends."""
         deadline_s = time.monotonic() + seconds
         while (left_s := deadline_s - time.monotonic()) > 0 and not (until_ended and self.ended()):
             time.sleep(min(left_s, _LOOK_S))

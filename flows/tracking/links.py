@@ -1,4 +1,4 @@
-"""Addresses of a run in the pages of Prefect and MLflow."""
+"""Addresses of a run's pages in Prefect and MLflow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hlatctl.run.errors import StorageError
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import RunPaths
 
-#: MLflow's pages show agents and traces without it.
+#: Without it, MLflow's pages show agents and traces.
 _TRAINING = "workflowType=machine_learning"
 
 
@@ -25,12 +25,11 @@ def in_mlflow(run: RunPaths, server: str | None) -> str | None:
     """Return the address of a run's charts on the MLflow that it was copied to.
 
     Args:
-        run: the run.
-        server: address of the server that shows the database of the runs folder, or of one of its pages; None: it
-            doesn't run.
+        server: address of the server that shows the database of the runs folder, or of one of its pages; None: it isn't
+            running.
 
     Returns:
-        None if the run has not been copied, or if nothing is known to show it.
+        None if the run has not been copied, or if no known server shows it.
     """
     experiment, number, copied_to = _fields(run.mirror, "experiment_id", "mlflow_run_id", "tracking_uri")
     if copied_to.startswith(("http://", "https://")):
@@ -44,13 +43,12 @@ def in_mlflow(run: RunPaths, server: str | None) -> str | None:
 
 
 def keep_flow_run(run: RunPaths, flow_run_id: object) -> None:
-    """Keep the id of a run's flow run, for :func:`in_prefect`. Not being able to is no error."""
+    """Keep the id of a run's flow run, for :func:`in_prefect`. A failure to write it is ignored."""
     with suppress(OSError, StorageError):
         files.write_json(run.prefect, {"flow_run_id": str(flow_run_id)})
 
 
 def _fields(path: Path, *names: str) -> list[str]:
-    """Return fields of a file; empty ones if it is missing or damaged."""
     try:
         content = files.read_json(path)
         return [str(content[name]) for name in names]

@@ -51,7 +51,7 @@ def get(url: str, auth: str = "", timeout_s: float = 1.0) -> bytes:
     """Return the answer of a server on loopback; proxies are not used.
 
     Raises:
-        OSError: it doesn't answer, or answers with an error.
+        OSError: the server doesn't answer, or answers with an error.
     """
     request = urllib.request.Request(url, headers={"Authorization": basic(auth)} if auth else {})
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout_s) as response:
@@ -89,7 +89,7 @@ class Wait:
 
 
 def allow(scope: MutableMapping[str, Any]) -> None:
-    """Note that a request had the password or token."""
+    """Mark a request as having the password or token."""
     scope[_ALLOWED] = True
 
 
@@ -104,11 +104,9 @@ class Gate:
     The connection of a request without the password is closed after the answer (``flows.tracking.connections``).
 
     Args:
-        app: answers the requests.
-        port: of the server.
         auth: ``USER:PASSWORD``; None: the app has another secret.
         health: a path that needs no password.
-        app_checks: the app refuses requests without the password itself, where it needs one.
+        app_checks: the app itself refuses requests without the password where it needs one.
     """
 
     def __init__(
@@ -141,7 +139,6 @@ class Gate:
             await send_and_close({"type": "http.response.body", "body": _REASONS[status]})
 
     def _refusal(self, scope: _Scope) -> int:
-        """Return the HTTP status of a refusal; 0 if the request is allowed."""
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.lower(), []).append(value)
@@ -167,7 +164,7 @@ def take_auth() -> str:
     """Remove ``USER:PASSWORD`` from the environment, so that child processes don't get it, and return it.
 
     Raises:
-        ConfigError: it is not set.
+        ConfigError: the variable is not set.
     """
     auth = os.environ.pop(AUTH_ENV, "")
     if not auth.partition(":")[2]:
@@ -182,7 +179,7 @@ def inherited(fd: int) -> tuple[socket.socket, int]:
 
 
 def run(app: App, listener: socket.socket) -> int:
-    """Serve until the parent ends, which closes standard input, or until SIGTERM; returns the exit code."""
+    """Serve until SIGTERM, or until the parent ends and so closes standard input; return the exit code."""
     import uvicorn
 
     from flows.tracking.connections import BACKLOG, Connection
@@ -195,7 +192,7 @@ def run(app: App, listener: socket.socket) -> int:
 
     def end_with_parent() -> None:
         sys.stdin.buffer.read()
-        # Prefect's background services stop at once for a signal; with `should_exit` they take seconds.
+        # Prefect's background services stop immediately for a signal; with `should_exit` they take seconds.
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=end_with_parent, daemon=True).start()

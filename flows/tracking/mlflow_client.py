@@ -1,11 +1,9 @@
-"""The connection to MLflow, and how runs and sweeps are found and logged there.
+"""The connection to MLflow, how runs and sweeps are found and logged there, and MLflow's own system metrics.
 
-MLflow's own system metrics of the machine that trains: processors, memory, disk, network, and NVIDIA GPUs.
-
-They are measured beside a run, every 10 s, and are not in the journal: what MLflow doesn't take is lost. MLflow's
-variables decide: ``MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true`` switches them on, and
-``MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL`` sets the seconds. Under Slurm and Kubernetes the copying process runs on
-another machine than training, so nothing is measured there.
+The metrics of the training machine (processors, memory, disk, network, NVIDIA GPUs) are measured alongside a run, every
+10 s. They are not in the journal, so what MLflow does not accept is lost. MLflow's variables control them:
+``MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true`` switches them on, and ``MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL`` sets the
+seconds. Under Slurm and Kubernetes the copying process runs on another machine than training, so nothing is measured.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ if TYPE_CHECKING:
 SQLITE = "sqlite:///"
 #: MLflow's status by the outcome of a run or a sweep.
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-#: MLflow's REST API takes no longer value of a parameter.
+#: MLflow's REST API accepts no longer value of a parameter.
 _MAX_PARAM_CHARS = 6000
 
-#: MLflow imports them if they are installed, which takes 75 MiB. Its client doesn't use them: mlflow-skinny has the
-#: same client, and doesn't depend on them.
+#: MLflow imports these packages if they are installed, which takes 75 MiB. Its client doesn't use them: mlflow-skinny
+#: has the same client, and doesn't depend on them.
 _UNUSED = ("pandas", "scipy", "pyarrow")
 
 #: With MLflow's own defaults, a request to a server that doesn't answer takes many minutes.
@@ -60,7 +58,7 @@ def default_tracking_uri(runs_dir: Path) -> str:
 
 @contextmanager
 def connection(tracking: TrackingConfig, runs_dir: Path) -> Iterator[tuple[MlflowClient, str]]:
-    """Connect to the configured MLflow; yields a client and MLflow's address.
+    """Connect to the configured MLflow; yield a client and MLflow's address.
 
     Raises:
         DependencyError: MLflow is not installed.
@@ -105,7 +103,7 @@ def connect(uri: str, runs_dir: Path | None = None) -> MlflowClient:
 
 @contextmanager
 def tables(uri: str) -> Iterator[None]:
-    """Hold a lock while MLflow creates the tables of a SQLite database: two processes that do so at once both fail."""
+    """Hold a lock while MLflow creates the tables of a SQLite database: two simultaneous processes would both fail."""
     if not uri.startswith(SQLITE):
         yield
         return
@@ -122,7 +120,7 @@ def _new_client(uri: str) -> MlflowClient:
 
 @contextmanager
 def _without(*packages: str) -> Iterator[None]:
-    """Import as where these packages aren't installed, unless they are imported already."""
+    """Import as if these packages weren't installed, unless they are already imported."""
     hidden = [name for name in packages if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
@@ -164,9 +162,7 @@ class SystemMetrics:
     """Measures this machine while a run trains on it.
 
     Args:
-        run: its directory.
-        config: its configuration.
-        say: called if they are wanted and can't be measured.
+        say: called if the metrics are switched on and can't be measured.
     """
 
     def __init__(self, run: RunPaths, config: Config, say: Callable[[str], None]) -> None:
@@ -179,7 +175,7 @@ class SystemMetrics:
             self._wanted = False
 
     def keep_measuring(self) -> None:
-        """Start to measure if the run is in MLflow; again after MLflow has not answered, which ends the measuring."""
+        """Start measuring if the run is in MLflow; restart after MLflow has not answered, which ends the measuring."""
         if not self._wanted or (self._monitor is not None and _is_alive(self._monitor)):
             return
         try:

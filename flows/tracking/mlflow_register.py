@@ -1,4 +1,4 @@
-"""An exported checkpoint as a version of a model in MLflow's registry, linked to the run that trained it."""
+"""Registers an exported checkpoint as a version of a model in MLflow's registry, linked to the run that trained it."""
 
 from __future__ import annotations
 

@@ -1,23 +1,14 @@
-"""One hlatctl run as one MLflow run: parameters, metrics, tags, artifacts, status.
+"""Copies one hlatctl run to one MLflow run: parameters, metrics, tags, artifacts, status.
 
-This module turns events into MLflow's rows and keeps the cursor, which says how far they have been copied.
+This module turns events and files into MLflow's rows and keeps the cursor, which records how far they have been copied.
 ``flows.tracking.mlflow_sync`` decides when to copy, and handles an MLflow that doesn't answer.
-
-A run's name, tags and notes as MLflow shows them: the run's name, its tags, and its description.
-
-Superseded steps in MLflow.
 
 When an attempt starts from step k, later steps of earlier attempts are superseded. MLflow's API can't remove values, so
 they are removed from its database if that is an SQLite file. On a tracking server a repeated step keeps both values;
 the later one has the later time and counts as the latest.
 
-How far a copy to MLflow is: steps, their rate, and the time left.
-
-What MLflow gets of a run besides its steps and scores: checkpoints, datasets, and the numbers of its report.
-
-A few items of each task of a milestone as a table in MLflow: what the model was asked, and what it gave.
-
-MLflow's page shows a JSON artifact as a table if the run's tag ``mlflow.loggedArtifacts`` names it. ``log_table``
+A few items of each task of a milestone are shown as a table: what the model was asked, and what it answered. MLflow's
+page shows a JSON artifact as a table if the run's tag ``mlflow.loggedArtifacts`` names it. MLflow's ``log_table``
 writes the same, but imports pandas and reads earlier rows again. All items are in the run's directory.
 """
 
@@ -64,7 +55,7 @@ _NAME, _DESCRIPTION = "mlflow.runName", "mlflow.note.content"
 
 
 def copy_labels(client: MlflowClient, mlflow_run_id: str, run: RunPaths, new: list[Event], *, simulated: bool) -> None:
-    """Set the labels as the whole journal describes them, if one of the new events changes them."""
+    """Set name, tags and description from the whole journal, if one of the new events changes them."""
     if not any(event["kind"] == LABELLED for event in new):
         return
     labels = LabelState()
@@ -104,7 +95,7 @@ def new_steps(
     """Find the steps to copy, and whether copied steps were superseded.
 
     Args:
-        events: new ones, in order of time.
+        events: new events in order of time.
         last_step: newest step that has been copied.
         attempt: the newest attempt seen so far.
         tokens_per_step: for a ``train_started`` without tokens.
@@ -155,17 +146,17 @@ def _statements() -> Iterator[str]:
     )
 
 
-#: Time between two lines.
+#: Seconds between two lines.
 _EVERY_S = 5.0
-#: The rate is that of the newest lines: it depends on what else the machine does.
+#: Number of newest lines that determine the rate, because it depends on what else the machine does.
 _NEWEST = 6
 
 
 class Progress:
-    """Prints a line every 5 s.
+    """Prints a line with steps, rate and time left every 5 s.
 
     Args:
-        total_bytes: of the journal.
+        total_bytes: size of the journal.
         say: called with each line.
         now_s: the clock.
     """
@@ -177,7 +168,7 @@ class Progress:
         self._points: deque[tuple[float, int, int]] = deque(maxlen=_NEWEST)
 
     def reached(self, step: int, done_bytes: int) -> None:
-        """Say that everything up to this step is copied, and so many bytes of the journal."""
+        """Report that everything up to this step, and this many bytes of the journal, is copied."""
         now_s = self._now_s()
         if not self._points:
             self._points.append((now_s, step, done_bytes))
@@ -213,7 +204,7 @@ _END_METRICS = {
     "run/loss": ("last_loss",),
     "run/validation_loss": ("validation_loss",),
 }
-#: MLflow's limit.
+#: MLflow's maximum.
 _DIGEST_CHARS = 36
 
 
@@ -225,7 +216,7 @@ def checkpoint_rows(event: Event, shift_s: float) -> list[Row]:
 
 
 def end_metrics(run: RunPaths) -> dict[str, float]:
-    """Return the numbers of a run's report; none if it has no report, or a damaged one."""
+    """Return the numbers of a run's report; none if the report is missing or damaged."""
     try:
         numbers = json.loads((run.report / "numbers.json").read_text(encoding="utf-8"))
         found = {name: _at(numbers, place) for name, place in _END_METRICS.items()}
@@ -273,7 +264,7 @@ _TABLES = 80
 
 
 def copy_items(client: MlflowClient, mlflow_run_id: str, run: RunPaths, folder: Path) -> None:
-    """Add the table of a folder of results, ``tokens-N`` or ``tokens-N/contract-M``; again: replace it."""
+    """Add the table of a folder of results, ``tokens-N`` or ``tokens-N/contract-M``, or replace an earlier one."""
     milestone, _, number = folder.relative_to(run.evals).as_posix().partition("/")
     tokens = int(milestone.removeprefix("tokens-"))
     contract = number.removeprefix("contract-")
@@ -313,7 +304,6 @@ def _rows(run: RunPaths, milestone: MilestoneState, task: str, most: int) -> lis
 
 
 def _choices(choices: Sequence[str], loglikelihoods: Sequence[float]) -> str:
-    """Return a line for each choice, the model's own marked."""
     best = max(loglikelihoods, default=0.0)
     ranked = zip(choices, loglikelihoods, strict=True)
     return "\n".join(f"{'>' if value == best else ' '} {value:.3f} {choice.strip()}" for choice, value in ranked)
@@ -326,9 +316,9 @@ RUN_ID_TAG = "hlatctl.run_id"
 CREATED_TAG = "hlatctl.created_unix_s"
 LAST_STEP_TAG = "hlatctl.last_step"
 
-#: Events that are copied at once. The cursor is written after each time, so the memory doesn't grow with the run.
+#: Number of events per copy. The cursor is written after each copy, so the memory doesn't grow with the run.
 _EVENTS_AT_ONCE = 1_000
-#: MLflow's REST API takes 1,000 metrics and tags a request. Metrics have to be in the request of their batch's tag.
+#: MLflow's REST API accepts 1,000 metrics and tags per request. A batch's metrics must be in its tag's request.
 _MAX_METRICS_PER_BATCH = 999
 
 
@@ -338,14 +328,14 @@ class Cursor:
 
     Args:
         tracking_uri: MLflow's address; a different address starts over.
-        mlflow_run_id, experiment_id: of the run there.
+        mlflow_run_id, experiment_id: ids of the run there.
         offsets: copied bytes by journal file stem.
         last_step: last optimizer step copied; earlier steps are copied again only if training goes back.
         attempt: the newest attempt that has started.
         artifacts: ``[bytes, mtime_ns]`` of each uploaded file.
-        created_unix_s: from the journal.
-        shift_s: added to the journal's times to get real ones. The journals of all simulated runs begin at the same
-            virtual time; their files have real times.
+        created_unix_s: the run's time of creation in the journal.
+        shift_s: seconds to add to the journal's times to get real ones. The journals of all simulated runs begin at the
+            same virtual time; their files have real times.
     """
 
     tracking_uri: str
@@ -360,7 +350,7 @@ class Cursor:
 
     @classmethod
     def read(cls, path: Path, tracking_uri: str) -> Cursor:
-        """Read the cursor of the last copy; a new one if it is missing, damaged or of another address."""
+        """Read the cursor of the last copy; return a new one if it is missing, damaged or of another address."""
         try:
             cursor = cls(**files.read_json(path))
             cursor.offsets = {str(name): int(offset) for name, offset in cursor.offsets.items()}
@@ -382,10 +372,9 @@ def step_rows(event: Event, shift_s: float = 0.0) -> list[Row]:
 
 
 def eval_rows(event: Event, own_contract: str = "", shift_s: float = 0.0) -> list[Row]:
-    """Return the rows of an ``eval_finished`` event, by step and by milestone tokens.
+    """Return the rows of an ``eval_finished`` event by step and by milestone tokens.
 
     Args:
-        event: the event.
         own_contract: the run's contract; scores under another contract get separate metrics.
         shift_s: see ``Cursor``.
     """
@@ -399,14 +388,7 @@ def eval_rows(event: Event, own_contract: str = "", shift_s: float = 0.0) -> lis
 
 
 class MirrorRun:
-    """Copies one run to one MLflow.
-
-    Args:
-        run: the run directory.
-        config: its configuration.
-        client: MLflow.
-        uri: MLflow's address.
-    """
+    """Copies one run to one MLflow."""
 
     def __init__(self, run: RunPaths, config: Config, client: MlflowClient, uri: str) -> None:
         self._run, self._config, self._client = run, config, client
@@ -415,7 +397,7 @@ class MirrorRun:
         self._shown = Shown(config.total_steps)
 
     def copy_new(self, say: Callable[[str], None]) -> int:
-        """Copy new events and files; returns the number of events that were missing in MLflow.
+        """Copy new events and files; return the number of events that were missing in MLflow.
 
         Args:
             say: called with the progress of a long copy.
@@ -440,7 +422,7 @@ class MirrorRun:
         return copied
 
     def _still_there(self) -> bool:
-        """Whether the known MLflow run still exists; people delete runs and databases."""
+        """Return whether the known MLflow run still exists; people delete runs and databases."""
         from mlflow.exceptions import MlflowException
 
         if not self._cursor.mlflow_run_id:
@@ -453,7 +435,7 @@ class MirrorRun:
             raise
 
     def _find_or_create(self, events: list[Event]) -> bool:
-        """Find or create the MLflow run; False if the journal has no ``run_created`` yet."""
+        """Find or create the MLflow run; return False if the journal has no ``run_created`` yet."""
         created = next((event for event in events if event["kind"] == "run_created"), None)
         if created is None:
             return False
@@ -503,10 +485,10 @@ class MirrorRun:
         return {name: str(value) for name, value in tags.items() if value}
 
     def _log_events(self, events: list[Event], attempts: Attempts | None) -> int:
-        """Copy events; returns how many were missing in MLflow.
+        """Copy events; return how many were missing in MLflow.
 
         Args:
-            events: new ones, in order of time.
+            events: new events in order of time.
             attempts: decide which steps count in the end; None: no further events are known that may supersede steps.
         """
         from mlflow.entities import Metric
@@ -528,7 +510,7 @@ class MirrorRun:
         return len(events) - all_steps + len(steps)
 
     def _new_steps(self, events: list[Event]) -> list[Event]:
-        """Return the steps to copy, after superseded steps were removed from MLflow."""
+        """Remove superseded steps from MLflow and return the steps to copy."""
         cursor = self._cursor
         steps, rewind, cursor.attempt = new_steps(
             events, last_step=cursor.last_step, attempt=cursor.attempt, tokens_per_step=self._config.tokens_per_step
@@ -548,7 +530,6 @@ class MirrorRun:
         self._client.log_batch(self._cursor.mlflow_run_id, metrics=batch, tags=[tag])
 
     def _tag_chances(self, evals: list[Event]) -> None:
-        """Tag the run with the score of guessing at each headline, ``chance.<task>``."""
         from mlflow.entities import RunTag
 
         tags = {f"chance.{name}": f"{value:.6g}" for event in evals for name, value in chances(event).items()}
@@ -556,7 +537,6 @@ class MirrorRun:
             self._client.log_batch(self._cursor.mlflow_run_id, tags=[RunTag(*tag) for tag in tags.items()])
 
     def _update_status(self, events: list[Event]) -> None:
-        """Set status and tags according to the newest event that changes them."""
         run_id = self._cursor.mlflow_run_id
         if any(event["kind"] == "stage_finished" and event.get("stage") == "provenance" for event in events):
             for name, value in self._provenance_tags().items():

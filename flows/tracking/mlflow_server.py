@@ -1,7 +1,7 @@
 """MLflow's server with its pages for `hlatctl ui`; it ends with the process that started it.
 
 ``python -m flows.tracking.mlflow_server FD RUNS_DIR`` serves on the listening socket that it inherits.
-``flows.tracking.local_server`` says who may use it. `mlflow server` isn't used: it supports passwords only with more
+``flows.tracking.local_server`` decides who may use it. `mlflow server` isn't used: it supports passwords only with more
 packages and a database of users, and it answers to any host name that begins with 10. or 192.168.
 """
 

@@ -1,9 +1,9 @@
-"""Which steps MLflow gets: all of a run of up to 100,000 steps, and at most as many of a longer one.
+"""Selects the steps that MLflow gets, and writes amendments as tags there.
 
-A copy depends only on a step's number and on the run's planned length. So a run that is copied while it trains, and one
-that is copied at its end, have the same steps in MLflow. The journal has all of them.
-
-Amendments in MLflow: a parameter there can't change, so each amended key has a tag with the course of its values.
+MLflow gets all steps of a run of up to 100,000 steps, and at most as many of a longer one. The selection depends only
+on a step's number and on the run's planned length. So a run that is copied while it trains, and one that is copied at
+its end, have the same steps in MLflow. The journal has all of them. A parameter in MLflow can't change, so each amended
+key has a tag with the sequence of its values.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Shown:
 
     @property
     def every(self) -> int:
-        """Steps from one to the next."""
+        """The number of steps from one to the next."""
         return every_steps(self.total_steps)
 
     def step(self, step: int) -> bool:
@@ -46,7 +46,7 @@ class Shown:
         return step <= FIRST_STEPS or step % self.every == 0 or step == self.total_steps
 
     def line(self, line: bytes) -> bool:
-        """Return whether a line of the journal has to be read: a step that MLflow gets, or another event."""
+        """Return whether a line of the journal must be read: a step that MLflow gets, or another event."""
         if no_steps(line):
             return True
         number = _STEP.search(line)
@@ -55,12 +55,12 @@ class Shown:
 
 _PREFIX = "hlatctl.amended."
 _KINDS = ("config_amended", "amendment_applied")
-#: MLflow takes tags of up to 8,000 bytes.
+#: MLflow accepts tags of up to 8,000 bytes.
 _MAX_CHARS = 2000
 
 
 def copy_amendments(client: MlflowClient, mlflow_run_id: str, run: RunPaths, new: list[Event]) -> None:
-    """Set the tags as the whole journal describes them, if one of the new events changes them."""
+    """Set the tags from the whole journal, if one of the new events changes them."""
     if not any(event["kind"] in _KINDS for event in new):
         return
     for key, course in courses(read_state(run).amendments).items():

@@ -31,12 +31,11 @@ _POLL_S = 0.1
 
 
 def trial_tags(client: MlflowClient, experiment_id: str, runs_dir: Path, created: Event) -> dict[str, str]:
-    """Return the tags that make a run a child of its sweep's run; none if the run is no trial.
+    """Return the tags that make a run a child of its sweep's run; none if the run isn't a trial.
 
     Args:
-        client: MLflow.
         experiment_id: the experiment of the run.
-        runs_dir: contains the run and the sweep.
+        runs_dir: folder with the run and the sweep.
         created: the run's ``run_created`` event.
     """
     if "sweep" not in created:
@@ -99,7 +98,7 @@ def _log(client: MlflowClient, run_id: str, state: SweepState) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """``python -m flows.tracking.mlflow_sweep SWEEP_DIR``."""
+    """Run ``python -m flows.tracking.mlflow_sweep SWEEP_DIR``."""
     sweep = SweepPaths(Path(argv[0]).absolute())
     trial = next(iter(fold(read_events(sweep)).trials.values()))
     conclude(sweep, of_run(sweep.trial(trial.number)).tracking)

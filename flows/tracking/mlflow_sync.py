@@ -1,10 +1,10 @@
-"""Copying the journal to MLflow: one way and idempotent. Only a run's end waits for it, for a limited time.
+"""Copies the journal to MLflow: one way and idempotent. Only a run's end waits for it, for a limited time.
 
 ``sync`` copies new entries once; ``python -m flows.tracking.mlflow_sync RUN_DIR`` follows a run until it ends. MLflow
 is a view: it may be down or slow, and can be filled later from the journal. Nothing that a run needs is read from it.
 
-Nothing is logged twice. ``mirror.json`` says how far each journal file has been copied; it is written after MLflow has
-committed. A copier that is killed in between sends the same rows again, and MLflow drops rows with equal key, step,
+Nothing is logged twice. ``mirror.json`` records how far each journal file has been copied; it is written after MLflow
+has committed. A copier that is killed in between sends the same rows again, and MLflow drops rows with equal key, step,
 time and value. Each batch also sets the tag ``hlatctl.last_step``, which replaces a lost ``mirror.json``.
 ``flows.tracking.mlflow_run`` handles steps that a restarted training repeats.
 """
@@ -34,10 +34,9 @@ def _silent(_text: str) -> None:
 
 
 def sync(run: RunPaths, say: Callable[[str], None] = _silent) -> int:
-    """Copy new journal entries of a run to MLflow; returns the number of events copied.
+    """Copy new journal entries of a run to MLflow; return the number of copied events.
 
     Args:
-        run: the run.
         say: called with the progress of a long copy.
 
     Raises:
@@ -98,7 +97,7 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """``python -m flows.tracking.mlflow_sync RUN_DIR``."""
+    """Run ``python -m flows.tracking.mlflow_sync RUN_DIR``."""
     if len(argv) != 1 or not RunPaths(Path(argv[0])).config.is_file():
         print("usage: python -m flows.tracking.mlflow_sync RUN_DIR", file=sys.stderr)
         return 2

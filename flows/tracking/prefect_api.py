@@ -1,7 +1,7 @@
 """Chooses a flow's Prefect API and sets Prefect's settings: no telemetry, no console logs, no pickles.
 
-``configure`` must be called before prefect is imported. It needs no network: without a server that the user names, and
-without `hlatctl ui`, it starts an API for this runs folder beside the flow.
+``configure`` must be called before prefect is imported. It needs no network: without the user's server or `hlatctl ui`,
+it starts an API for this runs folder alongside the flow.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from hlatctl.run.redact import hide
 
 _API_URL = "PREFECT_API_URL"
 _API_AUTH = "PREFECT_API_AUTH_STRING"
-#: A busy machine takes minutes to import Prefect.
+#: On a busy machine, importing Prefect takes minutes.
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 5.0
-#: The API that the user names decides for the whole run, and a busy one answers late. One that is gone refuses at once.
+#: The user's API is used for the whole run, and a busy one answers late. One that is gone refuses immediately.
 _NAMED_TIMEOUT_S = 15.0
 
-#: Defaults; variables that the user has set are kept.
+#: Defaults; variables that the user has set take precedence.
 _DEFAULTS = {
     # No telemetry: Prefect's server and its client have separate switches.
     "DO_NOT_TRACK": "true",
@@ -65,7 +65,7 @@ def configure(runs_dir: Path, say: Callable[[str], None] | None = None, *, start
     """Make Prefect report to an API that answers: the user's, else that of `hlatctl ui`, else one of this process.
 
     Args:
-        runs_dir: its ``.prefect`` folder contains the database of the latter two.
+        runs_dir: runs folder; its ``.prefect`` folder contains the database of the latter two.
         say: called if the user's API doesn't answer (default: print to stderr), and while waiting for another.
         start: start an API if none is running.
 
@@ -107,17 +107,16 @@ def begin(runs_dir: Path, say: Callable[[str], None] | None = None, *, start: bo
 
 
 def is_up() -> bool:
-    """Whether the API that :func:`begin` has chosen answers now."""
+    """Return whether the API that :func:`begin` has chosen answers now."""
     return _API_URL in os.environ and answers(os.environ[_API_URL])
 
 
 def _use(api_url: str, auth: str) -> None:
-    """Let this process, and those that it starts, report to that API."""
     os.environ[_API_URL], os.environ[_API_AUTH] = api_url, auth
 
 
 def answers(api_url: str, timeout_s: float = 1.0) -> bool:
-    """Whether an HTTP server answers, even with an error: Prefect handles a wrong password."""
+    """Return whether an HTTP server answers, even with an error: Prefect handles a wrong password."""
     try:
         with urllib.request.urlopen(f"{api_url.rstrip('/')}/health", timeout=timeout_s):
             return True
@@ -143,13 +142,13 @@ def stop() -> None:
 
 
 def is_prefects(error: BaseException) -> bool:
-    """Whether an error comes from Prefect or the connection to it, and not from a stage."""
+    """Return whether an error comes from Prefect or the connection to it, and not from a stage."""
     return type(error).__module__.split(".")[0] in ("prefect", "httpx", "httpcore", "anyio", "sqlalchemy", "websockets")
 
 
 @contextmanager
 def tolerated(on_lost: Callable[[str], None]) -> Iterator[None]:
-    """Call a function with the text of an error of Prefect instead of raising it."""
+    """Call a function with the text of a Prefect error instead of raising the error."""
     try:
         yield
     except Exception as error:

@@ -2,10 +2,9 @@
 
 Prefect is a view. If it doesn't answer, or disappears during a run, the run continues without it.
 
-Cancelling or suspending a flow run in Prefect stops its run as `hlatctl stop` does.
-
-Prefect marks the flow run as Cancelling or Suspended, and leaves the rest to whoever runs it. The driver asks for its
-flow run's state every few seconds, which is one request to Prefect's server, and none to the training processes.
+Cancelling or suspending a flow run in Prefect stops its run as `hlatctl stop` does. Prefect only marks the flow run as
+Cancelling or Suspended. The driver queries the state every few seconds, which is one request to Prefect's server and
+none to the training processes.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 
-#: Who asks for the stop, in the journal.
+#: The requester of the stop, in the journal.
 BY = "a person in Prefect"
 _POLL_S = 3.0
 
 
 @contextmanager
 def stopping(run: RunPaths, flow_run_id: UUID) -> Iterator[None]:
-    """Journal one ``stop_requested`` if the flow run is cancelled or suspended inside of the block."""
+    """Journal one ``stop_requested`` if the flow run is cancelled or suspended during the block."""
     ended = threading.Event()
     watch = threading.Thread(target=_watch, args=(run, flow_run_id, ended), daemon=True, name="prefect-cancel")
     watch.start()
@@ -69,10 +68,10 @@ def _watch(run: RunPaths, flow_run_id: UUID, ended: threading.Event) -> None:
 
 
 def _is_stopped(client: SyncPrefectClient, flow_run_id: UUID) -> bool:
-    """Return whether Prefect says so; False if it doesn't answer.
+    """Return whether the flow run is cancelled or suspended; False if Prefect doesn't answer.
 
-    A flow run that stays Suspended becomes Failed after some minutes, and can't be Cancelled at its end. So it is
-    Cancelling from now on.
+    A flow run that stays Suspended becomes Failed after some minutes, and can't be Cancelled at its end. So it is set
+    to Cancelling from now on.
     """
     from prefect.states import Cancelling
 
@@ -85,7 +84,7 @@ def _is_stopped(client: SyncPrefectClient, flow_run_id: UUID) -> bool:
 
 
 def _request_stop(run: RunPaths) -> bool:
-    """Return whether the request is in the journal; not while another writes it, or on a full disk."""
+    """Return whether the request is in the journal; False while another process writes it, or on a full disk."""
     with suppress(RunBusyError, StorageError), JournalWriter(run, OPERATOR_WRITER) as journal:
         request(run, journal, by=BY)
         return True
@@ -95,9 +94,9 @@ def _request_stop(run: RunPaths) -> bool:
 Pipeline = Callable[[FlowContext, Any], None]
 _T = TypeVar("_T")
 _PROGRESS_EVERY_S = 10.0
-#: Prefect's page offers to cancel only flow runs of a deployment. Nobody schedules this one.
+#: Prefect's page offers to cancel only flow runs of a deployment. Nobody schedules this deployment.
 DEPLOYMENT = "hlatctl"
-#: The flow of a whole run; another is one evaluation.
+#: The flow of a whole run; the other flow is one evaluation.
 PRETRAIN = "pretrain"
 #: The id of the task run that represents this process's run in a sweep's flow run.
 PARENT_ENV = "HLATCTL_PREFECT_PARENT"
@@ -121,7 +120,7 @@ class PrefectCaller:
 
         stop = _Stop()
         run.__name__ = name.replace(" ", "_")
-        # The journal says what is done: Prefect doesn't cache, retry or keep results.
+        # The journal records what is done: Prefect doesn't cache, retry or keep results.
         run_task = task(name=name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)(run)
         return stop.raised_after(run_task)
 
@@ -146,13 +145,12 @@ class _Stop:
         return self._error is not None
 
     def state(self) -> Any:
-        """Return the state to show in Prefect."""
         from prefect.states import Cancelled
 
         return Cancelled(message=str(self._error) or "interrupted")
 
     def raised_after(self, call: Callable[[], _T]) -> _T:
-        """Call a flow or a task; raises the stop if it was stopped."""
+        """Call a flow or a task; raise the stop if it was stopped."""
         try:
             return call()
         finally:
@@ -170,18 +168,16 @@ class _Progress:
         self._lost = False
 
     def update(self, state: RunState, config: Config) -> None:
-        """Pass it on, and to Prefect at most every few seconds."""
+        """Update the wrapped observer and, at most every few seconds, Prefect."""
         self._inner.update(state, config)
         if time.monotonic() >= self._next_s and state.step:
             self._next_s = time.monotonic() + _PROGRESS_EVERY_S
             self.publish(lambda: self._show(100.0 * state.step / config.total_steps))
 
     def message(self, text: str) -> None:
-        """Pass it on."""
         self._inner.message(text)
 
     def publish(self, work: Callable[[], Any]) -> None:
-        """Publish something, unless Prefect has stopped answering."""
         if not self._lost:
             with prefect_api.tolerated(self._lose):
                 work()
@@ -207,7 +203,7 @@ def run_under_prefect(ctx: FlowContext, pipeline: Pipeline, name: str = PRETRAIN
         pipeline can be called again without Prefect.
 
     Raises:
-        HlatctlError: the pipeline's own.
+        HlatctlError: the pipeline's error.
     """
     runs_dir, lost = Path(ctx.config.runs_dir), list[str]()
     try:
@@ -266,18 +262,17 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str, stop: _Stop) -> 
 
 
 def _tags(ctx: FlowContext) -> list[str]:
-    """Return what flow runs are searched by in Prefect's page."""
     found = [f"experiment: {ctx.config.experiment_name}", f"cluster: {ctx.config.cluster.name}"]
     return [*found, "simulated"] if ctx.state.simulated else found
 
 
 def _cancellable(ctx: FlowContext, name: str, flow_run_id: Any) -> AbstractContextManager[None]:
-    """Return a block in which a cancellation in Prefect stops the run; an evaluation has no stop of its own."""
+    """Return a block in which a cancellation in Prefect stops the run; an evaluation can't be stopped this way."""
     return stopping(ctx.run, UUID(flow_run_id)) if name == PRETRAIN else nullcontext()
 
 
 def _call(flow: Any, parameters: dict[str, str], *, tags: list[str], run: RunPaths | None) -> None:
-    """Run the flow; as a child of the task run in ``PARENT_ENV``, if that is set, else as the run's earlier flow run.
+    """Run the flow as a child of the task run in ``PARENT_ENV`` if that is set, else as the run's earlier flow run.
 
     A run that is resumed continues its flow run: stages that run again replace their earlier task runs, and further
     attempts and milestones are added. Only the flow run has tags: for a task run with tags, Prefect asks its server

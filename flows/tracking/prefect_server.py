@@ -1,7 +1,7 @@
 """Prefect's server, for one flow or with its pages for `hlatctl ui`; it ends with the process that started it.
 
 ``python -m flows.tracking.prefect_server FD [--pages]`` serves on the listening socket that it inherits.
-``flows.tracking.local_server`` says who may use it. Prefect's own temporary server isn't used: it outlives a killed
+``flows.tracking.local_server`` decides who may use it. Prefect's own temporary server isn't used: it outlives a killed
 flow, ends at Ctrl-C while the flow still reports to it, and answers anyone.
 """
 

@@ -31,9 +31,9 @@ def mark_crashed(runs_dir: Path, say: Callable[[str], None], own_lock: Path | No
     """Mark flow runs of a runs folder whose process has died. Prefect must be configured.
 
     Args:
-        runs_dir: the folder.
         say: called for each such flow run, and if the API doesn't answer.
-        own_lock: held by this process, which has no flow run yet; a flow run that names it is of an earlier process.
+        own_lock: lock of this process, which has no flow run yet; a flow run that names it belongs to an earlier
+            process.
     """
     with prefect_api.tolerated(lambda why: say(f"Prefect can't list its flow runs ({why})")):
         _mark_crashed(runs_dir.absolute(), say, own_lock)
@@ -55,7 +55,7 @@ def _mark_crashed(runs_dir: Path, say: Callable[[str], None], own_lock: Path | N
 
 
 def bring_up_to_date(runs_dir: Path, say: Callable[[str], None]) -> None:
-    """Call ``mark_crashed`` outside of a flow. If no API is running and there is a database, start an API."""
+    """Call ``mark_crashed`` outside a flow. If no API is running and there is a database, start an API."""
     if os.environ.get("PREFECT_API_URL") or (prefect_api.home(runs_dir) / "prefect.db").is_file():
         with prefect_api.tolerated(lambda why: say(f"Prefect failed ({why})")):
             with files.created_with(files.PRIVATE):
@@ -84,7 +84,7 @@ def _running_tasks(client: SyncPrefectClient, flow_run_id: Any) -> list[Any]:
 
 
 def _lock(runs_dir: Path, flow_run: Any) -> Path | None:
-    """Return the lock that a flow run's process holds; None if the flow run is not of this runs folder."""
+    """Return the lock that a flow run's process holds; None if the flow run belongs to another runs folder."""
     path = flow_run.parameters.get(LOCK)
     if path is None and "run_id" in flow_run.parameters and "//127.0.0.1:" in os.environ["PREFECT_API_URL"]:
         path = RunPaths(runs_dir / str(flow_run.name)).driver_lock  # flow runs of old versions have no LOCK
@@ -93,7 +93,7 @@ def _lock(runs_dir: Path, flow_run: Any) -> Path | None:
 
 
 def main(argv: list[str]) -> int:
-    """``python -m flows.tracking.prefect_stale RUNS_DIR``."""
+    """Run ``python -m flows.tracking.prefect_stale RUNS_DIR``."""
     bring_up_to_date(Path(argv[0]), lambda text: print(text, file=sys.stderr, flush=True))
     return 0
 

@@ -21,7 +21,6 @@ class PrefectView:
     """A sweep's flow run. After the first failure nothing more is sent to Prefect.
 
     Args:
-        sweep: its directory.
         say: called if Prefect fails.
         start: start a Prefect API if none is running.
     """

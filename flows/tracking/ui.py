@@ -32,7 +32,7 @@ START_TIMEOUT_S = 600.0
 _STOP_TIMEOUT_S = 10.0
 _END_POLL_S = 0.02
 NAMES = ("prefect", "mlflow")
-#: State of a server that was not asked for.
+#: State of a server that was not requested.
 OFF: dict[str, Any] = {"state": "off", "url": None, "waited_s": None, "log": None, "message": ""}
 
 
@@ -42,7 +42,7 @@ class Server:
 
     Args:
         name: ``prefect`` or ``mlflow``; names its log and its option, ``--<name>-port``.
-        listener: bound to its port on loopback.
+        listener: socket bound to its port on loopback.
         argv: arguments after ``python -m flows.tracking.<name>_server FD``.
         health: path that answers 200 without a password when the server is up.
         env: the whole environment.
@@ -75,7 +75,6 @@ class _Started:
     message: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the state as the page shows it."""
         is_up = self.state == "up"
         return {
             "state": self.state,
@@ -91,7 +90,7 @@ class Servers:
 
     Args:
         runs_dir: the folder of the runs to show.
-        auth: ``USER:PASSWORD`` for both.
+        auth: ``USER:PASSWORD`` for both servers.
     """
 
     def __init__(self, runs_dir: Path, auth: str) -> None:
@@ -105,7 +104,7 @@ class Servers:
         return {**dict.fromkeys(NAMES, OFF), **{one.server.name: one.as_json() for one in self._started}}
 
     def look(self) -> list[str]:
-        """Look at the servers, tell this user's flows which ones answer, and return what has changed, in words."""
+        """Update the servers' states, tell this user's flows which ones answer, and return what changed in words."""
         news = [text for one in self._started if (text := _look_at(one))]
         urls = {one.server.name: one.server.url for one in self._started if one.state == "up"}
         if urls != self._told:
@@ -122,7 +121,7 @@ class Servers:
             self._started.append(_Started(server, _spawned(server, log), log, time.monotonic()))
 
     def stop(self) -> None:
-        """Stop all of them, and return when they have ended."""
+        """Stop all servers, and return when they have ended."""
         marking = [self._marking] if self._marking else []
         ui_record.ui_file(self._runs_dir).unlink(missing_ok=True)
         _stop_all([*(one.process for one in self._started), *marking])
@@ -130,13 +129,13 @@ class Servers:
 
 @contextmanager
 def behind(runs_dir: Path, listeners: Sequence[socket.socket]) -> Iterator[Servers]:
-    """Yield both servers, which are starting; stop them at the end.
+    """Yield both servers while they start; stop them after the block.
 
     The caller must be the ``ui_record.only_ui`` of the folder.
 
     Args:
         runs_dir: the folder of the runs to show.
-        listeners: bound to Prefect's and to MLflow's port.
+        listeners: sockets bound to Prefect's and to MLflow's port.
 
     Raises:
         StorageError: the runs folder can't be written.
@@ -153,14 +152,12 @@ def behind(runs_dir: Path, listeners: Sequence[socket.socket]) -> Iterator[Serve
 
 
 def _prefect(runs_dir: Path, listener: socket.socket, auth: str) -> Server:
-    """Return Prefect's server, on the database of this runs folder's flows."""
     env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     env |= {**prefect_api.settings(runs_dir), local_server.AUTH_ENV: auth}
     return Server("prefect", listener, ("--pages",), "/api/health", env)
 
 
 def _mlflow(runs_dir: Path, listener: socket.socket, auth: str) -> Server:
-    """Return MLflow's server, on the default database of this runs folder."""
     env = {**os.environ, local_server.AUTH_ENV: auth}
     # By default, the pages show agents and traces instead of runs.
     page = "/#/experiments?workflowType=machine_learning"
@@ -168,10 +165,10 @@ def _mlflow(runs_dir: Path, listener: socket.socket, auth: str) -> Server:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder.
+    """Create a folder.
 
     Raises:
-        StorageError: it can't be made.
+        StorageError: the folder can't be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -180,12 +177,12 @@ def make_folder(folder: Path) -> None:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder that only this user can write.
+    """Create a folder that only this user can write.
 
     Links in a folder of another user could make this process write to this user's other files.
 
     Raises:
-        StorageError: it can't be made, or another user owns it or can write to it.
+        StorageError: the folder can't be created, or another user owns it or can write to it.
     """
     make_folder(folder)
     status = folder.lstat()
@@ -200,11 +197,11 @@ def bound(name: str, port: int) -> socket.socket:
     """Return a socket that listens on a port, so that no other process can take it before the server is up.
 
     Args:
-        name: of the server; empty: of the page.
-        port: on loopback.
+        name: name of the server; empty: the page.
+        port: port on loopback.
 
     Raises:
-        PortInUseError: it is taken.
+        PortInUseError: the port is taken.
     """
     try:
         return socket.create_server((HOST, port))
@@ -243,13 +240,12 @@ def _spawned(server: Server, log: Path) -> subprocess.Popen[bytes]:
 
 
 def _look_at(one: _Started) -> str:
-    """Update a server's state; returns what has changed, in words, or nothing."""
     code = _exit_code(one.process)
     if one.state == "failed":
         return ""
     if code is not None:
         one.state, one.message = "failed", f"{one.server.name}'s server has ended unexpectedly (exit code {code})"
-        one.server.listener.close()  # otherwise requests would wait in its queue for ever
+        one.server.listener.close()  # otherwise requests would wait in its queue forever
         return f"{one.message}, see {one.log}"
     if one.state == "starting" and _is_up(one.server):
         one.state, one.up_s = "up", time.monotonic()

@@ -21,8 +21,8 @@ class UiRecord:
     """The two servers of `hlatctl ui`.
 
     Args:
-        auth: ``USER:PASSWORD`` for both.
-        prefect, mlflow: their addresses; None: it has not started.
+        auth: ``USER:PASSWORD`` for both servers.
+        prefect, mlflow: addresses of the servers; None: not started.
     """
 
     auth: str
@@ -45,7 +45,7 @@ def only_ui(runs_dir: Path) -> Iterator[None]:
     """Hold the lease of the only `hlatctl ui` of a runs folder.
 
     Raises:
-        RunBusyError: another one is running.
+        RunBusyError: another `hlatctl ui` is running.
         StorageError: the folder can't be written.
     """
 
@@ -57,7 +57,7 @@ def only_ui(runs_dir: Path) -> Iterator[None]:
 
 
 def write(runs_dir: Path, record: UiRecord) -> None:
-    """Write the record. The caller must be the ``only_ui``, and removes it at the end."""
+    """Write the record. The caller must be the ``only_ui``, and removes the record at the end."""
     files.write_json(ui_file(runs_dir), {"v": 2, "pid": os.getpid(), **asdict(record)}, private=True)
 
 

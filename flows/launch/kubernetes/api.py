@@ -1,10 +1,8 @@
-"""The cluster's API through kubectl, which brings the authentication of clouds: what it answers, or that it doesn't.
+"""The Kubernetes cluster's API through kubectl, which handles the authentication of clouds.
 
-What an identity must be allowed to do to drive runs on a cluster. deploy/kubernetes/rbac.yaml grants just this.
-
-What a cluster can give, asked before a run is created, so that no job waits forever.
-
-Kubernetes accepts every job, and keeps pods that no node can take in the phase Pending.
+``IN_NAMESPACE`` and ``IN_CLUSTER`` list what an identity must be allowed to do to drive runs;
+deploy/kubernetes/rbac.yaml grants exactly this. ``check_limits`` checks before a run is created that the cluster has
+nodes for it: Kubernetes accepts every job, and keeps pods that fit no node in the phase Pending forever.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from hlatctl.run.errors import ConfigError, LaunchError
 
 #: Longest wait for one answer.
 _PATIENCE_S = 20
-#: Beginnings of what kubectl prints if the server, or something before it, does not answer now.
+#: Beginnings of kubectl's output if the server, or something in front of it, does not answer now.
 _AWAY = re.compile(
     r"The connection to the server|Unable to connect|dial tcp|i/o timeout|EOF|context deadline exceeded|"
     r"Error from server \((ServiceUnavailable|InternalError|Timeout|ServerTimeout|TooManyRequests|Unauthorized)\)|"
@@ -43,7 +41,7 @@ class ApiAwayError(LaunchError):
 
 
 class RefusedError(LaunchError):
-    """The API server refuses; ``reason`` is its word for it, such as ``AlreadyExists``."""
+    """The API server refuses; ``reason`` is its term for the error, such as ``AlreadyExists``."""
 
     def __init__(self, message: str, *, reason: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -51,10 +49,10 @@ class RefusedError(LaunchError):
 
 
 class Api:
-    """Asks the API server of a configuration.
+    """Queries the API server of a configuration.
 
     Args:
-        settings: name the context and the namespace; without them kubectl's own count.
+        settings: name the context and the namespace; without them kubectl's defaults apply.
     """
 
     def __init__(self, settings: KubernetesConfig) -> None:
@@ -68,7 +66,7 @@ class Api:
 
         Raises:
             ApiAwayError: the server does not answer.
-            LaunchError: it refuses.
+            LaunchError: the server refuses.
         """
         words = [*([f"--selector={label}"] if label else []), *([f"--field-selector={field}"] if field else [])]
         return list(json.loads(self.run("get", kinds, *words, "--output=json"))["items"])
@@ -77,13 +75,13 @@ class Api:
         """Create the objects of a manifest; return the uid of the last one.
 
         Raises:
-            RefusedError: one of them exists, or is refused.
+            RefusedError: an object exists already, or is refused.
         """
         uids = self.run("create", "--filename=-", "--output=jsonpath={.metadata.uid} ", text=text)
         return (uids.split() or [""])[-1]
 
     def own(self, kind: str, name: str, owner: Object) -> None:
-        """Give an object an owner: the cluster deletes it when nothing of the owner is left.
+        """Give an object an owner: the cluster deletes it once its owner is gone.
 
         Raises:
             LaunchError: the server refuses, or does not answer.
@@ -92,18 +90,18 @@ class Api:
         self.run("patch", kind, name, "--type=merge", f"--patch={json.dumps(change)}")
 
     def delete(self, kind: str, name: str, *, grace_s: int | None = None) -> None:
-        """Ask for an object to be deleted, with everything that it owns; it may live on until that has ended."""
+        """Request the deletion of an object and of everything that it owns; it may live on until these have ended."""
         force = () if grace_s is None else (f"--grace-period={grace_s}", *(("--force",) if grace_s == 0 else ()))
         cascade = () if kind == "pod" else ("--cascade=foreground",)
         self.run("delete", kind, name, "--ignore-not-found", "--wait=false", *cascade, *force)
 
     def run(self, *words: str, text: str | None = None) -> str:
-        """Run kubectl with a text as its input; return what it prints.
+        """Run kubectl with a text as its input, and return its output.
 
         Raises:
             ApiAwayError: the server does not answer.
-            RefusedError: it refuses.
-            LaunchError: there is no kubectl here.
+            RefusedError: the server refuses.
+            LaunchError: kubectl is not installed.
         """
         try:
             done = subprocess.run(
@@ -140,14 +138,14 @@ class Right:
 
     Args:
         resource: the kind in the plural, with its group if it has one, such as ``jobs.batch``.
-        verb: as rules of roles name it.
+        verb: the verb as RBAC rules name it.
     """
 
     resource: str
     verb: str
 
 
-#: In the namespace of the jobs.
+#: Rights in the namespace of the jobs.
 IN_NAMESPACE = (
     Right("events", "list"),
     Right("jobs.batch", "create"),
@@ -159,14 +157,14 @@ IN_NAMESPACE = (
     Right("services", "delete"),
     Right("services", "patch"),
 )
-#: Of the whole cluster: whether a node answers, and which nodes jobs can use.
+#: Rights in the whole cluster: see whether a node answers, and which nodes jobs can use.
 IN_CLUSTER = (Right("nodes", "list"),)
-#: What only ``hlatctl doctor --cluster`` reads; a check that may not read it is skipped.
+#: Read by ``hlatctl doctor --cluster`` only, which skips a check whose right is missing.
 FOR_DOCTOR = (Right("localqueues.kueue.x-k8s.io", "get"), Right("persistentvolumeclaims", "get"))
 
 
 Fields = Mapping[str, Any]
-#: Nodes with the same value are of the same size (Kubernetes, "Well-known labels").
+#: Nodes with the same value have the same size (Kubernetes, "Well-known labels").
 _INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _UNITS = {unit: Decimal(1000) ** power for power, unit in enumerate(["n", "u", "m", "", *"kMGTPE"], start=-3)}
 _UNITS |= {f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", start=1)}
@@ -179,9 +177,9 @@ def check_limits(cluster: ClusterConfig) -> str:
         A warning if too few fit now, because an autoscaler may add some; empty if there are enough.
 
     Raises:
-        ConfigError: the nodes are of one instance type, which is too small.
+        ConfigError: all nodes have one instance type, which is too small.
         ApiAwayError: the server does not answer.
-        LaunchError: it refuses, or there is no kubectl here.
+        LaunchError: the server refuses, or kubectl is not installed.
     """
     settings, api = cluster.kubernetes, Api(cluster.kubernetes)
     try:
@@ -206,12 +204,12 @@ def check_limits(cluster: ClusterConfig) -> str:
 
 
 def matching_nodes(settings: KubernetesConfig, nodes: Sequence[Fields]) -> list[Fields]:
-    """Return the nodes on which new pods may be placed, whatever runs there now."""
+    """Return the nodes on which new pods may be placed, whatever is running there now."""
     return [one for one in nodes if is_usable(one, settings.node_selector)]
 
 
 def lacking(settings: KubernetesConfig, node: Fields) -> list[tuple[str, str]]:
-    """Return the resources of which a pod wants more than an empty node gives, with what the node gives."""
+    """Return the resources of which a pod requests more than an empty node has, with the amount that the node has."""
     gives = node.get("status", {}).get("allocatable") or {}
     wanted = settings.resources.items()
     return [(name, gives.get(name, "0")) for name, much in wanted if amount(much) > amount(gives.get(name, "0"))]

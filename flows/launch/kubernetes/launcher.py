@@ -1,7 +1,7 @@
-"""Jobs on a Kubernetes cluster, without a controller of its own: created, read and deleted through kubectl.
+"""Jobs on a Kubernetes cluster, without a controller: created, read and deleted through kubectl.
 
-A job's token is on the disk before the job is created. It labels all of the job's objects. So a driver that dies while
-it creates a job leaves either none, or one that the next driver finds. A job's name follows from its place, so the
+A job's token is on the disk before the job is created, and labels all of the job's objects. So a driver that dies while
+it creates a job leaves either no job, or one that the next driver finds. A job's name follows from its place, so the
 cluster itself refuses a second one.
 """
 
@@ -50,27 +50,23 @@ from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, LaunchError, cannot_write
 
 _POLL_S = 0.5
-#: Between two questions about the same job; records on the disk answer sooner.
+#: Seconds between two queries about the same job; records on the disk answer sooner.
 _ASK_EVERY_S = 2.0
-#: While the Job's version stays, its pods are listed for at most this part of the time, but at least this often.
+#: While the Job's version stays the same: share of the time for listing its pods, and longest interval in seconds.
 _LIST_FRACTION, _LIST_EVERY_S = 0.1, 30.0
 _HOSTS_FOR_S = 60.0
 #: Time for the programs of nodes to end their processes, before the cluster is asked to end the pods.
 _END_S = 30.0
-#: A node that does not answer the cluster, but sees the run directory, has obeyed the order to end after this time.
+#: A node that doesn't answer the cluster, but sees the run directory, has obeyed the order to end after this time.
 _FENCED_AFTER_S = 10.0
 _SUSPENDED, _WAS_SUSPENDED = "suspended", "its Job was suspended"
-#: What a patch must not change: the launcher relies on it.
+#: What a patch must not change, because the launcher relies on it.
 _KEPT = (("metadata", "name"), ("spec", "completions"), ("spec", "parallelism"))
 Object = dict[str, Any]
 
 
 class KubernetesLauncher:
-    """Starts jobs on a Kubernetes cluster.
-
-    Args:
-        cluster: as the configuration says.
-    """
+    """Starts jobs on a Kubernetes cluster."""
 
     name = "kubernetes"
     weighs_jobs = False
@@ -85,7 +81,7 @@ class KubernetesLauncher:
         self._hosts_asked_s = -_HOSTS_FOR_S
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
-        """The cluster's nodes with the labels asked for that can run pods, whether or not one runs there now."""
+        """Return the cluster's nodes with the requested labels that can run pods, whether or not one runs there now."""
         if time.monotonic() - self._hosts_asked_s >= _HOSTS_FOR_S:
             try:
                 known = self._api.list("nodes")
@@ -97,7 +93,7 @@ class KubernetesLauncher:
         return self._hosts
 
     def render(self, job: Job) -> Plan:
-        """The job as a manifest.
+        """Return the job as a manifest.
 
         Raises:
             ConfigError: the configuration's patch doesn't fit.
@@ -118,9 +114,9 @@ class KubernetesLauncher:
         )
         try:
             patched: Object = json.loads(self._api.run(*words, text=json.dumps(work)))
-            submitted(text_of([work, patched]), "")  # kubectl merges what no Job can be
+            submitted(text_of([work, patched]), "")  # kubectl also merges patches that give no valid Job
             pod = patched["spec"]["template"]["spec"]
-            if pod.get("hostNetwork"):  # else its pods ask the node's name server, which knows no Service
+            if pod.get("hostNetwork"):  # else its pods query the node's name server, which knows no Service
                 pod.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
             kept = all(patched[part][key] == work[part][key] for part, key in _KEPT)
             problem = "" if kept else "it must not change the Job's name or the number of its pods"
@@ -136,14 +132,14 @@ class KubernetesLauncher:
         return patched
 
     def handle(self, plan: Plan) -> Handle:
-        """The job's place: its launch folder and name."""
+        """Return the job's place: its launch folder and name."""
         return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
 
     def submit(self, plan: Plan) -> Handle:
-        """Create the job; returns once the cluster has taken it. An older job of this place is removed first.
+        """Create the job, and return once the cluster has accepted it. An older job of this place is removed first.
 
         Raises:
-            StorageError: its files can't be written; nothing has been created.
+            StorageError: its files can't be written; nothing was created.
             LaunchError: the cluster refuses it, or does not answer.
         """
         handle, token = self.handle(plan), uuid.uuid4().hex
@@ -160,14 +156,14 @@ class KubernetesLauncher:
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """From the records of its nodes if all have ended, else from its pods.
+        """Return the state from the records of its nodes if all have ended, else from its pods.
 
-        What is left of a job whose node was lost is ended here: its other pods would wait for that node.
+        If a node was lost, the rest of the job is ended here: its other pods would wait for that node.
         """
         base = base_of(handle)
         token, records = read_token(base), node_records(base)
         nodes = nodes_of(base)
-        # After a request from outside, the cluster knows why.
+        # After a request from outside, the cluster knows the reason.
         if all_good(records, nodes) and (is_ours(base) or not any(record.asked_to_stop for record in records)):
             return conclude("", 0, records)
         if not token:
@@ -181,7 +177,6 @@ class KubernetesLauncher:
             return Status(state="unknown", reason=error.message)
 
     def _live(self, handle: Handle, seen: Seen, nodes: int) -> Status | None:
-        """Return the state of a job that has not ended; None: it has."""
         if seen.work is None and not seen.pods:
             return None
         if seen.lost:
@@ -198,16 +193,16 @@ class KubernetesLauncher:
         return Status(state="running", hosts=hosts) if remaining else None
 
     def _suspended(self, handle: Handle, seen: Seen, records: list[NodeRecord]) -> Status:
-        """A queue has taken the nodes of a job that ran: the job is removed, so that it never starts a second time."""
+        """Remove a job whose nodes a queue has taken while it ran, so that it never starts a second time."""
         if not all(pod.ended for pod in seen.pods):
             return Status(state="running", hosts=tuple(pod.host for pod in seen.pods if pod.host))
         give_up(base_of(handle))
-        order(base_of(handle), _SUSPENDED)  # nobody obeys this: it tells later questions why the Job is gone
+        order(base_of(handle), _SUSPENDED)  # nobody obeys this: it records why the Job is gone
         self._api.delete("job", seen.name)
         return conclude("preempted", None, records, reason=_WAS_SUSPENDED)
 
     def _end_rest(self, handle: Handle, seen: Seen) -> None:
-        """End a job that lost a node, on the node too if it still sees the run directory."""
+        """End a job that lost a node, also on that node if it still sees the run directory."""
         self._fence(handle)
         if seen.alive:
             self._api.delete("job", seen.name)
@@ -220,7 +215,7 @@ class KubernetesLauncher:
             self._ordered_s[read_token(base)] = time.monotonic()
 
     def _is_gone(self, handle: Handle, seen: Seen, pod: Pod) -> bool:
-        """Whether nothing of a pod runs on its lost node: it has said so, or had time to obey if it were alive."""
+        """Return whether nothing of a pod runs on its lost node: the node said so, or had time to obey the order."""
         if pod not in seen.lost:
             return False
         base = base_of(handle)
@@ -238,7 +233,7 @@ class KubernetesLauncher:
     def _conclude(self, handle: Handle, seen: Seen, nodes: int) -> Status:
         base, pods = base_of(handle), sorted(seen.pods, key=lambda pod: pod.rank)
         records = node_records(base, nodes)
-        # Pods that were ended are gone, and a pod without a record doesn't see the run directory.
+        # Pods that were ended are gone, and a pod without a record can't see the run directory.
         hosts = tuple(dict.fromkeys([*(one.host for one in records), *(pod.host for pod in pods if pod.started)]))
         ended_by_node = (pod.host for pod in seen.disrupted if pod.verdict == "node_failed")
         down = tuple(dict.fromkeys([*(pod.host for pod in seen.lost), *ended_by_node]))
@@ -248,12 +243,12 @@ class KubernetesLauncher:
         if not verdict and ordered(base) == _SUSPENDED:
             verdict, reason = "preempted", _WAS_SUSPENDED
         elif not verdict and not is_ours(base) and was_asked(records):
-            # Somebody else has deleted the Job, or a pod: that has gone with what it said about the reason.
+            # Somebody else deleted the Job or a pod, and the object that recorded the reason is gone.
             verdict, reason = ("preempted", "a pod was asked to end") if seen.alive else ("cancelled", "")
         return conclude(verdict, code_of(pods, records, nodes), records, down, reason, hosts)
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
-        """Ask the nodes' programs to stop the job; after the grace, delete it; return when its pods have ended."""
+        """Ask the nodes' programs to stop the job, delete it after the grace, and return when its pods have ended."""
         base = base_of(handle)
         token = read_token(base)
         if not token:
@@ -265,7 +260,7 @@ class KubernetesLauncher:
             order(base, "end")
             self._await_end(handle, _END_S if grace_s == 0 else 0)
         self._remove(handle)
-        if len(node_records(base)) < nodes_of(base):  # a create of a dead driver may come late
+        if len(node_records(base)) < nodes_of(base):  # a dead driver's create request may arrive late
             give_up(base)
 
     def _remove(self, handle: Handle) -> None:
@@ -291,14 +286,14 @@ class KubernetesLauncher:
         return any(not pod.ended and pod not in seen.lost for pod in seen.pods)
 
     def allocation(self, job: Job) -> Allocation | None:
-        """None: pods come and go with their job."""
+        """Return None: pods exist only as long as their job."""
         return None
 
     def release(self, run_dir: Path) -> None:
-        """Nothing is kept."""
+        """Do nothing: no nodes are kept."""
 
     def dump_stacks(self, handle: Handle) -> str:
-        """By the nodes' programs, which ask the ranks below them."""
+        """Ask the nodes' programs, which signal the ranks below them."""
         records = node_records(base_of(handle))
         if not records:
             return "no stacks: no node has started the job"
@@ -307,11 +302,11 @@ class KubernetesLauncher:
         return f"{len(records)} nodes asked to have their processes print their stacks into their logs"
 
     def oom_kills(self) -> int | None:
-        """Each node tells its own, in its record of the end."""
+        """Return None: each node reports its own count in its record of the end."""
         return None
 
     def _look(self, token: str, *, now: bool = False) -> Seen:
-        """Return what the cluster has of a job: what it had a moment ago unless ``now``."""
+        """Return what the cluster has of a job; a recent answer counts unless ``now``."""
         if now or not (seen := self._seen.get(token)):
             return self._list(token)
         if time.monotonic() - self._asked_s[token] < _ASK_EVERY_S:
@@ -327,7 +322,7 @@ class KubernetesLauncher:
         return version_of(works[0]) if works else ""
 
     def _list(self, token: str) -> Seen:
-        """Ask for the job and all of its pods: 20 MB and 2 s of processor time for 2,048 pods."""
+        """List the job and all of its pods: 20 MB and 2 s of processor time for 2,048 pods."""
         began_s = time.monotonic()
         objects = self._api.list("jobs,pods", label=f"{TOKEN_LABEL}={token}")
         pods = [pod_of(one) for one in objects if one["kind"] == "Pod"]
@@ -339,7 +334,6 @@ class KubernetesLauncher:
         return seen
 
     def _lost(self, pods: list[Pod]) -> list[Pod]:
-        """Return the pods that were asked to end and whose nodes don't answer, or are gone."""
         suspects = [pod for pod in pods if pod.deleting and pod.host and not pod.ended]
         if not suspects:
             return []
@@ -347,7 +341,6 @@ class KubernetesLauncher:
         return [pod for pod in suspects if pod.host not in ready]
 
     def _patiently(self, token: str) -> Seen:
-        """Look now; wait for a cluster that does not answer."""
         while True:
             try:
                 return self._look(token, now=True)
@@ -356,12 +349,11 @@ class KubernetesLauncher:
 
 
 def _listed_every_s(seen: Seen) -> float:
-    """Return how long a list of pods counts: for few pods, until the next question."""
+    """Return how long a list of pods stays valid: for few pods, until the next query."""
     return min(_LIST_EVERY_S, seen.took_s / _LIST_FRACTION)
 
 
 def _prepare(plan: Plan, base: Path, token: str) -> None:
-    """Write the manifest and the token; what an earlier job of this place has left is removed."""
     job = plan.job
     job.launch_dir.mkdir(parents=True, exist_ok=True)
     records = (path for kind in ("pid", "exit_code") for path in job.launch_dir.glob(f"{job.name}.node-*.{kind}"))

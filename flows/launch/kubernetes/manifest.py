@@ -1,4 +1,4 @@
-"""A job as a manifest that a person can read, and apply by hand to repeat it: a headless Service and an Indexed Job."""
+"""Renders a job as a manifest to read, or to apply by hand to repeat the job: a headless Service and an Indexed Job."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 _NAME_CHARACTERS = 50
 _DIGEST_CHARACTERS = 8
 _UNREACHABLE = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
-#: Below the ports that Linux gives to connections (net.ipv4.ip_local_port_range).
+#: Below the ports that Linux uses for outgoing connections (net.ipv4.ip_local_port_range).
 _FIRST_PORT, _PORTS = 20_000, 12_768
-#: In plans of a configuration without an image; no such image can be named.
+#: Replaces the image in plans of a configuration without one; no image can have this name.
 _NO_IMAGE = "IMAGE"
 _HOME = "/tmp"
 Object = dict[str, Any]
 
 
 def object_name(launch_dir: str, name: str) -> str:
-    """What the cluster calls a job: run, attempt and job for a reader, and a digest of its place on the storage."""
+    """Return a job's name in the cluster: run, attempt and job for a reader, and a digest of its place on disk."""
     place = f"{launch_dir}/{name}"
     digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:_DIGEST_CHARACTERS]
     folder = Path(launch_dir)
@@ -57,10 +57,10 @@ def pods_of(job: Job) -> int:
 
 
 def manifest(job: Job, cluster: ClusterConfig) -> list[Object]:
-    """Return the Service by whose name the nodes find the first, and the Job.
+    """Return the Job, and the Service by whose name the nodes find the first node.
 
     Raises:
-        ConfigError: a name of a variable isn't one.
+        ConfigError: a name is not a valid variable name.
     """
     name = object_name(os.fspath(job.launch_dir), job.name)
     settings, pods = cluster.kubernetes, pods_of(job)
@@ -109,7 +109,7 @@ def manifest(job: Job, cluster: ClusterConfig) -> list[Object]:
 
 
 def text_of(objects: list[Object]) -> str:
-    """Return objects as YAML, a text of several lines as such."""
+    """Return objects as YAML, with texts of several lines as blocks."""
     return "---\n".join(yaml.dump(one, Dumper=_Dumper, sort_keys=False, width=120) for one in objects)
 
 
@@ -169,9 +169,9 @@ def _pod(job: Job, name: str, cluster: ClusterConfig) -> Object:
 
 
 def _identity() -> Object:
-    """Return whom a pod runs as: the driver's own user and group, because run directories are private to their owner.
+    """Return the driver's own user and group for a pod, because run directories are private to their owner.
 
-    With what the containers have, a pod fits Kubernetes' profile "restricted", unless the driver's user is root.
+    With the containers' settings, a pod fits Kubernetes' profile "restricted", unless the driver's user is root.
     """
     user, group = os.getuid(), os.getgid()
     return {
@@ -179,7 +179,7 @@ def _identity() -> Object:
         "runAsUser": user,
         "runAsGroup": group,
         "fsGroup": group,
-        "fsGroupChangePolicy": "OnRootMismatch",  # else the owner of every file is set before each start
+        "fsGroupChangePolicy": "OnRootMismatch",  # else Kubernetes changes the group of every file before each start
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 
@@ -201,7 +201,7 @@ def _is_device(resource: str) -> bool:
 
 
 def _script(job: Job, settings: KubernetesConfig) -> str:
-    """What a pod runs. All of it is also written to the run's own log, because pods are removed."""
+    """Return the pod's script. Its output is also written to the run's log, because pods are removed."""
     base = job.launch_dir / job.name
     token, log = shlex.quote(os.fspath(token_file(base))), shlex.quote(os.fspath(job.log))
     env = {**job.env, ERROR_FILE_ENV: os.fspath(job.error_file)}
@@ -223,7 +223,6 @@ exec {command}
 
 
 def _variables(job: Job, name: str) -> list[Object]:
-    """The variables that tell a node its place, and its user a home."""
     port = _FIRST_PORT + int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % _PORTS
     index = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
     return [
@@ -232,14 +231,14 @@ def _variables(job: Job, name: str) -> list[Object]:
         {"name": node.NODES_ENV, "value": str(pods_of(job))},
         {"name": node.MASTER_ADDR_ENV, "value": f"{name}-0.{name}"},
         {"name": node.MASTER_PORT_ENV, "value": str(port)},
-        # The driver's user need not be one of the image's, so it has no name and no folder there.
+        # The driver's user may be unknown to the image, so it has no name and no home folder there.
         {"name": "HOME", "value": _HOME},
         {"name": "USER", "value": MANAGED["app.kubernetes.io/managed-by"]},
     ]
 
 
 def _affinity(job: Job, name: str) -> Object:
-    """Return rules for nodes: one pod of the job on each, none on an excluded node, avoided ones last."""
+    """Return node rules: one pod of the job per node, none on an excluded node, avoided nodes last."""
     nodes: Object = {}
     if job.excluded_hosts:
         nodes["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": [_not_on(job.excluded_hosts)]}
@@ -257,12 +256,11 @@ def _affinity(job: Job, name: str) -> Object:
 
 
 def _not_on(hosts: tuple[str, ...]) -> Object:
-    """Return a term that no host of these fulfils; a requirement takes one name."""
+    """Return a term that none of these hosts matches; a requirement takes one name."""
     return {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [host]} for host in hosts]}
 
 
 def _volumes(cluster: ClusterConfig) -> tuple[list[Object], list[Object]]:
-    """Return the volumes of a pod, and where they are mounted."""
     settings = cluster.kubernetes
     path = settings.cache_host_path
     cache = {"hostPath": {"path": path, "type": "DirectoryOrCreate"}} if path else {"emptyDir": {}}
@@ -281,8 +279,6 @@ def _volumes(cluster: ClusterConfig) -> tuple[list[Object], list[Object]]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, and no references between equal parts."""
-
     def ignore_aliases(self, data: Any) -> bool:
         return True
 

@@ -1,9 +1,7 @@
-"""What the pods of a job say: whether they wait, run or have ended, on which nodes, and why.
+"""The state of a job on a Kubernetes cluster: whether its pods wait, run or have ended, on which nodes, and why.
 
-The Job itself is not asked: a pod on a node that can't be reached never ends, and its Job waits for ever
-(kubernetes/enhancements#6262).
-
-What the cluster and the run directory have of a job, and how it has ended by both.
+The Job's own status is not used: a pod on a node that can't be reached never ends, and its Job waits forever
+(kubernetes/enhancements#6262). How a job has ended follows from its pods and the records in the run directory.
 """
 
 from __future__ import annotations
@@ -41,15 +39,14 @@ class Pod:
     """One pod of a job.
 
     Args:
-        name: of the pod.
-        rank: of its node in the job.
-        host: name of its node; empty as long as it has none.
-        phase: in the cluster's words.
+        rank: rank of its node in the job.
+        host: name of its node; empty until it has one.
+        phase: the cluster's term for its phase.
         reason: why it waits or how it ended, with the message of the cluster; may be empty.
         verdict: how it ended, in the cluster's view.
         deleting: it was asked to end.
-        started: its program ran, or runs.
-        exit_code: of its program.
+        started: its program runs or has run.
+        exit_code: exit code of its program.
     """
 
     name: str
@@ -93,7 +90,7 @@ def pod_of(value: Fields) -> Pod:
 
 
 def _reason(disrupted: Fields, status: Fields, scheduled: Fields, waits: Fields) -> str:
-    """Return the first that says something: a disruption, the pod's end, its place in the queue, its start."""
+    """Return the first known reason: a disruption, the pod's end, its place in the queue, its start."""
     unscheduled = scheduled if scheduled.get("status") == "False" else {}
     for one in (disrupted, status, unscheduled, waits):
         if one.get("reason") not in (None, "", "ContainerCreating", "PodInitializing"):
@@ -102,13 +99,13 @@ def _reason(disrupted: Fields, status: Fields, scheduled: Fields, waits: Fields)
 
 
 def is_ready(node: Fields) -> bool:
-    """Whether a node answers the cluster."""
+    """Return whether a node answers the cluster."""
     conditions = {one["type"]: one["status"] for one in node.get("status", {}).get("conditions") or []}
     return conditions.get("Ready") == "True"
 
 
 def is_usable(node: Fields, selector: Mapping[str, str]) -> bool:
-    """Whether new pods of a job may be placed on a node, as far as labels and its state tell."""
+    """Return whether new pods of a job may be placed on a node, by its labels and its state."""
     labels = node["metadata"].get("labels") or {}
     matches = all(labels.get(key) == value for key, value in selector.items())
     return is_ready(node) and matches and not node.get("spec", {}).get("unschedulable")
@@ -122,7 +119,7 @@ def newest_event(events: Sequence[Fields]) -> str:
 
 
 def unix_s(text: str) -> float:
-    """Return a time of the cluster in seconds."""
+    """Return a time of the cluster as Unix seconds."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
@@ -134,9 +131,8 @@ class Seen:
 
     Args:
         work: the Job; None: there is none.
-        pods: of the job.
-        lost: those on nodes that don't answer, after the cluster has asked them to end.
-        gone: those that were there before and said why they were ended.
+        lost: pods on nodes that don't answer, after the cluster has asked them to end.
+        gone: vanished pods that had reported why they were ended.
     """
 
     def __init__(self, work: Object | None, pods: list[Pod], lost: list[Pod], gone: list[Pod]) -> None:
@@ -172,7 +168,7 @@ class Seen:
 
     @property
     def failed(self) -> bool:
-        """Whether a pod has failed, or the Job has: its other pods are being ended."""
+        """Whether a pod or the Job has failed: its other pods are being ended."""
         conditions = (self.work or {}).get("status", {}).get("conditions") or []
         over = any(one["type"] in ("Failed", "FailureTarget") and one["status"] == "True" for one in conditions)
         return over or self.work is None or not self.alive or any(pod.phase == "Failed" for pod in self.pods)
@@ -184,7 +180,7 @@ def version_of(one: Object) -> str:
 
 
 def all_good(records: list[NodeRecord], nodes: int) -> bool:
-    """Whether all nodes have ended well."""
+    """Return whether all nodes have ended well."""
     return len(records) == nodes and all(record.code == 0 for record in records)
 
 
@@ -196,13 +192,13 @@ def code_of(pods: list[Pod], records: list[NodeRecord], nodes: int) -> int | Non
 
 
 def was_asked(records: list[NodeRecord]) -> bool:
-    """Whether the first node that ended was asked to. After a failure, the cluster asks the others."""
+    """Return whether the first node that ended was asked to. After a failure, the cluster asks the others."""
     ended = [record for record in records if record.code is not None]
     return bool(ended) and min(ended, key=lambda record: record.ended_unix_s).asked_to_stop
 
 
 def is_ours(base: Path) -> bool:
-    """Whether a driver has asked the job to stop or to end."""
+    """Return whether a driver has asked the job to stop or to end."""
     return ordered(base) in ("stop", "end")
 
 
@@ -215,7 +211,7 @@ def ordered(base: Path) -> str:
 
 
 def nodes_of(base: Path) -> int:
-    """Return on how many nodes a job runs, from its manifest."""
+    """Return the number of a job's nodes, from its manifest."""
     try:
         work = list(yaml.safe_load_all(base.with_name(f"{base.name}.yaml").read_text(encoding="utf-8")))[-1]
         return int(work["spec"]["completions"])

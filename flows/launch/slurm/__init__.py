@@ -1,1 +1,1 @@
-"""Jobs as Slurm batch jobs: a script per job, the scheduler's answers, and what each node wrote."""
+"""Jobs on a Slurm cluster: a batch script per job, the scheduler's answers, and each node's records."""

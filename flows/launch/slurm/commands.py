@@ -1,6 +1,6 @@
-"""Slurm's own commands: what they answer, or that the scheduler does not answer.
+"""Slurm's commands: ask the scheduler for the state of jobs and nodes, and accounting for jobs it has forgotten.
 
-How a job ended that the scheduler has forgotten, from Slurm's accounting, where there is one.
+A scheduler that does not answer raises ``SchedulerAwayError``, so that no caller mistakes silence for an answer.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 from flows.launch.base import Verdict
 from hlatctl.run.errors import LaunchError
 
-#: Between two questions to the scheduler, which serves a whole cluster; records on the disk answer sooner.
+#: Seconds between two queries to the scheduler, which serves a whole cluster; records on the disk answer sooner.
 _ASK_EVERY_S = 10.0
 _FIRST_ASK_S = 0.5
-#: Between two questions to a scheduler that does not answer.
+#: Seconds between two queries to a scheduler that does not answer.
 _ASK_AGAIN_S = 1.0
 _T = TypeVar("_T")
-#: States of a job that waits, and of one that runs (squeue(1), "JOB STATE CODES").
+#: States of a waiting and of a running job (squeue(1), "JOB STATE CODES").
 WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED")
 RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 #: States of a job whose processes are stopped until somebody continues it.
@@ -38,8 +38,8 @@ VERDICTS: dict[str, Verdict] = {
     "PREEMPTED": "preempted",
     "TIMEOUT": "time_limit",
 }
-#: Of every job of ours: id, state, reason, comment, nodes, expected start, host of the batch script, time left, name.
-#: The name is last: it may hold a "|".
+#: Fields of each of our jobs: id, state, reason, comment, nodes, expected start, host of the batch script, time left,
+#: name. The name is last, because it may contain a "|".
 _FORMAT = "%i|%T|%r|%k|%N|%S|%B|%L|%j"
 _NAMES = ("id", "state", "reason", "comment", "nodes", "start", "batch_host", "left", "name")
 
@@ -50,7 +50,7 @@ class SchedulerAwayError(LaunchError):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A job as the scheduler knows it; see squeue(1). Accounting doesn't know the last two of its fields."""
+    """A job as the scheduler knows it; see squeue(1). Accounting doesn't know the last two fields."""
 
     id: str
     state: str
@@ -64,11 +64,11 @@ class Row:
 
 
 def slurm(*words: str) -> str:
-    """Run one of Slurm's commands; its output.
+    """Run one of Slurm's commands and return its output.
 
     Raises:
         SchedulerAwayError: the scheduler does not answer.
-        LaunchError: it refuses, or there is no such command here.
+        LaunchError: it refuses, or the command is not installed.
     """
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
@@ -83,12 +83,12 @@ def slurm(*words: str) -> str:
 
 
 def scancel(*words: str) -> None:
-    """Signal or end jobs. Its exit code says nothing: for a job that is just ending it is an error."""
+    """Signal or end jobs. The exit code is ignored: it is an error for a job that is just ending."""
     subprocess.run(("scancel", *words), capture_output=True, check=False, stdin=subprocess.DEVNULL)
 
 
 def patiently(ask: Callable[[], _T]) -> _T:
-    """Ask the scheduler until it answers."""
+    """Repeat a query until the scheduler answers."""
     while True:
         try:
             return ask()
@@ -97,19 +97,19 @@ def patiently(ask: Callable[[], _T]) -> _T:
 
 
 def node_states(*options: str) -> dict[str, str]:
-    """Return the state of each node, as sinfo(1) names it; the options say of which nodes."""
+    """Return the state of each node, as sinfo(1) names it; the options select the nodes."""
     lines = slurm("sinfo", "-h", "-N", *options, "-o", "%N|%T").splitlines()
     return dict(line.split("|", 1) for line in lines)
 
 
 @lru_cache(maxsize=64)
 def hosts_of(nodes: str) -> tuple[str, ...]:
-    """Return the names of Slurm's expression for nodes, in its order; this asks no scheduler."""
+    """Return the names in Slurm's expression for nodes, in its order, without querying the scheduler."""
     return tuple(slurm("scontrol", "show", "hostnames", nodes).split()) if nodes else ()
 
 
 class Queue:
-    """The jobs of this user, as of the scheduler's last answer. It is asked in the background: silence takes 20 s."""
+    """The jobs of this user, as of the scheduler's last answer. Queries run in the background: silence takes 20 s."""
 
     def __init__(self) -> None:
         self._asking: threading.Thread | None = None
@@ -120,7 +120,7 @@ class Queue:
         """Return the newest job of a name and a token (empty: any); None if the scheduler knows of none.
 
         Args:
-            now: ask now and wait for the answer.
+            now: query now and wait for the answer.
 
         Raises:
             SchedulerAwayError: the scheduler gave no answer.
@@ -130,7 +130,7 @@ class Queue:
         return max(known, key=lambda row: int(row.id.partition("_")[0]), default=None)
 
     def hurry(self) -> None:
-        """Ask soon: a job has just been submitted."""
+        """Query soon, because a job has just been submitted."""
         self._asked_s, self._every_s = -_ASK_EVERY_S, _FIRST_ASK_S
 
     def _newest(self, *, now: bool) -> list[Row]:
@@ -171,9 +171,9 @@ def _error(command: str, text: str) -> LaunchError:
 
 #: A database that does not answer must not delay a run.
 _TIMEOUT_S = 10.0
-#: A job may seem to be submitted before its script was written: clocks of hosts differ.
+#: A job may seem to be submitted before its script was written, because clocks of hosts differ.
 _EARLIER_S = 60.0
-#: The name is last: it may hold a "|".
+#: The name is last, because it may contain a "|".
 _ACCOUNTING_FORMAT = "JobIDRaw,State,Reason,Comment,NodeList,Start,JobName"
 _FIELDS = 7
 #: The answer of a cluster without accounting.
@@ -181,19 +181,19 @@ _NONE = "accounting storage is disabled"
 
 
 class Accounting:
-    """Asks ``sacct``; after an answer that there is no accounting, never again."""
+    """Queries ``sacct``; once it answers that there is no accounting, never again."""
 
     def __init__(self) -> None:
         self._there = True
         self._known: dict[str, Row] = {}
 
     def job(self, name: str, token: str, since_unix_s: float) -> Row | None:
-        """Return the newest job of a name that was submitted since then; None if there is none, or no answer.
+        """Return the newest job of a name that was submitted since a time; None if there is none, or no answer.
 
         Args:
-            name: of the job. It identifies the job: accounting keeps no comments by default.
+            name: name of the job, which identifies it: accounting keeps no comments by default.
             token: the job's comment, if accounting keeps comments.
-            since_unix_s: before the job was submitted.
+            since_unix_s: a time before the job was submitted.
         """
         if token not in self._known:
             rows = [row for row in self._ask(name, since_unix_s) if row.name == name and row.comment in ("", token)]
@@ -225,7 +225,7 @@ def sacct(*words: str) -> tuple[int, str]:
 
 
 def _accounting_row(line: str) -> Row:
-    """Return a job; sacct adds who cancelled it, and words instead of no nodes."""
+    """Return a job; sacct adds who cancelled it, and prints words instead of an empty node list."""
     id_, state, reason, comment, nodes, start, name = line.split("|", _FIELDS - 1)
     nodes = "" if nodes == "None assigned" else nodes
     return Row(id=id_, state=state.split()[0], reason=reason, comment=comment, nodes=nodes, start=start, name=name)

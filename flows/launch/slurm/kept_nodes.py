@@ -1,8 +1,6 @@
-"""The nodes that a run keeps on a Slurm cluster: one Slurm job at a time, in which its jobs run in turn, as rounds.
+"""The nodes that a run keeps on a Slurm cluster: one Slurm job, an allocation, in which the run's jobs run as rounds.
 
-The nodes that are kept for a run: one Slurm job at a time, in which the run's jobs run as rounds.
-
-An allocation is a folder beside the launch folders of attempts, ``launch/allocation-0001``: its script, its token, and
+An allocation is a folder next to the launch folders of attempts, ``launch/allocation-0001``: its script, its token, and
 the files of :mod:`hlatctl.allocation`, its batch program. The newest folder counts. A job that runs in an allocation
 has a file ``JOB.round``, which names the folder and the round.
 """
@@ -50,36 +48,36 @@ class Folder:
 
     @property
     def job_name(self) -> str:
-        """What Slurm calls its job."""
+        """The name of its Slurm job."""
         return scripts.job_name(os.fspath(self.path), scripts.ALLOCATION)
 
     @property
     def token(self) -> str:
-        """The comment of its job; empty if none was ever to be submitted."""
+        """The comment of its Slurm job; empty if none was ever about to be submitted."""
         return read_token(self.path / scripts.ALLOCATION)
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no further round."""
+        """Whether it accepts no further round."""
         return any((self.path / name).exists() for name in ("released", "closed"))
 
     def release(self) -> None:
-        """Have its program end after the round that runs now."""
+        """Let its program end after the current round."""
         (self.path / "released").touch()
 
     def give_up(self) -> None:
-        """Have its script do nothing if an sbatch of a dead driver comes late."""
+        """Make its script do nothing if a dead driver's sbatch arrives late."""
         give_up(self.path / scripts.ALLOCATION)
 
     def submit(self, script: str) -> None:
-        """Submit its job, whose name and token are on the disk before."""
+        """Submit its job, whose name and token are already on the disk."""
         token, path = uuid.uuid4().hex, self.path / f"{scripts.ALLOCATION}.sh"
         files.write_text(path, script)
         files.write_text(token_file(self.path / scripts.ALLOCATION), f"{token}\n")
         slurm("sbatch", f"--comment={token}", f"--export=ALL,{TOKEN_ENV}={token}", os.fspath(path))
 
     def next_round(self) -> Round:
-        """Return a round that was never ordered."""
+        """Return the number of a round that was never ordered."""
         return Round(folder=self.path, number=max((each.number for each in rounds(self.path)), default=0) + 1)
 
     @property
@@ -99,14 +97,14 @@ def newest(launch: Path) -> Folder | None:
 
 
 def following(launch: Path) -> Folder:
-    """Return the folder of the next allocation."""
+    """Return the folder for the next allocation."""
     last = newest(launch)
     number = int(last.path.name.removeprefix("allocation-")) if last else 0
     return Folder(path=launch / f"allocation-{number + 1:04d}")
 
 
 def order_of(job: Job, script: Path, token: str) -> Order:
-    """Return what a round of a job runs."""
+    """Return the order for a round, which runs the job."""
     return Order(
         script=os.fspath(script),
         token=token,
@@ -118,7 +116,7 @@ def order_of(job: Job, script: Path, token: str) -> Order:
 
 
 def is_alive(row: Row | None) -> bool:
-    """Whether an allocation waits for nodes or can run rounds. It can't if the host of its program was lost."""
+    """Return whether an allocation waits for nodes or can run rounds. It can't if the host of its program was lost."""
     return row is not None and (row.state in WAITS or (row.state in RUNS and row.batch_host in hosts_of(row.nodes)))
 
 
@@ -139,7 +137,7 @@ def fits(folder: Folder, row: Row | None, job: Job, unusable: Collection[str], s
 
 
 def write_round(base: Path, round_: Round) -> None:
-    """Note in which round a job runs."""
+    """Record the round in which a job runs."""
     files.write_json(round_file(base), {"v": 1, "allocation": round_.folder.name, "round": round_.number})
 
 
@@ -153,28 +151,23 @@ def round_of(base: Path) -> Round | None:
 
 
 def round_file(base: Path) -> Path:
-    """Return the file that names the round of a job."""
+    """Return the file that records a job's round."""
     return base.with_name(f"{base.name}.round")
 
 
 _POLL_S = 0.2
-#: Time for an allocation's program to take a round.
+#: Time for an allocation's program to accept a round.
 _TAKES_S = 30.0
 
 
 class KeptNodes:
-    """Gets, uses and gives back the nodes of runs.
-
-    Args:
-        cluster: as the configuration says.
-        queue: of the scheduler's jobs.
-    """
+    """Gets, uses and releases the nodes of runs."""
 
     def __init__(self, cluster: ClusterConfig, queue: Queue) -> None:
         self._cluster, self._queue = cluster, queue
 
     def fitting(self, job: Job) -> Allocation | None:
-        """The nodes that are kept for a job's run and that can be used."""
+        """Return the nodes that are kept for a job's run and that it can use."""
         folder = newest(job.launch_dir.parent)
         if folder is None:
             return None
@@ -185,7 +178,7 @@ class KeptNodes:
         return Allocation(name=folder.path.name, hosts=tuple(host for host in hosts if host not in unusable))
 
     def release(self, run_dir: Path) -> None:
-        """Its program ends after the round that runs now; a job without its program is cancelled, or one that waits."""
+        """Let the allocation end after the current round; cancel its Slurm job if it waits or has lost its program."""
         folder = newest(RunPaths(run_dir).launch(0).parent)
         if folder is None:
             return
@@ -199,7 +192,7 @@ class KeptNodes:
             scancel(row.id)
 
     def order_round(self, plan: Plan, token: str) -> None:
-        """Order a job's round in an allocation that fits, or else in a new one."""
+        """Order a job's round in a fitting allocation, or else in a new one."""
         base, launch = plan.job.launch_dir / plan.job.name, plan.job.launch_dir.parent
         while True:
             folder = self._kept(plan.job) or self._new(plan, launch)
@@ -212,7 +205,7 @@ class KeptNodes:
                 return
 
     def _accepted(self, folder: Folder, round_: Round) -> bool:
-        """Wait until an allocation has taken a round, unless it waits itself; return False if it ends instead."""
+        """Wait until an allocation that is not queued accepts a round; return False if it ends instead."""
         deadline = time.monotonic() + _TAKES_S
         while round_.waits and time.monotonic() < deadline:
             row = self._row_of(folder, now=False)
@@ -224,7 +217,6 @@ class KeptNodes:
         return True
 
     def _kept(self, job: Job) -> Folder | None:
-        """Return the run's allocation if the job can run there; else give it up."""
         folder = newest(job.launch_dir.parent)
         if folder is None:
             return None
@@ -244,10 +236,8 @@ class KeptNodes:
         return folder
 
     def _row_of(self, folder: Folder, *, now: bool = True) -> Row | None:
-        """Return the Slurm job of an allocation."""
         return patiently(lambda: self._queue.job(folder.job_name, folder.token, now=now))
 
 
 def _unusable() -> set[str]:
-    """Return the nodes of the cluster on which no round can start."""
     return {host for host, state in patiently(node_states).items() if state.startswith(UNUSABLE)}

@@ -1,6 +1,6 @@
 """Jobs on a Slurm cluster: submitted by sbatch, found again by name, asked to stop by a file.
 
-Preflight, compilation and training run in turn in one Slurm job that keeps its nodes (``allocation``); other jobs are
+Preflight, compilation and training run in turn in one Slurm job that keeps its nodes (``kept_nodes``); other jobs are
 Slurm jobs of their own. A Slurm job's name is the place of its records; its comment is a token that is on the disk
 before sbatch runs. So a driver that dies while it submits leaves either no job or one that the next driver finds.
 """
@@ -49,9 +49,9 @@ from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import environment_dir
 
 _POLL_S = 0.2
-#: Between two questions for the partition's nodes.
+#: Seconds between two queries for the partition's nodes.
 _HOSTS_FOR_S = 60.0
-#: A job that ends within the grace of a pre-emption or of its time limit has one of these states.
+#: Possible states of a job that ends within the grace of a pre-emption or of its time limit.
 _ENDED_BY_ITSELF = ("COMPLETED", "FAILED")
 _PREEMPTED = re.compile(r"\bPreemptTime=\d")
 #: Time for the nodes' programs to end their processes, before Slurm is asked to end the whole job.
@@ -61,11 +61,7 @@ _UNUSABLE = ("down", "drain", "fail", "unk", "inval", "maint", "power", "reboot"
 
 
 class SlurmLauncher:
-    """Starts jobs on a Slurm cluster.
-
-    Args:
-        cluster: as the configuration says.
-    """
+    """Starts jobs on a Slurm cluster."""
 
     name = "slurm"
     weighs_jobs = False
@@ -78,7 +74,7 @@ class SlurmLauncher:
         self._hosts_asked_s = -_HOSTS_FOR_S
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
-        """The partition's nodes that can run jobs, whether or not one runs there now."""
+        """Return the partition's nodes that can run jobs, whether or not one is running there now."""
         if time.monotonic() - self._hosts_asked_s >= _HOSTS_FOR_S:
             partition = self._cluster.slurm.partition
             try:
@@ -90,21 +86,21 @@ class SlurmLauncher:
         return self._hosts
 
     def render(self, job: Job) -> Plan:
-        """The job as a batch script."""
+        """Return the job as a batch script."""
         script, path, nodes = scripts.script(job, self._cluster), job.launch_dir / f"{job.name}.sh", ""
         if job.keeps_nodes:
             nodes = scripts.allocation_script(job, self._cluster, kept_nodes.following(job.launch_dir.parent).path)
         return Plan(job=job, script=script, script_path=path, nodes_script=nodes)
 
     def handle(self, plan: Plan) -> Handle:
-        """The job's place: its launch folder and name."""
+        """Return the job's place: its launch folder and name."""
         return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
 
     def submit(self, plan: Plan) -> Handle:
-        """Submit the script; returns once the scheduler has taken it.
+        """Submit the script, and return once the scheduler has accepted it.
 
         Raises:
-            StorageError: its files can't be written; nothing has been submitted.
+            StorageError: its files can't be written; nothing was submitted.
             LaunchError: the scheduler refuses it, or does not answer.
         """
         handle, token = self.handle(plan), uuid.uuid4().hex
@@ -124,20 +120,20 @@ class SlurmLauncher:
         return handle
 
     def _pack_environment(self, job: Job) -> None:
-        """Write which environment the nodes of a job unpack; its archive is made if there is none yet."""
+        """Write which environment a job's nodes unpack, and make its archive if there is none yet."""
         record = self._packer.pack(environment_dir(job.run_dir.parent))
         folder = os.path.join(self._cluster.worker_cache_dir, "env")
         files.write_sealed_json(scripts.environment_file(job.launch_dir / job.name), {**record, "folder": folder})
 
     def status(self, handle: Handle) -> Status:
-        """From the record that the batch script writes last, else from the scheduler."""
+        """Return the state from the record that the batch script writes last, else from the scheduler."""
         base, round_ = base_of(handle), round_of(base_of(handle))
         code, records = _ended(base), node_records(base)
         good = code == 0 and all(record.code == 0 for record in records)
         if good and not asked_from_outside(base):
             return conclude("", 0, records)
         try:
-            # After a bad end the scheduler's own account matters, and its last answer is from before.
+            # After a bad end the scheduler's view matters, and its last answer is from before the end.
             row = self._job(handle, now=code is not None) if read_token(base) else None
             live = self._live_status(row, round_, code)
             return live or self._conclude(handle, row, round_)
@@ -145,11 +141,11 @@ class SlurmLauncher:
             return Status(state="unknown", reason="the scheduler does not answer")
 
     def _live_status(self, row: Row | None, round_: Round | None, code: int | None) -> Status | None:
-        """Return the state of a job that has not ended; None: it has."""
+        """Return the state of a job that is still alive; None if it has ended."""
         if round_ and not (kept_nodes.is_alive(row) and (round_.waits or round_.taken)):
             return None
         if round_ and code is not None and row and row.state == "RUNNING":
-            return None  # a job that is ending has its verdict later
+            return None  # the verdict of a job that is ending follows later
         if row and row.state in WAITS:
             return Status(state="queued", reason=row.reason, expected_start_unix_s=_expected_start(row))
         if row and row.state in PAUSES:
@@ -159,7 +155,6 @@ class SlurmLauncher:
         return None
 
     def _conclude(self, handle: Handle, row: Row | None, round_: Round | None) -> Status:
-        """Return how a job ended; it may have ended since the last look."""
         base = base_of(handle)
         if row is None and read_token(base):  # the scheduler has forgotten it
             row = self._accounting.job(*_slurm_job(handle), _submitted_unix_s(_script_of(base, round_)))
@@ -171,7 +166,7 @@ class SlurmLauncher:
         return conclude(VERDICTS.get(state, ""), code, records, down, row.reason if row else "", hosts)
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
-        """Ask the nodes' programs to stop the job; after the grace, have Slurm end it; return when it has ended.
+        """Ask the nodes' programs to stop the job, have Slurm end it after the grace, and return when it has ended.
 
         On a full disk Slurm asks all processes of the job.
         """
@@ -182,7 +177,7 @@ class SlurmLauncher:
             self._cancel_job(handle, grace_s)
         elif not round_.move("withdrawn") and round_.taken and _ended(base) is None:
             self._cancel_round(handle, grace_s)
-        if _ended(base) is None:  # an sbatch of a dead driver may come late
+        if _ended(base) is None:  # a dead driver's sbatch may arrive late
             give_up(base)
 
     def _cancel_job(self, handle: Handle, grace_s: float) -> None:
@@ -196,7 +191,7 @@ class SlurmLauncher:
             time.sleep(_POLL_S)
 
     def _cancel_round(self, handle: Handle, grace_s: float) -> None:
-        """End a round and keep its nodes; if its nodes do not end it, end the whole allocation."""
+        """End a round and keep its nodes; if its nodes don't end it, end the whole allocation."""
         for what, patience_s in (("stop", grace_s), ("end", _END_S)):
             if patience_s and not order(base_of(handle), what):
                 self._await_end(handle, patience_s)
@@ -213,15 +208,15 @@ class SlurmLauncher:
             time.sleep(_POLL_S)
 
     def allocation(self, job: Job) -> Allocation | None:
-        """The nodes that are kept for a job's run and that can be used."""
+        """Return the nodes that are kept for a job's run and that it can use."""
         return self._kept.fitting(job)
 
     def release(self, run_dir: Path) -> None:
-        """Give a run's kept nodes back after the round that runs now."""
+        """Release a run's kept nodes after the current round."""
         self._kept.release(run_dir)
 
     def dump_stacks(self, handle: Handle) -> str:
-        """By the nodes' programs, which ask the ranks below them."""
+        """Ask the nodes' programs, which signal the ranks below them."""
         records = node_records(base_of(handle))
         if problem := order(base_of(handle), "stacks"):
             return f"no stacks: {problem}"
@@ -233,10 +228,10 @@ class SlurmLauncher:
             scancel(*([f"--signal={number.name.removeprefix('SIG')}"] if number else []), row.id)
 
     def run_beside(self, handle: Handle, rank: int, *argv: str) -> None:
-        """Run ``python`` on a node of a job that runs, beside the job's own step.
+        """Run ``python`` on a node of a running job, alongside the job's own step.
 
         Raises:
-            LaunchError: the job does not run, or the command fails.
+            LaunchError: the job is not running, or the command fails.
         """
         row, records = self._lives(handle), node_records(base_of(handle))
         if row is None or len(records) <= rank:
@@ -245,11 +240,11 @@ class SlurmLauncher:
         slurm("srun", "--overlap", f"--jobid={row.id}", *one, sys.executable, *argv)
 
     def oom_kills(self) -> int | None:
-        """Each node tells its own, in its record of the end."""
+        """Return None: each node reports its own count in its record of the end."""
         return None
 
     def _state(self, base: Path, row: Row, records: list[NodeRecord]) -> str:
-        """Return the state of an ended job; of one that was asked to stop, why it was.
+        """Return the state of an ended job, with the reason if it was asked to stop.
 
         A pre-emption moves the end of a job's time to the end of its grace, so Slurm can call that end a time-out.
         """
@@ -261,7 +256,7 @@ class SlurmLauncher:
         except SchedulerAwayError:
             raise
         except LaunchError:
-            shown = ""  # forgotten meanwhile
+            shown = ""  # forgotten in the meantime
         if _PREEMPTED.search(shown):
             return "PREEMPTED"
         if not within_grace:
@@ -274,11 +269,10 @@ class SlurmLauncher:
         return "TIMEOUT" if near or (limit_s and ran_s > limit_s - early_s) else row.state
 
     def _job(self, handle: Handle, *, now: bool = False) -> Row | None:
-        """Return the Slurm job in which a job runs, as the scheduler knows it."""
         return self._queue.job(*_slurm_job(handle), now=now)
 
     def _lives(self, handle: Handle, *, now: bool = True) -> Row | None:
-        """The Slurm job of a job, if it waits or runs; waits for a scheduler that does not answer."""
+        """Return the Slurm job of a waiting or running job; wait for a scheduler that does not answer."""
         row = patiently(lambda: self._job(handle, now=now))
         return row if row and row.state in (*WAITS, *RUNS) else None
 
@@ -290,7 +284,6 @@ class SlurmLauncher:
 
 
 def _prepare(plan: Plan, handle: Handle, token: str) -> None:
-    """Write the script and the token; what an earlier job of this name has left is removed."""
     job, base = plan.job, base_of(handle)
     job.launch_dir.mkdir(parents=True, exist_ok=True)
     records = (path for kind in ("pid", "exit_code") for path in job.launch_dir.glob(f"{job.name}.node-*.{kind}"))
@@ -309,7 +302,6 @@ def _name(handle: Handle) -> str:
 
 
 def _slurm_job(handle: Handle) -> tuple[str, str]:
-    """Return the name and the token of the Slurm job in which a job runs."""
     if round_ := round_of(base_of(handle)):
         folder = Folder(path=round_.folder)
         return folder.job_name, folder.token
@@ -336,7 +328,7 @@ def _ended(base: Path) -> int | None:
 
 
 def _expected_start(row: Row) -> float | None:
-    """Return when the scheduler expects to start a job; a held one starts when somebody releases it."""
+    """Return when the scheduler expects to start a job; None for a held job, which starts when somebody releases it."""
     try:
         return None if row.reason.startswith("JobHeld") else datetime.fromisoformat(row.start).timestamp()
     except ValueError:

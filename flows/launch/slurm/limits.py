@@ -1,4 +1,4 @@
-"""What a partition can give, as the scheduler says: asked before a run is created, so that no job waits forever.
+"""The limits of Slurm partitions, checked before a run is created so that no job waits forever.
 
 Slurm accepts a job with more nodes or time than its partition has, and never starts it (EnforcePartLimits=NO, the
 default).
@@ -18,7 +18,7 @@ from hlatctl.cache.environment import Layout
 from hlatctl.run.errors import ConfigError, LaunchError
 from hlatctl.units import duration
 
-#: Answers of ``sbatch --test-only`` that may be true today only: nodes are down, or too many jobs are queued.
+#: Answers of ``sbatch --test-only`` that may hold only today: nodes are down, or too many jobs are queued.
 _MAY_CHANGE = (
     "Requested node configuration is not available",
     "Required partition not available",
@@ -33,14 +33,14 @@ class Partition:
     """A partition and its limits; None: no limit.
 
     Args:
-        nodes: how many it has, including those that are down.
-        max_nodes: of one job.
-        min_nodes: of one job.
-        max_time_s: of one job.
-        default_time_s: of a job that names no time limit; None: ``max_time_s``.
+        nodes: number of its nodes, including those that are down.
+        max_nodes: most nodes of one job.
+        min_nodes: fewest nodes of one job.
+        max_time_s: longest time of one job.
+        default_time_s: time of a job that names no time limit; None: ``max_time_s``.
         state: ``UP`` if it accepts and starts jobs.
-        accounts: that may use it; None: all.
-        qos: that may use it; None: all.
+        accounts: accounts that may use it; None: all.
+        qos: QOS that may use it; None: all.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Partition:
 
     @property
     def limits(self) -> str:
-        """What it can give, in words."""
+        """Its limits in words."""
         most = self.nodes if self.max_nodes is None else min(self.nodes, self.max_nodes)
         time = "no time limit" if self.max_time_s is None else f"jobs of at most {duration(self.max_time_s)}"
         default = "" if self.default_time_s is None else f" ({duration(self.default_time_s)} by default)"
@@ -67,7 +67,7 @@ def partitions() -> list[Partition]:
     """Return all partitions that this user sees.
 
     Raises:
-        LaunchError: there is no Slurm here.
+        LaunchError: Slurm is not installed.
         SchedulerAwayError: the scheduler does not answer.
     """
     return [_partition(line) for line in slurm("scontrol", "show", "partition", "--oneliner").splitlines() if line]
@@ -77,7 +77,7 @@ def chosen(cluster: ClusterConfig, known: list[Partition], *, where: str = _TRAI
     """Return the partitions that jobs of a cluster may go to.
 
     Args:
-        cluster: that names them.
+        cluster: the configuration that names them.
         known: all partitions.
         where: the part of the configuration that names them, for messages.
 
@@ -99,11 +99,11 @@ def chosen(cluster: ClusterConfig, known: list[Partition], *, where: str = _TRAI
 
 
 def check(cluster: ClusterConfig) -> None:
-    """Check that jobs of this shape can start some day.
+    """Check that jobs of this shape can eventually start.
 
     Raises:
-        ConfigError: no partition can ever give it, Slurm refuses an option, or the environment can't be staged.
-        LaunchError: there is no Slurm here.
+        ConfigError: no partition can ever run one, Slurm refuses an option, or the environment can't be staged.
+        LaunchError: Slurm is not installed.
         SchedulerAwayError: the scheduler does not answer.
     """
     if cluster.stage_environment:
@@ -121,7 +121,7 @@ def _check_default_time(cluster: ClusterConfig, partition: Partition) -> None:
     """Check that a job without a time limit of its own has time before it is asked to stop.
 
     Raises:
-        ConfigError: it would be asked at once.
+        ConfigError: it would be asked immediately.
     """
     settings = cluster.slurm
     limit_s = partition.max_time_s if partition.default_time_s is None else partition.default_time_s
@@ -138,17 +138,17 @@ def _check_default_time(cluster: ClusterConfig, partition: Partition) -> None:
 
 
 def check_evaluations(config: Config) -> None:
-    """Check that evaluations beside training, one node each, can start some day.
+    """Check that evaluations alongside training, one node each, can eventually start.
 
     Raises:
-        ConfigError: no partition can ever give it, or Slurm refuses an option.
-        LaunchError: there is no Slurm here.
+        ConfigError: no partition can ever run one, or Slurm refuses an option.
+        LaunchError: Slurm is not installed.
         SchedulerAwayError: the scheduler does not answer.
     """
     own, training = config.eval.cluster, config.cluster.slurm
     devices = device_options(config.eval_devices, own.extra, config.cluster)
     if own == EvalClusterConfig() and not devices:
-        return  # as a job of training, which has been checked
+        return  # like a job of training, which has been checked
     slurm_settings = replace(training, partition=own.partition or training.partition, extra=[*devices, *own.extra])
     cluster = replace(config.cluster, nodes=1, slurm=slurm_settings)
     may = chosen(cluster, partitions(), where=_EVALUATION)
@@ -241,7 +241,7 @@ def _names(text: str) -> tuple[str, ...] | None:
 
 
 def seconds(text: str) -> int | None:
-    """Return a time of Slurm's, such as ``1-12:00:00`` or ``30:00``, in seconds; None: no limit."""
+    """Return a Slurm time, such as ``1-12:00:00`` or ``30:00``, in seconds; None: no limit."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if match is None:
         return None

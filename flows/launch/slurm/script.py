@@ -1,8 +1,7 @@
-"""A job as a batch script that a person can read, and submit by hand to repeat it.
+"""Renders a job as a batch script to read, or to submit by hand to repeat the job.
 
-The command of a node inside a container: options of srun for pyxis, or a command before it for Apptainer.
-
-Rendered as the manuals of pyxis and Apptainer describe; neither has run here.
+In a container, a node's command runs through options of srun (pyxis) or a command before it (Apptainer), rendered as
+their manuals describe. Neither has been tested on a real cluster.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Container:
         python: runs the node's command.
         srun: options of srun.
         before: words before the node's command.
-        lines: of the script, before srun.
+        lines: lines of the script before srun.
     """
 
     python: str
@@ -44,15 +43,14 @@ class Container:
 
 
 def container(job: Job, settings: ContainerConfig, names: list[str]) -> Container:
-    """Return what the container of a job adds; without an image, nothing.
+    """Return what a job's container adds to its script; nothing without an image.
 
     Args:
-        job: to run inside. The runs folder is mounted: without it no job can work.
-        settings: of the cluster.
-        names: of the job's variables. They win over those of the image.
+        job: job to run inside. The runs folder is mounted, because every job needs it.
+        names: names of the job's variables, which override those of the image.
 
     Raises:
-        ConfigError: the runs folder can't be named in a mount.
+        ConfigError: the runs folder's path can't be written in a mount option.
     """
     if not settings.image:
         return Container(python=sys.executable)
@@ -79,18 +77,18 @@ def container(job: Job, settings: ContainerConfig, names: list[str]) -> Containe
     )
 
 
-#: The job that keeps nodes, in the folder of an allocation.
+#: Name of the Slurm job that keeps nodes, in the folder of an allocation.
 ALLOCATION = "nodes"
-#: From 20000 to 32767: Linux gives connections ports from 32768 on (ip-sysctl.rst).
+#: From 20000 to 32767: Linux uses ports from 32768 for outgoing connections (ip-sysctl.rst).
 _FIRST_PORT, _PORTS = 20_000, 12_768
-#: Options of sbatch that ask for devices, and the numbers in their values: ``8``, ``gpu:8``, ``gpu:h100:8,nvme:1``.
+#: Options of sbatch that request devices, and the numbers in their values: ``8``, ``gpu:8``, ``gpu:h100:8,nvme:1``.
 _DEVICES, _NUMBER = re.compile(r"--(gpus(-per-[a-z]+)?|gres|tres-per-[a-z]+)="), re.compile(r"(?<=[:=])\d+(?=,|$)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _BACKSLASH = "\\"
 
 
 def job_name(launch_dir: str, name: str) -> str:
-    """What the scheduler calls a job: the place of its records, so that it is found again without its number.
+    """Return the scheduler's name of a job: the place of its records, so that it is found again without its number.
 
     Unusual characters are written as in URLs, because Slurm drops backslashes and prints names in lists.
     """
@@ -98,12 +96,12 @@ def job_name(launch_dir: str, name: str) -> str:
 
 
 def environment_file(base: Path) -> Path:
-    """Names the archive of the environment that a job's nodes unpack, and where."""
+    """Return the file that names the archive of the environment for a job's nodes, and where to unpack it."""
     return base.with_name(f"{base.name}.environment")
 
 
 def script(job: Job, cluster: ClusterConfig) -> str:
-    """The script of a job. As a job of its own it takes all nodes that it gets; an allocation tells it which to take.
+    """Return a job's script. A separate Slurm job uses all of its nodes; an allocation names the nodes to use.
 
     Raises:
         ConfigError: an option can't be written into a script.
@@ -156,12 +154,11 @@ exit $code
 
 
 def allocation_script(job: Job, cluster: ClusterConfig, folder: Path) -> str:
-    """The batch script that keeps nodes for a job and for those after it.
+    """Return the batch script that keeps nodes for a job and for later ones.
 
     Args:
-        job: with the hosts that it must not use.
-        cluster: with the number of nodes, and of spare ones.
-        folder: of the allocation.
+        job: job with the hosts that it must not use.
+        cluster: cluster with the number of nodes, and of spare ones.
 
     Raises:
         ConfigError: an option can't be written into a script.
@@ -176,7 +173,7 @@ def allocation_script(job: Job, cluster: ClusterConfig, folder: Path) -> str:
     ]
     if settings.time_limit_s:
         options.append(f"--time={_clock(settings.time_limit_s)}")
-    options.append(f"--signal=TERM@{settings.stop_before_limit_s}")  # also before the partition's own limit
+    options.append(f"--signal=TERM@{settings.stop_before_limit_s}")  # also before the partition's limit
     if job.excluded_hosts:
         options.append(f"--exclude={','.join(job.excluded_hosts)}")
     token = shlex.quote(os.fspath(token_file(folder / ALLOCATION)))
@@ -205,8 +202,8 @@ def _options(job: Job, cluster: ClusterConfig) -> list[str]:
     ]
     if settings.time_limit_s and not job.partition:  # another partition has limits of its own
         options.append(f"--time={_clock(settings.time_limit_s)}")
-    if job.name == TRAIN_JOB:  # the others have nothing to save
-        options.append(f"--signal=TERM@{settings.stop_before_limit_s}")  # also before the partition's own limit
+    if job.name == TRAIN_JOB:  # other jobs have nothing to save
+        options.append(f"--signal=TERM@{settings.stop_before_limit_s}")  # also before the partition's limit
     options += _training(job, cluster)
     options += [*device_options(job.devices, job.options, cluster), *job.options]
     if job.excluded_hosts:
@@ -215,14 +212,14 @@ def _options(job: Job, cluster: ClusterConfig) -> list[str]:
 
 
 def device_options(devices: int, own: Sequence[str], cluster: ClusterConfig) -> list[str]:
-    """Return the options by which a job of one node asks for devices: those of training, with lower numbers.
+    """Return the options with which a job of one node requests devices: those of training, with smaller numbers.
 
-    Where training names no devices and gets them with its nodes, the job takes its node alone too.
+    If training names no devices and gets them with its nodes, the job takes a node alone too.
 
     Args:
-        devices: that it uses.
-        own: its own options; if they name devices, nothing is added.
-        cluster: of training.
+        devices: number of devices that it uses.
+        own: the job's options; if they name devices, nothing is added.
+        cluster: cluster configuration of training.
     """
     if not devices or any(_DEVICES.match(option) for option in own):
         return []
@@ -233,7 +230,7 @@ def device_options(devices: int, own: Sequence[str], cluster: ClusterConfig) -> 
 
 
 def _share(option: str, devices: int, cluster: ClusterConfig) -> str:
-    """Return an option with the share of its devices. ``--gpus`` counts those of all nodes (sbatch(1))."""
+    """Return an option with the job's share of devices. ``--gpus`` counts those of all nodes (sbatch(1))."""
     processes = cluster.processes_per_node * (cluster.nodes if option.startswith("--gpus=") else 1)
     return _NUMBER.sub(lambda number: str(-(-int(number[0]) * devices // processes)), option)
 
@@ -252,7 +249,7 @@ def _training(job: Job, cluster: ClusterConfig) -> list[str]:
 
 
 def _pattern(run_dir: Path, log: Path) -> str:
-    """Return the name of a log as Slurm reads it: with a doubled percent sign.
+    """Return a log's file name for Slurm, with doubled percent signs.
 
     Raises:
         ConfigError: Slurm can't write a file of that name.
@@ -271,10 +268,10 @@ def _directives(options: list[str]) -> str:
 
 
 def _directive(option: str) -> str:
-    """Return a line with an option of sbatch, which reads it without a shell; a backslash keeps the next character.
+    """Return a line with an option of sbatch, which reads it without a shell; a backslash escapes the next character.
 
     Raises:
-        ConfigError: it would end the line.
+        ConfigError: the option would end the line.
     """
     if _CONTROL.search(option):
         raise ConfigError(
@@ -294,5 +291,4 @@ def _command(job: Job, base: Path, python: str) -> str:
 
 
 def _clock(seconds: int) -> str:
-    """Hours, minutes and seconds, as sbatch takes them."""
     return f"{seconds // 3600}:{seconds % 3600 // 60:02}:{seconds % 60:02}"

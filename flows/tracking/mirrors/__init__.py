@@ -1,8 +1,7 @@
 """Optional further views of a run's journal: TensorBoard and Weights & Biases (``tracking.mirrors``).
 
-- ``base``: what a mirror can do; ``points``: what it gets.
+- ``base``: the interface of a mirror, and which steps count; ``points``: the data that it gets.
 - ``tensorboard_files``, ``wandb_run``: the two mirrors. Only they import TensorBoard and wandb.
-- ``attempts``: which steps count; ``cursor``: how far a run has been copied.
-- ``copier``: copies new events to one mirror.
-- ``sync``: does so once, or as a process beside a run until it ends.
+- ``copier``: copies new events to one mirror, and keeps how far a run has been copied.
+- ``sync``: does so once, or as a process alongside a run until it ends.
 """

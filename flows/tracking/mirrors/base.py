@@ -1,9 +1,7 @@
-"""What a mirror can do: show a run's steps, scores, labels and outcome at one service.
+"""The interface of a mirror, which shows a run's steps, scores, labels and outcome at one service.
 
 ``flows.tracking.mirrors.copier`` calls a mirror in the order of the journal and gives it nothing twice. A mirror only
-needs to know where it has to continue.
-
-Which steps count: those that no later attempt starts before.
+needs to know where to continue. A step counts if no later attempt starts before it.
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ class About:
     """What doesn't change in a run.
 
     Args:
-        run_id: the run's id, which is its id at the service too.
+        run_id: the run's id, also at the service.
         root: the run directory.
         simulated: nothing was trained.
-        sweep: the sweep that it is a trial of, or empty.
-        created_unix_s: when it was created.
+        sweep: the sweep of which it is a trial, or empty.
+        created_unix_s: time of its creation.
         config: values of its first configuration by dotted key, without secrets.
     """
 
@@ -42,11 +40,11 @@ class About:
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """What people say of a run, and how its configuration has changed.
+    """What people have written about a run, and how its configuration has changed.
 
     Args:
         name: the run's name, or its id; marked if it is simulated.
-        tags: by key.
+        tags: values by key.
         notes: one paragraph each, with time and author.
         amended: the values of each amended key in order, as text.
         facts: commit, user and similar by name, as soon as they are recorded.
@@ -61,11 +59,11 @@ class Labels:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Where a run stands.
+    """The state of a run.
 
     Args:
         status: ``running``, ``finished``, ``failed`` or ``stopped``.
-        message: why; may be empty.
+        message: reason; may be empty.
         step: its newest step.
     """
 
@@ -78,8 +76,8 @@ class Outcome:
 class Mirror(Protocol):
     """One run at one service.
 
-    Every method raises ``OSError`` or an exception of the service's library if the service doesn't take it. The mirror
-    is then closed. Another one is opened later, and gets what the service lacks.
+    Every method raises ``OSError`` or an exception of the service's library if the service does not accept the data.
+    The mirror is then closed. Another one is opened later and gets what the service lacks.
     """
 
     @property
@@ -90,11 +88,11 @@ class Mirror(Protocol):
         """Add steps, in order, each later than the last one."""
 
     def rewind(self, step: int, tokens: int) -> bool:
-        """Remove the steps after this one, which are trained again. ``last_step`` tells what is left.
+        """Remove the steps after this one, which are trained again. ``last_step`` returns what is left.
 
         Args:
             step: the last step that counts.
-            tokens: consumed up to it.
+            tokens: tokens consumed up to this step.
 
         Returns:
             Whether scores that were added after it are removed too.
@@ -110,7 +108,7 @@ class Mirror(Protocol):
         """Replace the outcome."""
 
     def flush(self) -> dict[str, int]:
-        """Hand over everything added so far; returns what this mirror needs to continue from here."""
+        """Hand over everything added so far; return what this mirror needs to continue from here."""
 
     def close(self) -> None:
         """Finish the hand-over and release everything."""
@@ -131,7 +129,7 @@ class Attempts:
 
     @classmethod
     def of(cls, run: RunPaths) -> Attempts:
-        """Read them from a journal; its steps aren't parsed (0.3 s for a million of them)."""
+        """Read them from a journal without parsing its steps (0.3 s for a million of them)."""
         tail = JournalTail(run, wanted=lambda line: b'"train_started"' in line)
         return cls([event for event in tail.stream() if event["kind"] == "train_started"])
 
@@ -141,7 +139,7 @@ class Attempts:
         return max(self._resumed, default=0)
 
     def add(self, started: Event) -> None:
-        """Add a ``train_started`` event; again: no change."""
+        """Add a ``train_started`` event; adding it again changes nothing."""
         self._resumed[int(started["attempt"])] = int(started.get("resumed_from_step") or 0)
         self._last.clear()
 

@@ -1,9 +1,8 @@
 """Copies a run's new events to one mirror, each once.
 
-``mirrors/<name>.json``: how far a run has been copied to a mirror.
-
-It is written after the mirror has taken a batch. A mirror also says which steps it has: if it lacks some that the
-cursor counts, the journal is read again from its beginning.
+``mirrors/<name>.json``, the cursor, records how far a run has been copied. It is written after the mirror has accepted
+a batch. A mirror also reports which steps it has: if it lacks some that the cursor counts, the journal is read again
+from its beginning.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Cursor:
     """What a mirror has.
 
     Args:
-        target: where it is; another one starts over.
+        target: address of the mirror; a different one starts over.
         offsets: copied bytes by journal file stem.
         last_step: newest step copied.
         attempt: newest attempt whose start was handled.
@@ -61,7 +60,7 @@ class Cursor:
 
     @classmethod
     def read(cls, path: Path, target: str) -> Cursor:
-        """Read the cursor of the last copy; a new one if it is missing, damaged or of another target."""
+        """Read the cursor of the last copy; return a new one if it is missing, damaged or of another target."""
         try:
             cursor = from_plain(cls, files.read_sealed_json(path))
         except (OSError, *DAMAGED):
@@ -73,36 +72,34 @@ class Cursor:
         files.write_sealed_json(path, dataclasses.asdict(self))
 
     def forget_after(self, step: int) -> None:
-        """The mirror has only what was copied up to this step: copy the rest again."""
+        """Count only what was copied up to this step, so that the rest is copied again."""
         self.offsets, self.last_step, self.labels, self.outcome = {}, step, "", ""
         self.forget_scores_after(step)
 
     def forget_scores_after(self, step: int) -> None:
-        """The mirror lacks the scores that were copied after this step."""
+        """Count no scores that were copied after this step, because the mirror lacks them."""
         self.scores = {key: at for key, at in self.scores.items() if at <= step}
 
 
-#: Opens a mirror: what is known of the run, what the mirror needs to continue, and the newest step copied so far.
+#: Opens a mirror, given the known facts of the run, what the mirror needs to continue, and the newest step copied.
 Open = Callable[[About, dict[str, int], int], Mirror]
 
 #: Events between two writes of the cursor, so that the memory doesn't grow with the run.
 _EVENTS_AT_ONCE = 1_000
-#: Kinds that change the labels. ``stage_finished``: provenance is recorded.
+#: Kinds of events that change the labels. ``stage_finished``: provenance is recorded.
 _LABELS = (LABELLED, "config_amended", "amendment_applied", "stage_finished")
 _OUTCOMES = ("head_started", "run_finished")
 
 
 class Copier:
-    """Copies one run to one mirror. It opens the mirror when there is something to copy, and keeps it open.
+    """Copies one run to one mirror, which it opens when there is something to copy and then keeps open.
 
     After an error it must be closed and replaced by another one, which continues from the cursor.
 
     Args:
-        run: the run directory.
-        config: its configuration.
-        name: of the mirror.
-        target: where it is; see :class:`Cursor`.
-        open_mirror: opens it.
+        name: name of the mirror.
+        target: address of the mirror; see :class:`Cursor`.
+        open_mirror: opens the mirror.
     """
 
     def __init__(self, run: RunPaths, config: Config, name: str, target: str, open_mirror: Open) -> None:
@@ -118,10 +115,10 @@ class Copier:
         self._copied = 0
 
     def copy_new(self) -> int:
-        """Copy new events; returns how many the mirror lacked.
+        """Copy new events; return how many the mirror lacked.
 
         Raises:
-            OSError, or an exception of the mirror's library: the mirror doesn't take them.
+            OSError, or an exception of the mirror's library: the mirror does not accept them.
             StorageError: the journal can't be read, or the cursor can't be written.
         """
         mirror = self._mirror or self._opened()
@@ -144,7 +141,7 @@ class Copier:
         """Close the mirror if it is open.
 
         Raises:
-            OSError, or an exception of the mirror's library: it didn't take everything.
+            OSError, or an exception of the mirror's library: the mirror didn't accept everything.
         """
         mirror, self._mirror = self._mirror, None
         if mirror:
@@ -153,7 +150,7 @@ class Copier:
             self._cursor.write(self._path)
 
     def abandon(self) -> None:
-        """Close the mirror after an error: nothing is counted as copied that the cursor doesn't count yet."""
+        """Close the mirror after an error, without counting anything that the cursor doesn't count yet."""
         mirror, self._mirror = self._mirror, None
         if mirror:
             mirror.close()
@@ -163,7 +160,6 @@ class Copier:
         self._cursor.write(self._path)
 
     def _opened(self) -> Mirror | None:
-        """Open the mirror if there is something new and the journal says what the run is."""
         created = next((e for e in writer_events(self._run, FLOW_WRITER) if e["kind"] == "run_created"), None)
         if created is None or not (self._cursor.is_open or self._has_new()):
             return None
@@ -172,7 +168,7 @@ class Copier:
         cursor = self._cursor
         self._mirror = mirror = self._open_mirror(self._about(created), cursor.kept, cursor.last_step)
         self._attempts = Attempts.of(self._run)
-        if not cursor.offsets and mirror.last_step:  # the cursor was lost: believe that its steps count
+        if not cursor.offsets and mirror.last_step:  # the cursor was lost: assume that the mirror's steps are valid
             cursor.attempt = self._attempts.newest
         if mirror.last_step < cursor.last_step:
             cursor.forget_after(mirror.last_step)
@@ -231,7 +227,7 @@ class Copier:
             self._copied += len(points)
 
     def _started(self, mirror: Mirror, event: Event) -> None:
-        """An attempt started: if it repeats steps that the mirror has, remove them there."""
+        """Handle the start of an attempt: remove steps from the mirror that the attempt repeats."""
         cursor, attempt, step = self._cursor, int(event["attempt"]), int(event.get("resumed_from_step") or 0)
         self._attempts.add(event)
         if attempt > cursor.attempt and step < mirror.last_step:
@@ -282,7 +278,6 @@ class Copier:
         self._cursor.outcome = self._say(self._cursor.outcome, said, partial(mirror.outcome, outcome))
 
     def _say(self, before: str, value: dict[str, Any], say: Callable[[], None]) -> str:
-        """Call ``say`` if the value is new; returns its hash."""
         now = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
         if now != before:
             say()
@@ -295,7 +290,6 @@ def _plain(value: object) -> bool | int | float | str:
 
 
 def _facts(run: RunPaths) -> dict[str, str]:
-    """Return the commit, the user, and the like, as far as they are recorded yet."""
     try:
         provenance = dict(files.read_json(run.provenance))
         facts = {

@@ -1,4 +1,4 @@
-"""What mirrors get of ``step`` and ``eval_finished`` events. Pure."""
+"""The data of ``step`` and ``eval_finished`` events that mirrors get. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Point:
 
     Args:
         step: the optimizer step.
-        tokens: consumed up to it.
-        time_unix_s: when it ended.
-        values: by field of its event; those that are known.
+        tokens: tokens consumed up to it.
+        time_unix_s: time of its end.
+        values: known values by field of its event.
     """
 
     step: int
@@ -37,10 +37,10 @@ class Scores:
     """The scores of one evaluation of a milestone.
 
     Args:
-        step, tokens: of the milestone.
-        time_unix_s: when it was evaluated.
+        step, tokens: step and tokens of the milestone.
+        time_unix_s: time of the evaluation.
         group: ``eval``, or ``eval_contract_<id>`` under another contract than the run's, which isn't comparable.
-        values: by task.
+        values: scores by task.
         grows: later evaluations add tasks to these scores.
     """
 
@@ -53,12 +53,12 @@ class Scores:
 
     @property
     def key(self) -> str:
-        """Names the evaluation among those of its run."""
+        """A key that identifies the evaluation among those of its run."""
         return f"{self.tokens} {self.group}" + (f" {len(self.values)}" if self.grows else "")
 
 
 def point(event: Event, shift_s: float) -> Point:
-    """Return what mirrors get of a ``step`` event. The shift is added to its time."""
+    """Return the data of a ``step`` event that mirrors get. The shift is added to its time."""
     names = (*_FIELDS, *others(event)[:MOST_OTHERS])
     values = {name: float(event[name]) for name in names if event.get(name) is not None}
     return Point(int(event["step"]), int(event.get("tokens") or 0), event["time_unix_s"] + shift_s, values)
@@ -72,12 +72,11 @@ def chances(event: Event) -> dict[str, float]:
 
 
 def scores(event: Event, own_contract: str, shift_s: float) -> Scores:
-    """Return what mirrors get of an ``eval_finished`` event.
+    """Return the data of an ``eval_finished`` event that mirrors get.
 
     Args:
-        event: the event.
         own_contract: the run's contract; empty if it is not known.
-        shift_s: added to its time.
+        shift_s: seconds to add to its time.
     """
     contract = str(event.get("contract", ""))
     group = f"eval_contract_{contract[:8]}" if own_contract and contract != own_contract else "eval"
@@ -91,5 +90,4 @@ def scores(event: Event, own_contract: str, shift_s: float) -> Scores:
 
 
 def _plain(task: str) -> str:
-    """Return a task's name with only the characters that MLflow accepts."""
     return re.sub(r"[^\w./ -]", "_", task)

@@ -1,4 +1,4 @@
-"""Copying a run to one of ``tracking.mirrors``: once, or beside the run until it ends.
+"""Copies a run to one of ``tracking.mirrors``: once, or alongside the run until it ends.
 
 ``sync`` copies new entries once; ``python -m flows.tracking.mirrors.sync RUN_DIR NAME`` follows a run. Each mirror has
 a process of its own, so a slow service delays neither the run nor another mirror.
@@ -31,17 +31,16 @@ TITLES: dict[MirrorName, str] = {"tensorboard": "TensorBoard", "wandb": "Weights
 
 
 def sync(run: RunPaths, name: MirrorName) -> int:
-    """Copy new journal entries of a run to a mirror; returns the number of entries copied.
+    """Copy new journal entries of a run to a mirror; return the number of copied entries.
 
     Args:
-        run: the run.
-        name: of the mirror; the run's configuration need not contain it.
+        name: name of the mirror; the run's configuration need not contain it.
 
     Raises:
         ConfigError: the run's configuration can't be read.
         DependencyError: the mirror's package is not installed.
-        RunBusyError: another process is copying this run to it.
-        StorageError: the mirror doesn't take the entries.
+        RunBusyError: another process is copying this run to the mirror.
+        StorageError: the mirror does not accept the entries.
     """
     session = _Session(run, of_run(run), name)
     with files.created_like(run.root):
@@ -55,8 +54,7 @@ def follow(run: RunPaths, name: MirrorName, say: Callable[[str], None]) -> None:
 
     Args:
         run: the run; its flow journals ``head_started`` before it starts a follower.
-        name: of the mirror.
-        say: called when the mirror stops taking entries, and when it takes them again.
+        say: called when the mirror stops accepting entries, and when it accepts them again.
 
     Raises:
         StorageError, RunBusyError: the run has no driver, and it can't be copied now.
@@ -77,7 +75,7 @@ class _Session:
         self._copier: Copier | None = None
 
     def copy_new(self) -> int:
-        """Copy new entries; returns how many.
+        """Copy new entries; return how many.
 
         Raises:
             DependencyError, RunBusyError, StorageError: see :func:`sync`.
@@ -94,7 +92,7 @@ class _Session:
         """Finish the copy.
 
         Raises:
-            StorageError: the mirror didn't take everything.
+            StorageError: the mirror didn't accept everything.
         """
         with self._ended_by_errors():
             copier, self._copier = self._copier, None
@@ -153,12 +151,12 @@ def _open(config: Config, name: MirrorName, about: About, kept: dict[str, int], 
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:
-    # Without closing the mirror, which may wait for its service. The next copy continues from the cursor.
+    # Don't close the mirror, which may wait for its service. The next copy continues from the cursor.
     os._exit(0)
 
 
 def main(argv: list[str]) -> int:
-    """``python -m flows.tracking.mirrors.sync RUN_DIR NAME``."""
+    """Run ``python -m flows.tracking.mirrors.sync RUN_DIR NAME``."""
     names = get_args(MirrorName)
     if len(argv) != 2 or not RunPaths(Path(argv[0])).config.is_file() or argv[1] not in names:
         print(f"usage: python -m flows.tracking.mirrors.sync RUN_DIR {'|'.join(names)}", file=sys.stderr)

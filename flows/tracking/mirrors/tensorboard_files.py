@@ -3,11 +3,11 @@
     tensorboard/            configuration, labels, outcome, hyperparameters; scores by step and by tokens
     tensorboard/by_step/    training by step
     tensorboard/by_tokens/  training by tokens
-    tensorboard/SIMULATED/  in the place of ``tensorboard/``, if nothing was trained
+    tensorboard/SIMULATED/  replaces ``tensorboard/`` if nothing was trained
 
-Training has files of its own because a restart from step k removes all later points of a file: a ``SessionLog`` says
+Training has files of its own because a restart from step k removes all later points of a file: a ``SessionLog`` records
 where training starts again, and TensorBoard drops what it read from there on. A file is continued at the size that the
-cursor has. What was written after the cursor is cut off, so nothing is there twice.
+cursor has. Everything written after the cursor is cut off, so no point is there twice.
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ class EventFiles:
     """The event files of one run; see :class:`flows.tracking.mirrors.base.Mirror`.
 
     Args:
-        about: the run.
         kept: size of each file.
-        last_step: newest step in them, if they have these sizes.
+        last_step: newest step in the files, if they have these sizes.
     """
 
     def __init__(self, about: About, kept: Mapping[str, int], last_step: int) -> None:
@@ -93,13 +92,13 @@ class EventFiles:
         file.write(scores.tokens, scores.time_unix_s, *by_tokens)
 
     def labels(self, labels: Labels) -> None:
-        """Write them as a text; TensorBoard shows the newest one."""
+        """Write the labels as a text; TensorBoard shows the newest one."""
         tables = [_table(values) for values in (labels.tags, labels.facts, labels.amended) if values]
         text = "\n\n".join([f"**{labels.name}**", *tables, *labels.notes])
         self._files[ABOUT].write(self.last_step, self._time_unix_s, _text("labels", text))
 
     def outcome(self, outcome: Outcome) -> None:
-        """Write it as a text, and as the status of the hyperparameters' session."""
+        """Write the outcome as a text, and as the status of the hyperparameters' session."""
         words = f"{outcome.status} at step {outcome.step}"
         text = f"{words}: {outcome.message}" if outcome.message else words
         self._reached(self.last_step, outcome.time_unix_s)
@@ -113,7 +112,7 @@ class EventFiles:
             file.write(0, outcome.time_unix_s, _hyperparameters(metadata.SESSION_END_INFO_TAG, data))
 
     def flush(self) -> dict[str, int]:
-        """Write buffered events; returns the size of each file."""
+        """Write buffered events; return the size of each file."""
         return {name: file.flush() for name, file in self._files.items()}
 
     def close(self) -> None:
@@ -133,12 +132,11 @@ class EventFiles:
 
 
 class _EventFile:
-    """One event file, continued at a size; what is behind it is cut off.
+    """One event file, continued at a size; the rest of an existing file is cut off.
 
     Args:
-        path: of the file.
-        size: in bytes.
-        time_unix_s: of its first event.
+        size: size in bytes.
+        time_unix_s: time of its first event.
     """
 
     def __init__(self, path: Path, size: int, time_unix_s: float) -> None:
@@ -152,20 +150,17 @@ class _EventFile:
             self.restart(0, time_unix_s)  # the first one is no restart; only later ones let TensorBoard drop values
 
     def write(self, step: int, time_unix_s: float, *values: Summary.Value) -> None:
-        """Append values of a step."""
         self._write(Event(wall_time=time_unix_s, step=step, summary=Summary(value=values)))
 
     def restart(self, step: int, time_unix_s: float) -> None:
-        """Let TensorBoard drop the values of this step and later ones, as far as they are written yet."""
+        """Let TensorBoard drop the values of this step and later ones that are already written."""
         self._write(Event(wall_time=time_unix_s, step=step, session_log=SessionLog(status=SessionLog.START)))
 
     def flush(self) -> int:
-        """Write buffered events; returns the file's size."""
         self._file.flush()
         return self._file.tell()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _write(self, event: Event) -> None:
@@ -184,7 +179,6 @@ def _scalar(tag: str, value: float) -> Summary.Value:
 
 
 def _text(tag: str, text: str) -> Summary.Value:
-    """Return a text, which TensorBoard shows as Markdown."""
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
     tensor = TensorProto(dtype=DT_STRING, tensor_shape=shape, string_val=[text.encode()])
     return Summary.Value(tag=tag, tensor=tensor, metadata=create_summary_metadata(tag, ""))

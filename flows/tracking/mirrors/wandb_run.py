@@ -1,7 +1,7 @@
 """A run at Weights & Biases. Its id there is the run's id, so a resumed run continues it.
 
-A row's number (``_step``) is the optimizer step, and W&B takes rows in ascending order only. So the number of its
-newest row says which steps it has. Scores come late: they are in the row of the newest step, with their own step and
+A row's number (``_step``) is the optimizer step, and W&B accepts rows in ascending order only. So the number of its
+newest row shows which steps it has. Scores arrive late: they are in the row of the newest step, with their own step and
 tokens as columns. When training goes back to step k, W&B is asked to remove the rows after k (``resume_from``).
 
 ``wandb.log`` hands rows to a process of wandb, which uploads them. Only the end of a session shows whether that worked:
@@ -21,12 +21,12 @@ from flows.tracking.mirrors.base import About, Labels, Outcome
 from flows.tracking.mirrors.points import Point, Scores
 from hlatctl.run.labels import MARK
 
-#: W&B's limit for tags.
+#: W&B's maximum length of a tag.
 _TAG_CHARS = 64
-#: Its limit for a name.
+#: W&B's maximum length of a name.
 _NAME_CHARS = 128
 _INIT_TIMEOUT_S = 60.0
-#: How long the end of a session waits for uploads.
+#: Maximum seconds to wait for uploads at the end of a session.
 _FINISH_TIMEOUT_S = 600.0
 #: Seconds between two writes of an offline file.
 _OFFLINE_FLUSH_S = 1.0
@@ -37,9 +37,8 @@ class Run:
     """One run at W&B; see :class:`flows.tracking.mirrors.base.Mirror`.
 
     Args:
-        about: the run.
         tracking: entity, project and mode.
-        last_step: newest step copied so far, for offline files: only W&B itself knows what it has.
+        last_step: newest step copied so far; needed for offline files, because only W&B itself knows what it has.
 
     Raises:
         wandb.Error: W&B doesn't answer, or refuses the run.
@@ -76,7 +75,7 @@ class Run:
         return True
 
     def scores(self, scores: Scores) -> None:
-        """Log scores in the row of the newest step; after it was sent, in a row of their own."""
+        """Log scores in the row of the newest step, or in a row of their own if that was already sent."""
         row = max(self.last_step, self._run.starting_step)
         values = {f"{scores.group}/{task}": value for task, value in scores.values.items()}
         axes = {f"{scores.group}/step": scores.step, f"{scores.group}/tokens": scores.tokens}
@@ -85,7 +84,7 @@ class Run:
         self.last_step = row
 
     def labels(self, labels: Labels) -> None:
-        """Set name, tags, notes, and what is known of amendments and provenance in the configuration."""
+        """Set name, tags, notes, and the known amendments and provenance in the configuration."""
         tags = [f"{key}={value}" if value else key for key, value in labels.tags.items()]
         marks = [MARK] if self._about.simulated else []
         self._run.name = labels.name[:_NAME_CHARS]
@@ -95,7 +94,7 @@ class Run:
         self._run.config.update({key: value for key, value in beside.items() if value}, allow_val_change=True)
 
     def outcome(self, outcome: Outcome) -> None:
-        """Set it in the summary. The end of the session sets W&B's own state."""
+        """Set the outcome in the summary. The end of the session sets W&B's own state."""
         self._run.summary.update({"outcome": outcome.status, "outcome_message": outcome.message})
         self._failed = outcome.status == "failed"
 
@@ -107,7 +106,7 @@ class Run:
         """Wait until everything is uploaded, at most 10 minutes.
 
         Raises:
-            wandb.Error, TimeoutError: it was not.
+            wandb.Error, TimeoutError: not everything was uploaded.
         """
         self._finish()
 
@@ -147,7 +146,7 @@ class Run:
 
 
 def _settings(root: Path, tracking: TrackingConfig) -> Mapping[str, Any]:
-    """Return wandb's settings: files in the run directory, and nothing of this process or machine."""
+    """Return wandb's settings: files in the run directory, and no information about this process or machine."""
     return {
         "mode": tracking.wandb_mode,
         "root_dir": os.fspath(root),

@@ -1,9 +1,7 @@
-"""Messages to people about a run: read from its journal, sent by a process beside its driver.
+"""Messages to people about a run: read from its journal, sent by a process alongside its driver.
 
 - ``notes``: which events deserve a message, and its text.
-- ``numbers``: what a message says about the run's progress.
-- ``book``: what was read and what is unsent, in ``notify.json``.
-- ``notifier``: reads, waits, and sends each message once.
+- ``notifier``: reads the journal, sends each message once, and keeps what is unsent in ``notify.json``.
 - ``services``: sends one message with Apprise.
 - ``follower``: the process.
 """

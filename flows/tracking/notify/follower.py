@@ -1,6 +1,6 @@
-"""The process that sends a run's messages while its driver lives, and tells that the driver died.
+"""The process that sends a run's messages while its driver lives, and reports the driver's death.
 
-``python -m flows.tracking.notify.follower RUN_DIR``. A slow or absent service delays only this process.
+``python -m flows.tracking.notify.follower RUN_DIR`` starts it. A slow or absent service delays only this process.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hlatctl.run.lease import driver_pid
 from hlatctl.run.paths import RunPaths
 
 _POLL_S = 2.0
-#: How long a run may have no driver before people are told; a service manager may resume it at once.
+#: Seconds that a run may have no driver before people are notified; a service manager may resume it immediately.
 GRACE_S = 60.0
-#: How long messages are retried after the driver's end.
+#: Seconds for which messages are retried after the driver's end.
 _LINGER_S = 600.0
-#: What a driver's lease says in the moment before the driver writes its name, and in the last one.
+#: Content of a driver's lease just before the driver writes its name, and in its last moment.
 _UNKNOWN_PID = 0
 
 
@@ -36,7 +36,7 @@ def follow(run: RunPaths, *, grace_s: float = GRACE_S, poll_s: float = _POLL_S) 
     Args:
         run: the run; its flow journals ``head_started`` before it starts a follower.
         grace_s: see ``GRACE_S``.
-        poll_s: between two looks at the journal.
+        poll_s: seconds between two reads of the journal.
 
     Raises:
         ConfigError, StorageError: the run can't be read.
@@ -94,7 +94,7 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """``python -m flows.tracking.notify.follower RUN_DIR``."""
+    """Run ``python -m flows.tracking.notify.follower RUN_DIR``."""
     if len(argv) != 1 or not RunPaths(Path(argv[0])).config.is_file():
         print("usage: python -m flows.tracking.notify.follower RUN_DIR", file=sys.stderr)
         return 2

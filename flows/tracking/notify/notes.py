@@ -1,4 +1,4 @@
-"""Which events of a journal deserve a message, and what it says. Pure.
+"""Decides which events of a journal deserve a message, and writes its text. Pure.
 
 The text of an event can come from a log, so a line is made printable, short, and free of recognized secrets.
 """
@@ -17,13 +17,13 @@ from hlatctl.run.redact import hide
 from hlatctl.run.state import NO_SPARE_NODE
 from hlatctl.units import count, one_line, utc
 
-#: Longest line of a message, and of a title.
+#: Maximum characters of a line of a message, and of a title.
 _LINE_CHARS, _TITLE_CHARS = 400, 120
 #: Characters of a text that are read: the time to find secrets grows with their square.
 _READ_CHARS = 2000
-#: Longest summary; it can contain an earlier summary.
+#: Maximum characters of a summary; it can contain an earlier summary.
 _BODY_CHARS = 6000
-#: Lines of a summary of many messages.
+#: Maximum lines of a summary of many messages.
 _SUMMARY_LINES = 15
 #: Kinds that are never delayed.
 URGENT = ("failed", "needs_person", "finished")
@@ -34,9 +34,9 @@ class Message:
     """A message to send.
 
     Args:
-        kind: of ``notify.on``, or ``digest`` or ``test``.
+        kind: a kind of ``notify.on``, or ``digest`` or ``test``.
         title, body: plain text; the title is one line.
-        time_unix_s: when it happened.
+        time_unix_s: time of the event.
     """
 
     kind: str
@@ -50,10 +50,10 @@ class Note:
     """What an event means to a person.
 
     Args:
-        kind: of ``notify.on``.
+        kind: a kind of ``notify.on``.
         title: what happened, in a few words.
         happened, decided, asked, command: lines of the message; empty: none.
-        key: equal for notes that say the same; a day must pass between two of them.
+        key: equal for notes with the same content; at least a day passes between two of them.
     """
 
     kind: str
@@ -84,14 +84,14 @@ class Note:
 
 def shown(text: str, most: int = _LINE_CHARS) -> str:
     """Return a text as one short printable line, without recognized secrets."""
-    if len(text) > _READ_CHARS:  # the last word may be a secret's beginning
+    if len(text) > _READ_CHARS:  # the last word may be the beginning of a secret
         text = text[:_READ_CHARS].rpartition(" ")[0] + " …"
     line = one_line(hide(text)).strip()
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def note_of(event: Event, run: RunPaths) -> Note | None:
-    """Return what an event means to a person; None: nothing. A damaged event means nothing."""
+    """Return what an event means to a person; None: it deserves no message, or is damaged."""
     of = _OF.get(event["kind"])
     try:
         return of(event, run) if of else None
@@ -112,7 +112,7 @@ def driver_gone(pid: int, run: RunPaths) -> Note:
 
 
 def summary(run_id: str, messages: list[Message]) -> Message:
-    """Return one message in the place of many. An urgent one comes first, in full."""
+    """Return one message that replaces many. An urgent one comes first, in full."""
     urgent = [message for message in messages if message.kind in URGENT]
     newest = messages[-_SUMMARY_LINES:]
     left_out = len(messages) - len(newest)
@@ -220,7 +220,7 @@ def _straggler(event: Event, run: RunPaths) -> Note:
 
 def _job_queued(event: Event, run: RunPaths) -> Note | None:
     if event.get("code") != NO_SPARE_NODE:
-        return None  # a place in a scheduler's queue needs nobody
+        return None  # waiting in a scheduler's queue needs no action
     return Note(
         kind="needs_person",
         title="waits for a node to be repaired",

@@ -1,11 +1,9 @@
-"""Reads a run's journal and sends its messages: each one once, at most 20 an hour to a service, then a summary.
+"""Sends the messages about a run's journal: each one once, at most 20 an hour to a service, then a summary.
 
-``notify.json``: how far the journal was read, what was said, and the messages that each service still gets.
-
-It is written after a message was sent. A process that is killed in between sends that one message again: a repeated
-message is better than a missing one. A missing or damaged file begins anew at the newest driver's start.
-
-What messages say about a run's progress: position, forecast and the daily digest.
+``notify.json``, the book, records how far the journal was read, what was sent, and the messages that each service still
+gets. It is written after a message was sent. A process that is killed in between sends that one message again: a
+repeated message is better than a missing one. A missing or damaged file is replaced by one that begins at the newest
+driver's start.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ class Queue:
 
     Args:
         waiting: unsent messages, oldest first.
-        sent_unix_s: when messages were sent, for an hour.
+        sent_unix_s: times of the messages sent in the last hour.
     """
 
     waiting: list[Message] = field(default_factory=list)
@@ -59,7 +57,7 @@ class Digest:
 
 @dataclass
 class Forecast:
-    """The end of training that people know, and since when the prediction is a day later."""
+    """The end of training that was last announced, and since when the prediction is a day later."""
 
     end_unix_s: float
     late_since_unix_s: float | None = None
@@ -67,12 +65,12 @@ class Forecast:
 
 @dataclass
 class Book:
-    """What ``notify.json`` holds.
+    """The content of ``notify.json``.
 
     Args:
         offsets: bytes of the journal that were read, by file stem.
-        said_unix_s: when each key of a note was said, for a day.
-        queues: by entry of ``notify.urls``.
+        said_unix_s: when each key of a note was last sent, kept for a day.
+        queues: queues by entry of ``notify.urls``.
     """
 
     offsets: dict[str, int] = field(default_factory=dict)
@@ -83,7 +81,7 @@ class Book:
 
 
 def read_book(run: RunPaths) -> Book | None:
-    """Return a run's book; None if there is none, or it is damaged."""
+    """Return a run's book; None if it is missing or damaged."""
     try:
         return from_plain(Book, files.read_sealed_json(run.notify))
     except (OSError, *DAMAGED):
@@ -91,18 +89,18 @@ def read_book(run: RunPaths) -> Book | None:
 
 
 def write_book(run: RunPaths, book: Book) -> None:
-    """Write it durably. A full disk is no error: it is a reason to send a message."""
+    """Write a run's book durably. A full disk is no error, because it is a reason to send a message."""
     with suppress(OSError, HlatctlError):
         files.write_sealed_json(run.notify, dataclasses.asdict(book))
 
 
 _NUMBERS_DAY_S = 86_400.0
-#: A prediction must be late for so long before it is told: a slow hour is no slip of the end.
+#: Seconds that a prediction must be late before it is announced: a slow hour doesn't move the end.
 _STAYS_LATE_S = 3600.0
 
 
 def position(state: RunState, config: Config, now_unix_s: float) -> Iterator[str]:
-    """Yield the lines about where a run is, and when training ends."""
+    """Yield the lines about a run's position and the predicted end of training."""
     last = state.last_step
     if last is None:
         return
@@ -115,11 +113,11 @@ def position(state: RunState, config: Config, now_unix_s: float) -> Iterator[str
 
 
 def slip(forecast: Forecast | None, state: RunState, config: Config, now_unix_s: float) -> tuple[Forecast | None, str]:
-    """Compare the predicted end of training with the one that people know.
+    """Compare the predicted end of training with the announced one.
 
     Returns:
-        The forecast to keep, and what happened; empty unless the end has been a day later for an hour. Then the new
-        end is the one that people know, so that the same slip is not told twice.
+        The forecast to keep, and what happened; empty unless the end has been a day later for an hour. The new end then
+        counts as announced, so that the same delay is not announced twice.
     """
     left_s = training_left_s(state, config.total_steps) if state.status == "running" else None
     if left_s is None:
@@ -148,7 +146,7 @@ def is_due(digest: Digest, hour: int, now_unix_s: float) -> bool:
 
 
 def snapshot(state: RunState, now_unix_s: float) -> Digest:
-    """Return what the next digest compares with."""
+    """Return the values with which the next digest compares."""
     loss = number(state.last_step, "loss") if state.last_step else math.nan
     return Digest(now_unix_s, state.tokens, loss if math.isfinite(loss) else None)
 
@@ -185,12 +183,12 @@ def _goodput(run: RunPaths, state: RunState, config: Config) -> list[str]:
     return [] if share is None else [f"goodput {100 * share:.1f} %"]
 
 
-#: Most messages to one service in an hour.
+#: Maximum number of messages to one service per hour.
 PER_HOUR = 20
 _HOUR_S, _DAY_S = 3600.0, 86_400.0
-#: Between two looks at the forecast.
+#: Seconds between two checks of the forecast.
 _FORECAST_S = 600.0
-#: Wait after the first failure of a service, which doubles with each further one, and the longest one.
+#: Seconds to wait after the first failure of a service, doubled with each further one, and the longest wait.
 _RETRY_S, _MAX_RETRY_S = 5.0, 600.0
 
 Send = Callable[[str, Message], str]
@@ -214,11 +212,9 @@ def only_notifier(run: RunPaths) -> Iterator[None]:
 
 
 class Notifier:
-    """Sends a run's messages. Hold :func:`only_notifier`.
+    """Sends a run's messages. The caller must hold :func:`only_notifier`.
 
     Args:
-        run: the run directory.
-        config: the run's configuration.
         send: sends a message to an entry of ``notify.urls``; returns why it failed, or nothing.
         now_unix_s: the clock.
     """
@@ -236,16 +232,16 @@ class Notifier:
         self._failures = dict.fromkeys(urls, 0)
         self._next_try_unix_s = dict.fromkeys(urls, 0.0)
         self._next_forecast_unix_s = 0.0
-        #: Messages that this object has sent.
+        #: Number of messages that this object has sent.
         self.sent = 0
-        #: The newest driver has written the run's end.
+        #: The newest driver has journalled the run's end.
         self.ended = False
-        #: Why each entry that fails now does.
+        #: Reason of each entry that currently fails.
         self.problems: dict[str, str] = {}
 
     @property
     def waiting(self) -> int:
-        """Number of unsent messages."""
+        """The number of unsent messages."""
         return sum(len(queue.waiting) for queue in self._book.queues.values())
 
     def poll(self) -> None:
@@ -266,7 +262,7 @@ class Notifier:
             self._deliver(entry, queue)
 
     def add(self, note: Note, time_unix_s: float, lines: tuple[str, ...] = ()) -> None:
-        """Queue a message, unless the same was said within a day or ``notify.on`` lacks its kind."""
+        """Queue a message, unless the same was sent within a day or ``notify.on`` lacks its kind."""
         now_unix_s, key = self._now_unix_s(), shown(note.key)
         said = {old: at for old, at in self._book.said_unix_s.items() if now_unix_s - at < _DAY_S}
         if key in said or (note.kind != "digest" and note.kind not in self._config.notify.on):
@@ -294,7 +290,7 @@ class Notifier:
         return bool(events)
 
     def _look(self) -> bool:
-        """Look at the forecast and the time of day; return whether the book has changed."""
+        """Check the forecast and the time of day; return whether the book has changed."""
         now_unix_s, book, notify = self._now_unix_s(), self._book, self._config.notify
         if now_unix_s < self._next_forecast_unix_s or not (
             "forecast_slip" in notify.on or notify.digest_hour is not None
@@ -347,12 +343,11 @@ class Notifier:
             self._journal("tracking_back", events=1)
 
     def _journal(self, kind: str, **fields: Any) -> None:
-        """Append an event, unless the disk is full."""
         with suppress(RunBusyError, StorageError), JournalWriter(self._run, NOTIFY_WRITER) as journal:
             journal.append(kind, what="notify", **fields)
 
 
 def _since_the_newest_driver(events: list[Event]) -> list[Event]:
-    """Return the events that a book that begins anew tells: not those of an old run's life without messages."""
+    """Return the events that a new book reports: none from an old run's time without messages."""
     starts = [index for index, event in enumerate(events) if event["kind"] == "head_started"]
     return events[starts[-1] :] if starts else events

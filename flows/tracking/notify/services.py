@@ -1,4 +1,4 @@
-"""Sends one message with Apprise. Nothing of a URL leaves this module: no log, no error, no traceback.
+"""Sends one message with Apprise. No part of a URL leaves this module in a log, an error or a traceback.
 
 Apprise and urllib3 log addresses, so logging is off while they work.
 """
@@ -22,15 +22,15 @@ _TYPES = {"finished": "success", "failed": "failure", "needs_person": "warning",
 
 
 def send(entry: str, message: Message, *, timeout_s: float = TIMEOUT_S) -> str:
-    """Send a message; call it in the main thread.
+    """Send a message; must be called in the main thread.
 
     Args:
-        entry: of ``notify.urls``.
-        message: to send.
-        timeout_s: after which it is given up.
+        entry: an entry of ``notify.urls``.
+        message: message to send.
+        timeout_s: seconds after which to give up.
 
     Returns:
-        Empty, or why it was not sent, without the URL.
+        Empty, or why the message was not sent, without the URL.
     """
     try:
         url = tracking.resolve_notify_url(entry)
@@ -43,7 +43,7 @@ def send(entry: str, message: Message, *, timeout_s: float = TIMEOUT_S) -> str:
         return f"{entry}: the service did not answer within {timeout_s:g} s"
     except ImportError:
         return f"{entry}: the package apprise is not installed"
-    except Exception as error:  # of any of Apprise's services; its text can contain the URL
+    except Exception as error:  # any error of Apprise's services; its text can contain the URL
         return f"{entry}: can't be used ({type(error).__name__})"
 
 
@@ -68,7 +68,7 @@ class _LateError(BaseException):
 
 @contextmanager
 def _within(timeout_s: float) -> Iterator[None]:
-    """Interrupt the block after a time; a service that answers byte by byte would last for ever."""
+    """Interrupt the block after a time; a service that answers byte by byte would last forever."""
 
     def late(_signal: int, _frame: FrameType | None) -> None:
         raise _LateError
