@@ -228,7 +228,7 @@ class Counted(int):
 
     def __eq__(self, other: object) -> bool:
         Counted.compared += 1
-        return int.__eq__(self, other)  # type: ignore[arg-type]
+        return int.__eq__(self, other)
 
     def __lt__(self, other: int) -> bool:
         Counted.compared += 1
