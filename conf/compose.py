@@ -26,8 +26,8 @@ RUNS_DIR_ENV = "HLATCTL_RUNS_DIR"
 CONF_DIR = folders.OURS
 #: More processes don't speed up training, because they share the machine's memory bandwidth.
 _MAX_LOCAL_PROCESSES = 16
-#: Limit of the characters that all ``${KEY}`` of a configuration insert. Each costs time as 100 more characters would,
-#: and a group of keys as 10,000.
+#: Limit of the characters that all ``${KEY}`` of a configuration insert. Each counts as 100 more characters, and a
+#: group of keys as 10,000. One inside the value of another counts as 2,000, because OmegaConf parses it each time.
 _MAX_INSERTED_CHARACTERS = 1_000_000
 #: Hydra's parser takes quadratic time, 2 s for this many marks, and recurses.
 _MAX_MARKS, _MAX_DEPTH = 5_000, 100
@@ -230,12 +230,17 @@ def _only_our_resolvers() -> Iterator[None]:
     from omegaconf.errors import InterpolationResolutionError
 
     known, resolve = BaseContainer._resolvers, BaseContainer._resolve_node_interpolation
-    kept, inserted = dict(known), 0
+    kept, inserted, depth = dict(known), 0, 0
 
     def bounded(container: BaseContainer, inter_key: str, memo: set[int] | None) -> Any:
-        nonlocal inserted
-        node = resolve(container, inter_key, memo)
-        inserted += 10_000 if isinstance(node, Container) else 100 + len(str(node._value()))
+        nonlocal inserted, depth
+        depth += 1
+        try:
+            node = resolve(container, inter_key, memo)
+        finally:
+            depth -= 1
+        once = 2_000 if depth else 100
+        inserted += 10_000 if isinstance(node, Container) else once + len(str(node._value()))
         if inserted > _MAX_INSERTED_CHARACTERS:
             raise InterpolationResolutionError("Values that refer to each other with ${...} become too long")
         return node

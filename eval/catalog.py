@@ -27,12 +27,12 @@ from eval import suites
 from eval.model import missing_package, package_folder
 from eval.suites import Task
 from hlatctl.run.errors import ConfigError, EvaluationError, HlatctlError, suggest
-from hlatctl.run.files import files_below, open_regular
+from hlatctl.run.files import files_below, open_regular, read_bytes
 from hlatctl.units import size
 
 _NAME = re.compile(r"""^["']?(?:task|group)["']?:[ \t]*["']?([^\s"'\[{#]+)""", re.MULTILINE)
 _TAG = re.compile(r"""^["']?tag["']?:((?:[ \t]*[^\n]*)(?:\n[ \t]*-[^\n]*)*)""", re.MULTILINE)
-_INCLUDE = re.compile(r"""^["']?include["']?:[ \t]*["']?([^\s"']+)""", re.MULTILINE)
+_INCLUDE = re.compile(r"""^["']?include["']?:((?:[ \t]*[^\n]*)(?:\n[ \t]*-[^\n]*)*)""", re.MULTILINE)
 _WORD = re.compile(r"""[^\s"'\[\],]+""")
 #: A folder of definitions has fewer files, also with its data; a whole disk is a mistake.
 MAX_OWN_FILES, MAX_OWN_BYTES = 50_000, 256 << 20
@@ -92,7 +92,8 @@ class Definitions:
 
     @cached_property
     def _included(self) -> dict[Path, set[str]]:
-        return {path: {Path(name).name for name in _INCLUDE.findall(text)} for path, text in self.texts.items()}
+        """The file names, without folders, that each file includes."""
+        return {path: {Path(name).name for name in _includes(text)} for path, text in self.texts.items()}
 
     def folders(self, name: str) -> set[Path]:
         """Return the folders of the files that define a name, or else of the files that have it as a tag."""
@@ -165,8 +166,25 @@ def _too_large(folder: Path, why: str) -> ConfigError:
     return ConfigError(f"eval.include_path={folder}: {why}", hint="name a folder that has only task definitions")
 
 
+def _includes(text: str) -> list[str]:
+    """Return the paths of the files that a definition includes."""
+    return [name for line in _INCLUDE.findall(text) for name in _tags(line)]
+
+
+def _check_includes(path: Path, seen: set[Path]) -> None:
+    """Check that a definition and all files that it includes can be read as a whole.
+
+    Raises:
+        OSError: one is missing, too large, or no regular file.
+    """
+    if path not in seen:
+        seen.add(path)
+        for name in _includes(read_bytes(path, _MAX_BYTES).decode(errors="replace")):
+            _check_includes((path.parent / name).resolve(), seen)
+
+
 def _tags(line: str) -> list[str]:
-    """Return the tags of a key's text: one word, a list in brackets, or a list of lines."""
+    """Return the words of a key's text: one word, a list in brackets, or a list of lines."""
     lines = (part.partition("#")[0].strip().removeprefix("-") for part in line.splitlines())
     return [word for part in lines for word in _WORD.findall(part)]
 
@@ -350,6 +368,8 @@ def _read(folders: set[Path], own: Definitions | None) -> dict[str, Any]:
     for path in (path for source in _sources(own) for path in sorted(source.texts, key=Path.as_posix)):
         if path.suffix == ".yaml" and path.parent in folders:
             try:
+                if own and path in own.texts:
+                    _check_includes(path, set())
                 TaskIndex.process_cfg(load_yaml(path, resolve_func=False), path, index)
             except ValueError:  # neither task nor group: a part of other files; the harness ignores it too
                 continue

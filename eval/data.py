@@ -6,7 +6,7 @@ Prints JSON on stdout and progress on stderr. ``eval.data_files`` defines the la
 from __future__ import annotations
 
 import argparse
-import gzip
+import io
 import json
 import sys
 from contextlib import suppress
@@ -69,8 +69,8 @@ def _human_eval() -> dict[str, Any]:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        rows = sum(1 for line in file if line.strip())
+    with io.BytesIO(plan.unpack(path)) if path.suffix == ".gz" else path.open("rb") as file:
+        rows = sum(1 for line, _ in files.lines(file, files.MAX_FILE_BYTES) if line.strip())
     return {"rows": rows, "bytes": path.stat().st_size, "sha256": files.sha256_file(path)}
 
 

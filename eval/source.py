@@ -138,13 +138,12 @@ def _chain(path: Path, seen: set[Path]) -> Iterator[Path]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
-    with path.open("rb") as file:
-        loader = _Loader(file)
-        loader.functions = []
-        try:
-            return dict(loader.get_single_data()), loader.functions
-        finally:
-            loader.dispose()
+    loader = _Loader(files.read_bytes(path))
+    loader.functions = []
+    try:
+        return dict(loader.get_single_data()), loader.functions
+    finally:
+        loader.dispose()
 
 
 def _modules(folder: Path, functions: list[str]) -> list[Path]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # Limits the logits of a batch (windows x length x vocabulary, FP32). Larger blocks are slower on a CPU, because the
 # allocator returns them to the kernel after every batch.
 _LOGITS_BYTES = 16 << 20
+#: Limit of a line: the longest document that preparation accepts, 64 MiB, with every byte as JSON's ``\\u0000``.
+_MAX_LINE_BYTES = 6 * (64 << 20) + 1024
 #: Token ids of windows of equal length.
 Windows = list[list[int]]
 #: Returns :func:`window_losses` of each batch.
@@ -122,13 +124,15 @@ def tokenize(tokenizer: Any, path: Path, *, max_tokens: int) -> HeldOut:
 
 def _texts(path: Path) -> Iterator[str]:
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
+        with path.open("rb") as file:
+            for number, (line, length) in enumerate(files.lines(file, _MAX_LINE_BYTES), start=1):
+                if length > _MAX_LINE_BYTES:
+                    raise DataError(f"{path}: line {number} has {length:,} bytes, the limit is {_MAX_LINE_BYTES:,}")
                 try:
                     yield str(parse_json(line)["text"])
                 except DAMAGED:
                     raise DataError(f"{path}: line {number} is not a JSON object with a field text") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise DataError(f"{path}: held-out text can't be read ({error})") from None
 
 

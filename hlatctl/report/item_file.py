@@ -11,13 +11,19 @@ from typing import Any
 from hlatctl.run import contract as contract_record
 from hlatctl.run.errors import ConfigError, EvaluationError, suggest
 from hlatctl.run.evaluations import LOWER_IS_BETTER
-from hlatctl.run.files import DAMAGED, read_json, why
+from hlatctl.run.files import DAMAGED, open_regular, read_json, why
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState
-from hlatctl.units import printable
+from hlatctl.units import printable, size
 
 #: The end of a prompt is the question; solved examples precede it.
 _PROMPT_CHARS, _ANSWER_CHARS = 1_200, 1_200
+#: In a column and a group of rows: an item has some ten choices, and as many solved examples with theirs.
+_MOST_VALUES = 10_000_000
+#: Of a column in a group of rows, unpacked. The prompts of a task's items have less than 1 GiB.
+_MOST_COLUMN_BYTES = 4 << 30
+#: Rows in memory: so many, or fewer if one text can be as large as a whole column.
+_MOST_BATCH_ROWS, _MOST_BATCH_BYTES = 256, 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +124,33 @@ def rows(path: Path, run: RunPaths, columns: Sequence[str] | None = None) -> Ite
     from pyarrow import ArrowException, parquet
 
     try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=256, columns=columns):
+        with open(path, "rb", opener=open_regular) as opened, parquet.ParquetFile(opened) as file:
+            for batch in file.iter_batches(batch_size=batch_rows(file), columns=columns):
                 yield from batch.to_pylist()
     except (OSError, ArrowException, *DAMAGED) as error:
         raise EvaluationError(
             f"{path}: can't be read ({why(error)})", hint=f"move it away, then `hlatctl eval {run.run_id}`"
         ) from None
+
+
+def batch_rows(file: Any) -> int:
+    """Return how many rows of a Parquet file can be read at once: a small file can say a large text for each row.
+
+    Args:
+        file: a ``ParquetFile``.
+
+    Raises:
+        ValueError: a column is too large.
+    """
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    values = max((chunk.num_values for chunk in chunks), default=0)
+    if values > _MOST_VALUES:
+        raise ValueError(f"has a column of {values:,} values, more than {_MOST_VALUES:,}")
+    largest = max((chunk.total_uncompressed_size for chunk in chunks), default=1)
+    if largest > _MOST_COLUMN_BYTES:
+        raise ValueError(f"has a column of {size(largest)}, more than {size(_MOST_COLUMN_BYTES)}")
+    return max(1, min(_MOST_BATCH_ROWS, _MOST_BATCH_BYTES // max(1, largest)))
 
 
 def first_metric(path: Path, task: str) -> str:

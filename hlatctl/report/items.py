@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hlatctl.report.item_file import batch_rows
 from hlatctl.run import contract, files
 from hlatctl.run.contract import OWN
 from hlatctl.run.errors import EvaluationError
 from hlatctl.run.evaluations import HELD_OUT, headlines
-from hlatctl.run.files import DAMAGED, read_text, why
+from hlatctl.run.files import DAMAGED, open_regular, read_text, why
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState
 
@@ -74,8 +75,8 @@ def _of_parquet(path: Path) -> Iterator[Line]:
     from pyarrow import ArrowException, parquet
 
     try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=256, columns=_COLUMNS):
+        with open(path, "rb", opener=open_regular) as opened, parquet.ParquetFile(opened) as file:
+            for batch in file.iter_batches(batch_size=batch_rows(file), columns=_COLUMNS):
                 yield from map(_of_row, batch.to_pylist())
     except ArrowException as error:
         raise ValueError(str(error)) from None

@@ -301,20 +301,27 @@ def check_size(path: Path, most: int = MAX_FILE_BYTES) -> None:
         raise _too_large(path, size_bytes, most)
 
 
-def lines(file: IO[bytes], most: int) -> Iterator[tuple[bytes, int]]:
+def lines(file: IO[bytes], most: int, end: int | None = None) -> Iterator[tuple[bytes, int]]:
     """Yield the lines of a file, each with its length in bytes, in bounded memory.
 
     A longer line than ``most`` bytes is cut to its beginning, and keeps its line feed if it has one.
 
     Args:
-        file: a file, or a decompressed stream.
-        most: maximum bytes per line.
+        file: also a decompressed one.
+        most: bytes of a line that are kept.
+        end: bytes of a line after which the rest of the file is not searched for its end; None: search all of it. A
+            small compressed file can hold an almost endless line.
+
+    Raises:
+        OSError: a line is longer than ``end``.
     """
     while line := file.readline(most + 1):
         length = len(line)
         if length > most and line[-1] != _LINE_FEED:
             while block := file.readline(_BLOCK_BYTES):
                 length += len(block)
+                if end is not None and length > end:
+                    raise OSError(errno.EFBIG, f"a line has more than {end:,} bytes")
                 if block[-1] == _LINE_FEED:
                     line += b"\n"
                     break

@@ -9,17 +9,17 @@ is the same.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import sys
 import zlib
 from array import array
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hlatctl.run import journal, labels, stopping
 from hlatctl.run.files import DAMAGED, from_plain, read_bytes
@@ -112,6 +112,7 @@ def training_left(state: RunState) -> None:
 
 
 Apply = Callable[[RunState, Event], None]
+_Numbered = TypeVar("_Numbered", AttemptState, AmendmentState, ProfileState)
 
 #: New bytes of journal after which the state is kept again: about 7,000 steps, which fold in 0.1 s.
 KEEP_BYTES = 2 << 20
@@ -191,17 +192,13 @@ def _keep(run: RunPaths, state: RunState, tail: JournalTail) -> None:
             "clock_unix_s": max(place[1] for place in tail.places.values()),
             "places": tail.places,
             "witnesses": {stem: _witness(run, stem, place[0]) for stem, place in tail.places.items()},
-            "state": {
-                field.name: _plain(getattr(state, field.name))
-                for field in dataclasses.fields(state)
-                if field.name != "steps"
-            },
+            "state": {name: value for name, value in vars(state).items() if name != "steps"},
             "ranges": state.steps.ranges,
             "others": rows.others,
             "segments": [[segment.crc, segment.columns] for segment in rows.segments],
             "rows": len(rows.tail[0]),
         }
-        body = [json.dumps(head).encode() + b"\n", *(column.tobytes() for column in rows.tail)]
+        body = [json.dumps(head, default=vars).encode() + b"\n", *(column.tobytes() for column in rows.tail)]
         write_derived(run.fold / "state", [b"%08x\n" % _crc(body), *body])
         known = {segment.path.name for segment in rows.segments}
         for path in run.fold.glob("rows-*"):  # from an earlier version of the journal
@@ -261,14 +258,6 @@ def _witness(run: RunPaths, stem: str, offset: int) -> int:
         before = file.read(min(_WITNESS_BYTES, offset))
     complete = len(before) == min(_WITNESS_BYTES, offset)
     return zlib.crc32(before, zlib.crc32(begin)) if complete else -1
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _crc(parts: list[bytes]) -> int:
@@ -371,34 +360,54 @@ def _stage(status: str) -> Any:
     return handler
 
 
+def _append(items: list[_Numbered], new: _Numbered) -> None:
+    """Append to a list that is ordered by number, so that an item is found without going through all of them.
+
+    Raises:
+        ValueError: the number is not larger than the newest one. Only a damaged or edited journal has such an event.
+    """
+    if items and new.number <= items[-1].number:
+        raise ValueError(f"number {new.number} after {items[-1].number}")
+    items.append(new)
+
+
+def _numbered(items: list[_Numbered], number: int) -> _Numbered | None:
+    """Return the item with a number; usually it is the newest one."""
+    if items and items[-1].number == number:
+        return items[-1]
+    at = bisect_left(items, number, key=lambda item: item.number)
+    return items[at] if at < len(items) and items[at].number == number else None
+
+
 def _attempt_started(state: RunState, event: Event) -> None:
-    if state.attempts:
-        state.attempts[-1].rejected_hosts = [str(host) for host in event.get("rejected_hosts") or []]
-    state.attempts.append(
-        AttemptState(
-            event["attempt"],
-            event.get("handle", {}),
-            event["time_unix_s"],
-            max_checkpoint_step=event.get("max_checkpoint_step"),
-            config_number=event.get("config_number") or 0,
-            oom_kills=event.get("oom_kills"),
-            left_out_hosts=[str(host) for host in event.get("left_out_hosts") or []],
-        )
+    before = state.attempt
+    attempt = AttemptState(
+        event["attempt"],
+        event.get("handle", {}),
+        event["time_unix_s"],
+        max_checkpoint_step=event.get("max_checkpoint_step"),
+        config_number=event.get("config_number") or 0,
+        oom_kills=event.get("oom_kills"),
+        left_out_hosts=[str(host) for host in event.get("left_out_hosts") or []],
     )
+    _append(state.attempts, attempt)
+    if before:
+        before.rejected_hosts = [str(host) for host in event.get("rejected_hosts") or []]
     state.train_stopped = ""
-    _fail_profiles(state)
+    _fail_profile(state)
 
 
-def _fail_profiles(state: RunState) -> None:
-    """Mark requested profiles of attempts that are over as failed, because nothing will record them."""
-    for profile in state.profiles:
-        later = (a for a in state.attempts if a.number >= profile.attempt)
-        if profile.status == "asked" and any(a.number > profile.attempt or a.ended_unix_s is not None for a in later):
+def _fail_profile(state: RunState) -> None:
+    """Fail the profile that was asked of an attempt that is over: nothing will make it."""
+    profile, newest = state.open_profile, state.attempt
+    if profile and newest and newest.number >= profile.attempt:
+        attempt = _numbered(state.attempts, profile.attempt)
+        if newest.number > profile.attempt or (attempt and attempt.ended_unix_s is not None):
             profile.status, profile.message = "failed", f"attempt {profile.attempt} ended before"
 
 
 def _attempt_of(state: RunState, event: Event) -> AttemptState | None:
-    return next((a for a in reversed(state.attempts) if a.number == event["attempt"]), None)
+    return _numbered(state.attempts, event["attempt"])
 
 
 def _attempt_ended(state: RunState, event: Event) -> None:
@@ -413,7 +422,7 @@ def _attempt_ended(state: RunState, event: Event) -> None:
         attempt.next_max_checkpoint_step = event.get("max_checkpoint_step")
         attempt.blamed_hosts = [str(host) for host in event.get("blamed_hosts") or []]
         training_left(state)
-        _fail_profiles(state)
+        _fail_profile(state)
 
 
 def _hang(state: RunState, event: Event) -> None:
@@ -432,7 +441,7 @@ def _straggler(state: RunState, event: Event) -> None:
 def _train_started(state: RunState, event: Event) -> None:
     resumed = int(event.get("resumed_from_step", 0))
     state.steps.supersede(after=resumed)
-    state.spikes = [spike for spike in state.spikes if spike.get("step", 0) <= resumed]
+    del state.spikes[bisect_right(state.spikes, resumed, key=_step_of) :]
     attempt = _attempt_of(state, event)
     if attempt:
         attempt.resumed_from_step = resumed
@@ -469,7 +478,8 @@ def _trusted(degree: str) -> Any:
     def handler(state: RunState, event: Event) -> None:
         step = int(event["step"])
         # A checkpoint that was rejected in one place can be verified in another.
-        state.checkpoints = sorted({*state.checkpoints, step})
+        if not _has_step(state.checkpoints, step):
+            insort(state.checkpoints, step)
         if not (degree == "verified" and state.trust.get(step) == "survived"):
             state.trust[step] = degree
 
@@ -477,8 +487,15 @@ def _trusted(degree: str) -> Any:
 
 
 def _checkpoint_gone(state: RunState, event: Event) -> None:
-    state.checkpoints = [step for step in state.checkpoints if step != event.get("step")]
-    state.trust.pop(event.get("step", 0), None)
+    step = int(event["step"])
+    if _has_step(state.checkpoints, step):
+        del state.checkpoints[bisect_left(state.checkpoints, step)]
+    state.trust.pop(step, None)
+
+
+def _has_step(steps: list[int], step: int) -> bool:
+    at = bisect_left(steps, step)
+    return at < len(steps) and steps[at] == step
 
 
 def _milestone(state: RunState, event: Event) -> None:
@@ -575,38 +592,41 @@ def _config_amended(state: RunState, event: Event) -> None:
     number, at_step = int(event["number"]), event.get("at_step")
     by, why = str(event.get("by", "")), str(event.get("why", ""))
     newest = int(event.get("newest_step", 0))
-    state.amendments.append(AmendmentState(number, event["time_unix_s"], changes, by, why, at_step, newest))
+    _append(state.amendments, AmendmentState(number, event["time_unix_s"], changes, by, why, at_step, newest))
 
 
 def _amendment_applied(state: RunState, event: Event) -> None:
-    for amendment in state.amendments:
-        if amendment.number == event["number"]:
-            amendment.applied_step = int(event["step"])
+    if amendment := _numbered(state.amendments, event["number"]):
+        amendment.applied_step = int(event["step"])
 
 
 def _profile_requested(state: RunState, event: Event) -> None:
     number, steps, ranks = int(event["number"]), int(event["steps"]), [int(rank) for rank in event["ranks"]]
     by, memory = str(event.get("by", "")), bool(event.get("memory"))
-    state.profiles.append(ProfileState(number, event["attempt"], steps, ranks, memory, by))
-    _fail_profiles(state)  # the attempt can end between the check and the request
+    if state.open_profile:
+        raise ValueError("another profile is being made")
+    _append(state.profiles, ProfileState(number, event["attempt"], steps, ranks, memory, by))
+    _fail_profile(state)  # the attempt can end between the look at it and the request
 
 
 def _profiled(state: RunState, event: Event) -> None:
-    for profile in state.profiles:
-        if profile.number == event["number"]:
-            profile.status, profile.message = "done", ""
-            profile.first_step, profile.last_step = int(event["first_step"]), int(event["step"])
-            profile.bytes = int(event["bytes"])
+    if profile := _numbered(state.profiles, event["number"]):
+        profile.status, profile.message = "done", ""
+        profile.first_step, profile.last_step = int(event["first_step"]), int(event["step"])
+        profile.bytes = int(event["bytes"])
 
 
 def _profile_failed(state: RunState, event: Event) -> None:
-    for profile in state.profiles:
-        if profile.number == event["number"]:
-            profile.status, profile.message = "failed", str(event.get("message", ""))
+    if profile := _numbered(state.profiles, event["number"]):
+        profile.status, profile.message = "failed", str(event.get("message", ""))
 
 
 def _gradient_spike(state: RunState, event: Event) -> None:
-    state.spikes.append(event)
+    insort(state.spikes, event, key=_step_of)
+
+
+def _step_of(event: Event) -> int:
+    return int(event.get("step", 0))
 
 
 def _gradient_spike_ended(state: RunState, event: Event) -> None:

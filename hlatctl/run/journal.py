@@ -357,6 +357,8 @@ class JournalTail:
         self._journal, self._wanted = run.journal, wanted
         self._own: dict[str, list[Event]] = {}
         self._reported: set[str] = set()
+        #: Bytes of a file that were searched for lines. If more without an end of line follow, nothing is read again.
+        self._searched: dict[str, int] = {}
         self.places: dict[str, Place] = {stem: (at, -math.inf, 0, 0.0) for stem, at in (offsets or {}).items()}
         #: The time that orders the newest event, which is at least that of any event before it.
         self.clock_unix_s = -math.inf
@@ -428,12 +430,18 @@ class JournalTail:
         try:
             place = self.places.get(stem) or (0, -math.inf, 0, os.stat(path).st_mtime)
             with open(path, "rb") as file:
+                if place[0] < self._searched.get(stem, 0) <= size_bytes:
+                    file.seek(self._searched[stem])
+                    if not _has_line_end(file, size_bytes):
+                        self._searched[stem] = size_bytes
+                        return
                 file.seek(place[0])
                 small = size_bytes - place[0] < _SMALL_BYTES
                 source: IO[bytes] = io.BytesIO(file.read(size_bytes - place[0])) if small else file
                 if small:
                     file.close()
                 yield from _items(source, stem, place, size_bytes, self._wanted)
+                self._searched[stem] = size_bytes
         except OSError as error:
             raise StorageError(f"{path}: can't be read ({error.strerror})", hint="`ls -l` shows whose it is") from None
 
@@ -480,6 +488,15 @@ def number(event: Event, name: str) -> float:
 
 
 _BEGIN: Place = (0, -math.inf, 0, 0.0)
+
+
+def _has_line_end(file: IO[bytes], size_bytes: int) -> bool:
+    """Return whether a line ends between a file's position and this size."""
+    while count := min(_SMALL_BYTES, size_bytes - file.tell()):
+        block = file.read(count)
+        if not block or b"\n" in block:
+            return bool(block)
+    return False
 
 
 def _ordered(events: list[Event], writer: str, place: Place) -> Iterator[_Item]:

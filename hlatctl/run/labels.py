@@ -96,10 +96,11 @@ def write_label(run: RunPaths, change: Change, *, by: str) -> None:
 def apply(labels: LabelState, event: Event) -> None:
     """Apply a ``labelled`` event."""
     labels.name = str(event.get("name", labels.name))
-    kept = {key: value for key, value in labels.tags.items() if key not in event.get("untag", [])}
-    labels.tags = kept | {str(key): str(value) for key, value in event.get("tags", {}).items()}
+    for key in event.get("untag", []):
+        labels.tags.pop(str(key), None)
+    labels.tags |= {str(key): str(value) for key, value in event.get("tags", {}).items()}
     if event.get("note"):
-        labels.notes = [*labels.notes, NoteState(str(event["note"]), str(event.get("by", "")), event["time_unix_s"])]
+        labels.notes.append(NoteState(str(event["note"]), str(event.get("by", "")), event["time_unix_s"]))
 
 
 def in_words(tags: Mapping[str, str]) -> str:

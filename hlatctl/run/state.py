@@ -350,8 +350,8 @@ class RunState:
 
     @property
     def open_profile(self) -> ProfileState | None:
-        """The requested profile that is not recorded yet."""
-        return next((profile for profile in self.profiles if profile.status == "asked"), None)
+        """The profile that is asked for and not made yet. Only the newest one can be: requests exclude each other."""
+        return self.profiles[-1] if self.profiles and self.profiles[-1].status == "asked" else None
 
     @property
     def running_stages(self) -> list[str]:

@@ -228,6 +228,13 @@ def test_references_that_multiply_are_refused(own: Path) -> None:
         compose(["experiment=mine"])
 
 
+def test_references_that_are_resolved_again_and_again_are_refused_early(own: Path) -> None:
+    lines = "".join(f"  A{i}: {f'${{backend.env.A{i - 1}}}' * 2}\n" for i in range(1, 11))
+    written(own / "experiment" / "mine.yaml", f"# @package _global_\nbackend:\n env:\n  A0: x\n{lines}")
+    with using([own]), pytest.raises(ConfigError, match="become too long"):
+        compose(["experiment=mine"])
+
+
 @pytest.mark.parametrize("value", ["[" * 10_000 + "]" * 10_000, "{a:" * 200, f"[{'1,' * 10_000}]"])
 def test_overrides_that_take_minutes_to_parse_are_refused(own: Path, value: str) -> None:
     for refused in (lambda: compose([f"eval.tasks={value}"]), lambda: parse([f"optimizer.lr={value}"], own)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -250,3 +251,14 @@ def test_the_check_passes_where_everything_is_there(
 def test_the_tiny_files_are_json_lines(tiny_data: Path) -> None:
     for path in tiny_data.rglob("*.jsonl"):
         assert all(isinstance(json.loads(line), dict) for line in path.read_text(encoding="utf-8").splitlines()), path
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_packed_problems_that_unpack_to_too_much_or_are_damaged_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    monkeypatch.setattr(plan, "MAX_FILE_BYTES", 1000)
+    path = tmp_path / "HumanEval.jsonl.gz"
+    path.write_bytes(gzip.compress(b"x" * 1001)[: 10 if damaged else None])
+    with pytest.raises(DataError, match="can't be unpacked" if damaged else "unpacks to more than"):
+        plan.unpack(path)

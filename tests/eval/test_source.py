@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,23 @@ def test_a_damaged_definition_is_refused(folder: Path, tmp_path: Path, name: str
         plan.make(_wanted(folder), tmp_path)
     assert message in caught.value.message
     assert caught.value.hint
+
+
+def _make_large(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 17 << 20)
+
+
+@pytest.mark.parametrize("include", ["_other", "[_base, _other]", "\n  - _base\n  - _other"])
+@pytest.mark.parametrize("make", [os.mkfifo, _make_large])
+def test_an_included_file_that_blocks_or_fills_the_memory_is_refused(
+    folder: Path, tmp_path: Path, include: str, make: Callable[[Path], Any]
+) -> None:
+    make(tmp_path / "other")
+    (folder / "_other").write_text(f"include: {tmp_path}/other\n", encoding="utf-8")
+    (folder / "sums.yaml").write_text(f"task: my_sums\ninclude: {include}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"sums\.yaml: is no task definition"):
+        plan.make(_wanted(folder), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,15 @@ def test_a_damaged_held_out_text_is_refused(loaded: Loaded, tmp_path: Path, cont
         validation.evaluate(loaded, path, max_tokens=10)
 
 
+def test_a_held_out_line_without_an_end_is_refused(
+    loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "_MAX_LINE_BYTES", 100)
+    path = _write(tmp_path / "v.jsonl", "x" * 1000)
+    with pytest.raises(DataError, match=r"line 1 has 1,0\d\d bytes, the limit is 100"):
+        validation.evaluate(loaded, path, max_tokens=10)
+
+
 def test_a_missing_held_out_text_is_refused(loaded: Loaded, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="held-out text can't be read"):
         validation.evaluate(loaded, tmp_path / "none.jsonl", max_tokens=10)

@@ -79,6 +79,8 @@ def no_column(where: str, column: str, names: list[str]) -> DataError:
 
 
 _BLOCK_BYTES = 1 << 20
+#: Limit of a compressed line that is skipped; with a longer one, the rest of its file is damaged.
+_MAX_UNPACKED_BYTES = 1 << 30
 
 
 @contextmanager
@@ -97,7 +99,7 @@ def open_lines(path: Path) -> Iterator[Iterable[tuple[bytes, int]]]:
 
             unpacked = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
             stream = io.BufferedReader(unpacked)
-        yield files.lines(stream, MAX_TEXT_BYTES)
+        yield files.lines(stream, MAX_TEXT_BYTES, None if stream is raw else _MAX_UNPACKED_BYTES)
 
 
 class LineRange:

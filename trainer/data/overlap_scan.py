@@ -148,11 +148,18 @@ def _words(lengths: list[int]) -> int:
     return int(np.clip(np.percentile(lengths, _PERCENTILE), _LEAST_WORDS, MOST_WORDS))
 
 
+#: Limit of the items, which are kept in memory. Those of all tasks of the built-in suites have some 100 MB.
+_MAX_ITEMS_BYTES = 1 << 30
+
+
 def _read(path: Path) -> dict[str, dict[str, bytes]]:
     texts: dict[str, dict[str, bytes]] = {}
     try:
+        files.check_size(path, _MAX_ITEMS_BYTES)
         with path.open("rb") as file:
-            for line in file:
+            for number, (line, length) in enumerate(files.lines(file, files.MAX_FILE_BYTES), start=1):
+                if length > files.MAX_FILE_BYTES:
+                    raise ValueError(f"line {number} has {length:,} bytes")
                 record = parse_json(line)
                 texts.setdefault(str(record["task"]), {})[str(record["item"])] = normalise(str(record["text"]))
     except (OSError, *DAMAGED) as error:

@@ -397,6 +397,8 @@ _ROOT = re.compile(rf"/[^\s'\"]*?{re.escape(_SUFFIX)}(?=/|\b)")
 _CHUNK_BYTES = 2 << 20
 #: Bytes at each end that a check of a file's schema or first line reads.
 _END_BYTES = 256 << 10
+#: Of a line's rest, at least what the readers of documents accept (``trainer.data.formats.MAX_TEXT_BYTES``).
+_MAX_LINE_BYTES = 65 << 20
 
 
 def is_remote(config: Config) -> bool:
@@ -464,8 +466,8 @@ def fetch(path: Path, start: int = 0, size: int | None = None, *, whole_lines: b
 
     Args:
         start: first byte.
-        size: number of bytes; None: to the end.
-        whole_lines: also fill the byte before, and the rest of the last line.
+        size: bytes; None: all that follow.
+        whole_lines: also the byte before, and the rest of the last line, up to a limit: readers refuse a longer line.
 
     Raises:
         DataError: the object can't be read.
@@ -474,8 +476,8 @@ def fetch(path: Path, start: int = 0, size: int | None = None, *, whole_lines: b
     end = remote.size if size is None else min(start + size, remote.size)
     start = max(0, start - 1) if whole_lines else start
     fetch_ranges([(path, start, end - start)])
-    line_ends = not whole_lines
-    while not line_ends and end < remote.size:
+    line_ends, most = not whole_lines, min(end + _MAX_LINE_BYTES, remote.size)
+    while not line_ends and end < most:
         content = remote.read(end - 1, min(_END_BYTES, remote.size - end + 1))
         _write(path, end - 1, content)
         line_ends = b"\n" in content

@@ -27,6 +27,7 @@ from hlatctl.report.exchange.imported import (
     text,
     whole,
 )
+from hlatctl.report.item_file import batch_rows
 from hlatctl.run.files import open_regular
 from hlatctl.units import size
 
@@ -125,10 +126,6 @@ _COLUMNS = {
     "metric": (),
     "model_response": ("input", "text", "text_post_processed", "logprobs"),
 }
-#: Maximum values per column: an item has some ten choices, and as many solved examples with theirs.
-_MOST_VALUES = 10_000_000
-#: Maximum rows in memory; fewer if one text can be as large as a whole column.
-_MOST_BATCH_ROWS, _MOST_BATCH_BYTES = 64, 256 << 20
 
 
 def find_details(results: Path, value: Mapping[str, Any]) -> dict[str, Found]:
@@ -181,11 +178,7 @@ def _batch_rows(file: Any) -> int:
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     if sum(group.total_byte_size for group in groups) > MOST_FILE_BYTES:
         raise ValueError(f"has more than {size(MOST_FILE_BYTES)}")
-    values = max((g.column(n).num_values for g in groups for n in range(g.num_columns)), default=0)
-    if values > _MOST_VALUES:
-        raise ValueError(f"has a column of {values:,} values, more than {_MOST_VALUES:,}")
-    chunks = [group.column(number).total_uncompressed_size for group in groups for number in range(group.num_columns)]
-    return max(1, min(_MOST_BATCH_ROWS, _MOST_BATCH_BYTES // max(chunks, default=1)))
+    return batch_rows(file)
 
 
 def _row(detail: dict[str, Any], seen: Counter[str]) -> Row:

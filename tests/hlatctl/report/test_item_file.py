@@ -7,9 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 
 from hlatctl.cli.main import main
+from hlatctl.report import item_file, items
 from hlatctl.report.item_file import deciding
+from hlatctl.run.errors import EvaluationError
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.item_rows import row, write_items
 from tests.hlatctl.scored_runs import hlat_scores, scored_run
@@ -95,3 +98,17 @@ def test_an_item_is_right_by_its_accuracy_even_if_its_perplexity_comes_first() -
     assert deciding(["acc", "acc_norm"], "acc_norm") == "acc_norm"
     assert deciding(["perplexity"], "") == "perplexity"
     assert deciding([], "acc") == ""
+
+
+def test_few_rows_are_in_memory_if_a_small_file_says_a_large_text_for_each(
+    run: RunPaths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run.eval(TOKENS) / "items-gsm8k.parquet"
+    monkeypatch.setattr(item_file, "_MOST_BATCH_BYTES", 4_000)
+    with parquet.ParquetFile(path) as file:
+        assert item_file.batch_rows(file) == 1
+    monkeypatch.setattr(item_file, "_MOST_COLUMN_BYTES", 1_000)
+    code, _, error = show(run, capsys, "--task", "gsm8k")
+    assert (code, "has a column of" in error) == (21, True)
+    with pytest.raises(EvaluationError, match="has a column of"):
+        items.read_lines(path, hint="")

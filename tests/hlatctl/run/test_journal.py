@@ -331,3 +331,31 @@ def test_an_event_that_readers_would_ignore_is_not_written(tmp_path: Path) -> No
         pytest.raises(ValueError, match="the note event has"),
     ):
         journal.append("note", text="x" * lines.MAX_BYTES)
+
+
+def test_a_torn_tail_is_read_once_and_its_line_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunPaths(tmp_path / "r")
+    write(run, "flow", ("first", {}))
+    path = run.journal / "flow.jsonl"
+    event = {"v": 1, "seq": 2, "time_unix_s": 2e9, "attempt": 0, "kind": "second", "text": "x" * 100}
+    line = lines.to_line(event)
+    tail, items, read = JournalTail(run), lines._items, list[Any]()
+
+    def counted(*args: Any) -> Any:
+        read.append(args)
+        return items(*args)
+
+    monkeypatch.setattr(lines, "_items", counted)
+    with path.open("ab", buffering=0) as file:
+        file.write(line[:50])
+        assert kinds(tail.read_new()) == ["first"]
+        for part in (line[50:60], b"", line[60:-1]):
+            file.write(part)
+            assert tail.read_new() == []
+        assert len(read) == 1
+        file.write(line[-1:])
+        assert kinds(tail.read_new()) == ["second"]
+        file.write(line[:50])
+        assert tail.read_new() == []
+    write(run, "flow", ("third", {}))
+    assert kinds(tail.read_new()) == ["third"], "its writer has cut the torn line"

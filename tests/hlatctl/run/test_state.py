@@ -221,6 +221,59 @@ def test_a_profile_that_is_asked_of_an_attempt_that_is_over_fails() -> None:
     assert unended.fold().open_profile is None, "the end of attempt 1 is not in the journal"
 
 
+class Counted(int):
+    """A number that counts how often such numbers are compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return int.__eq__(self, other)
+
+    def __lt__(self, other: int) -> bool:
+        Counted.compared += 1
+        return int.__lt__(self, other)
+
+    def __gt__(self, other: int) -> bool:
+        Counted.compared += 1
+        return int.__gt__(self, other)
+
+    __hash__ = int.__hash__
+
+
+def test_a_journal_with_very_many_attempts_profiles_and_amendments_is_folded_in_linear_time() -> None:
+    story, count = Story(), 500
+    for number in map(Counted, range(1, count + 1)):
+        story.add("attempt_started", number, handle={}).add("config_amended", number=number, changes={})
+        story.add("profile_requested", number, number=number, steps=5, ranks=[0])
+        story.add("profile_failed", number, number=number)
+    for number in map(Counted, range(1, count + 1)):
+        story.add("attempt_ended", number, cause="killed").add("hang", number, evidence="silent")
+        story.add("amendment_applied", number=number, step=1).add("profile_failed", number=number)
+    Counted.compared = 0
+    state = story.fold()
+    assert Counted.compared < len(story.events) * 20
+    assert not state.warnings
+    assert all(a.cause == "killed" and a.hang for a in state.attempts)
+    assert all(a.applied_step == 1 for a in state.amendments)
+    assert [p.status for p in state.profiles] == ["failed"] * count
+
+
+def test_an_attempt_with_an_earlier_number_gives_a_warning() -> None:
+    story = Story().add("attempt_started", 1, handle={}).add("attempt_started", 3, handle={})
+    state = story.add("attempt_started", 2, handle={}).add("attempt_started", 3, handle={}).fold()
+    assert [attempt.number for attempt in state.attempts] == [1, 3]
+    assert len(state.warnings) == 2
+
+
+def test_a_late_spike_is_placed_by_its_step() -> None:
+    story = Story().train(1, 0, 5, loss=1.0).train(2, 2, 6, loss=1.0)
+    for step in (3, 5, 4):
+        story.add("gradient_spike", 2, step=step)
+    assert [spike["step"] for spike in story.fold().spikes] == [3, 4, 5]
+    assert [spike["step"] for spike in story.add("train_started", 3, resumed_from_step=4).fold().spikes] == [3, 4]
+
+
 @pytest.mark.parametrize("order", [("head_started", "stop_requested"), ("stop_requested", "head_started")])
 def test_a_request_to_stop_reaches_the_driver_that_it_names_in_any_order_of_events(order: tuple[str, str]) -> None:
     fields: dict[str, dict[str, Any]] = {"head_started": {"token": "second"}, "stop_requested": {"driver": "second"}}

@@ -294,3 +294,17 @@ def test_a_range_of_lines_counts_the_bytes_of_a_line_without_an_end(
     ranges = [formats.LineRange(path, start, start + 35) for start in (0, 35, 70)]
     assert [[line for line, _ in lines] for lines in ranges] == [[b"1\n", b"x" * 11 + b"\n"], [], [b"3\n"]]
     assert [lines.read_bytes for lines in ranges] == [103, 0, 2]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+def test_a_packed_line_that_is_almost_endless_is_not_unpacked_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(formats, "MAX_TEXT_BYTES", 1000)
+    monkeypatch.setattr(formats, "_MAX_UNPACKED_BYTES", 100_000)
+    path, pack = tmp_path / name, gzip.compress if name.endswith(".gz") else zstandard.compress
+    path.write_bytes(pack(b'{"text": "one"}\n' + b"x" * 3_000_000 + b'\n{"text": "three"}\n'))
+    rows, reported = _read(path)
+    assert rows == [(1, "one")]
+    assert "truncated or damaged after line 1" in reported[0]
+    assert "a line has more than 100,000 bytes" in reported[0]

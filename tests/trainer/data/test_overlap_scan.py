@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from conf.schema import Config, TrainConfig
-from hlatctl.run.errors import CheckpointError
+from hlatctl.run import files
+from hlatctl.run.errors import CheckpointError, DataError
 from trainer.data.loader import Loader
 from trainer.data.overlap_scan import Consumed, Items, Place
 
@@ -82,3 +83,15 @@ def test_each_item_has_its_own_hits_and_the_first_of_them(items: Items) -> None:
 
 def test_nothing_found_is_no_overlap(items: Items) -> None:
     assert items.results({})["quiz"]["overlapping"] == {}
+
+
+def test_items_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "items.jsonl"
+    path.write_text(json.dumps({"task": "quiz", "item": "a", "text": "x " * 500}), encoding="utf-8")
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 100)
+    with pytest.raises(DataError, match="line 1 has 1,0"):
+        Items(path)
+    with path.open("ab") as file:
+        file.truncate(2 << 30)
+    with pytest.raises(DataError, match="2,147,483,648 bytes"):
+        Items(path)

@@ -359,3 +359,14 @@ def test_s3_without_bucket_or_credentials_is_refused_and_a_secret_is_not_repeate
     with pytest.raises(DataError, match=r"can't be listed \(NoCredentialsError|can't be listed \(PermissionError"):
         check(_config(make_config, "s3://bucket/x", tmp_path))
     fsspec.filesystem("s3").clear_instance_cache()
+
+
+def test_a_line_without_an_end_is_fetched_up_to_a_limit(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_END_BYTES", 100)
+    monkeypatch.setattr(remote, "_MAX_LINE_BYTES", 1000)
+    memory.pipe("/bucket/corpus/d.jsonl", b"x" * 10_000)
+    root = remote._make(tmp_path / "source-00.remote", remote.list_corpus(os.fspath(tmp_path), _URL))
+    remote.fetch(root / "d.jsonl", 0, 50, whole_lines=True)
+    assert 1000 < (root / "d.jsonl").read_bytes().count(b"x") < 1500
