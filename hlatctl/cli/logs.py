@@ -291,8 +291,6 @@ def _check_stage(run: RunPaths, stage: str) -> None:
 
 def _stage_of(path: Path) -> str:
     """Return the stage of a log: ``eval`` of ``eval-10240.log``, ``train`` of ``train.node-3.log``."""
-    if path.parent.name.isdigit():  # a process of torchrun's, in old runs
-        path = next(parent for parent in path.parents if parent.parent.name.startswith("attempt-"))
     name = path.name.split(".")[0]
     return name.rpartition("-")[0] if name.rpartition("-")[2].isdigit() else name
 
