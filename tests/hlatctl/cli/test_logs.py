@@ -76,7 +76,7 @@ def test_the_events_of_one_rank_are_shown(run: RunPaths, capsys: pytest.CaptureF
     assert main(["logs", "example", "--rank", "0"]) == 0
     kinds = {line.split("UTC  ")[1].split()[0] for line in capsys.readouterr().out.splitlines()}
     assert kinds == {"attempt", "step", "checkpoint"}
-    write(run, 1, "node0-1.log", "")
+    write(run, 1, "ranks/attempt_0/1/stdout.log", "")
     assert main(["logs", "example", "--rank", "1"]) == 0
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "rank 1 has printed nothing\n")
