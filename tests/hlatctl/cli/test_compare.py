@@ -15,6 +15,7 @@ from hlatctl.run import files
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
+from tests.hlatctl.item_rows import row, write_items
 from tests.hlatctl.scored_runs import CONTRACT, FIELDS, OTHER, OTHER_FIELDS, hlat_scores, score, scored_run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "compare"
@@ -262,12 +263,12 @@ def test_a_run_without_an_evaluated_milestone_is_an_error(
 
 def answered(runs_dir: Path, run_id: str, tokens: int, right: int) -> None:
     """Write items of `boolq`, of which the first are right."""
-    folder = RunPaths(runs_dir / run_id).eval(tokens)
-    kept = {"target": "no", "filtered_resps": ["yes"], "filter": "none", "metrics": ["acc"]}
-    hashes = {"doc_hash": "d", "prompt_hash": "p", "target_hash": "t"}
-    lines = [{"doc_id": n, **kept, **hashes, "acc": float(n < right)} for n in range(12)]
-    files.write_text(folder / "samples-boolq.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    files.write_json(folder / "tasks" / "boolq.json", {"scores": {"boolq": score("acc", 0.0, None, 12)}})
+    run = RunPaths(runs_dir / run_id)
+    kept = {"target": "no", "answer": "yes", "filter": "none", "document": "{}"}
+    write_items(
+        run, tokens, "boolq", [row(str(n), 0.0, metrics=[("acc", float(n < right))], **kept) for n in range(12)]
+    )
+    files.write_json(run.eval(tokens) / "tasks" / "boolq.json", {"scores": {"boolq": score("acc", 0.0, None, 12)}})
 
 
 def test_two_runs_and_two_milestones_are_compared_item_by_item(runs_dir: Path, compare: Compare) -> None:
