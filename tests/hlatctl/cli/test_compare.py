@@ -16,7 +16,7 @@ from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
 from tests.hlatctl.item_rows import row, write_items
-from tests.hlatctl.scored_runs import CONTRACT, FIELDS, OTHER, OTHER_FIELDS, hlat_scores, score, scored_run
+from tests.hlatctl.scored_runs import CONTRACT, FIELDS, OTHER_FIELDS, hlat_scores, score, scored_run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "compare"
 #: Set to write the golden files anew; look at the difference before it is committed.
@@ -159,20 +159,14 @@ def test_a_run_of_the_smoke_suite_is_shown_too(
     assert "its contract is unknown" in text
 
 
-def test_scores_that_name_no_contract_have_that_of_their_event_or_of_an_equal_results_file(
-    runs_dir: Path, compare: Compare
-) -> None:
+def test_scores_that_name_no_contract_have_that_of_their_event(runs_dir: Path, compare: Compare) -> None:
     def contracts() -> list[str]:
         (column,) = json.loads(compare("named-5", "--format", "json"))["columns"]
         return list(column["contracts"])
 
     run = scored_run(runs_dir, "named-5", {"boolq": score("acc", 0.7, 0.008, 3_270)}, whole=None)
     assert contracts() == []
-    results, kept = run.eval(400_000_000_000) / "results.json", {"boolq": score("acc", 0.7, 0.008, 3_270)}
-    files.write_json(results, {"contract": OTHER, "scores": kept})
-    assert contracts() == [OTHER]
-    files.write_json(results, {"contract": OTHER, "scores": {}})
-    assert contracts() == []
+    kept = {"boolq": score("acc", 0.7, 0.008, 3_270)}
     with JournalWriter(run, "eval-400000000000") as journal:
         journal.append("eval_finished", milestone_tokens=400_000_000_000, step=95_368, scores=kept, contract=CONTRACT)
     assert contracts() == [CONTRACT]
