@@ -56,8 +56,8 @@ def _numbers(run: RunPaths | None, present: Contracts, *, new: bool) -> dict[str
     if not run:
         return dict.fromkeys(present.hashes, OWN)
     accepted = contract_record.check_record(run, present, new=new)
-    for note in accepted.notes:
-        print(note, file=sys.stderr)
+    if accepted.dropped:
+        print(accepted.dropped, file=sys.stderr)
     return accepted.numbers
 
 

@@ -73,7 +73,8 @@ def evaluate(
             if accepted.dropped:
                 runner.append("eval_contract_replaced", message=accepted.dropped)
             is_chosen = usual.eval.enabled and _tasks_of(config) != _tasks_of(usual)
-            return _Evaluation(runner, planned, accepted.notes, is_chosen=is_chosen).run(try_number, began_s)
+            remarks = [accepted.dropped] if accepted.dropped else []
+            return _Evaluation(runner, planned, remarks, is_chosen=is_chosen).run(try_number, began_s)
 
 
 def _tasks_of(config: Config) -> tuple[Any, ...]:

@@ -1,7 +1,11 @@
 """Jobs as processes of this machine, each in a session of its own, so that they outlive the driver.
 
 The rendered shell script sets the environment and becomes ``hlatctl.node``, which writes a start record first and an
-end record last, both as JSON. The launcher finds a job and its exit code through these two files.
+end record last. ``flows.launch.local`` finds the job through these two files.
+
+Read the start and end records of a local job: its process, its other processes, its exit code.
+
+``hlatctl.node`` writes both files as JSON.
 """
 
 from __future__ import annotations
@@ -29,8 +33,8 @@ class Record:
     """A job that was started on this machine.
 
     Args:
-        process: ``hlatctl.node``, or the shell of an older version's job.
-        token: of the job's processes; empty for an older version's job, whose processes are descendants of its shell.
+        process: ``hlatctl.node``.
+        token: of the job's processes; empty if it was found by its command line before it started any.
     """
 
     process: Identity
@@ -38,22 +42,16 @@ class Record:
 
     def members(self) -> list[Identity]:
         """Return the job's processes that are alive."""
-        if self.token:
-            return [process for process in (*processes.of_job(self.token), self.process) if processes.alive(process)]
-        if not processes.alive(self.process):
-            return []
-        below = (processes.identify(pid) for pid in processes.descendants(self.process.pid))
-        return [self.process, *(process for process in below if process)]
+        started = processes.of_job(self.token) if self.token else ()
+        return [process for process in (*started, self.process) if processes.alive(process)]
 
     def ask_to_stop(self) -> None:
-        """Ask the job to stop; of an older version's job the process group, because its shell only waits."""
-        asked = [self.process] if self.token else [m for m in self.members() if _group(m.pid) == self.process.pid]
-        for process in asked:
-            processes.send(process, signal.SIGTERM)
+        """Ask ``hlatctl.node`` to stop the job."""
+        processes.send(self.process, signal.SIGTERM)
 
     def ask_to_end(self) -> bool:
         """Ask ``hlatctl.node`` to end the job immediately; return whether it was asked."""
-        return bool(self.token) and processes.send(self.process, signal.SIGQUIT)
+        return processes.send(self.process, signal.SIGQUIT)
 
 
 def record_paths(handle: Handle) -> tuple[Path, Path]:
@@ -76,8 +74,6 @@ def recorded_start(handle: Handle) -> Record | None:
 def recorded(handle: Handle) -> Record | None:
     """Return the job of the start record; None: there is no usable record."""
     value = _read(record_paths(handle)[0])
-    if isinstance(value, int):
-        return _old(handle, value)
     try:
         process = Identity(pid=int(value["pid"]), started=str(value["started"]), boot_id=str(value["boot_id"]))
         return Record(process=process, token=str(value["token"]))
@@ -89,7 +85,7 @@ def recorded_exit_code(handle: Handle) -> int | None:
     """Return the exit code of a job that has ended and left one."""
     value = _read(record_paths(handle)[1])
     try:
-        return int(value["code"]) if isinstance(value, dict) else None if value is None else int(value)
+        return int(value["code"])
     except DAMAGED:
         return None
 
@@ -102,25 +98,11 @@ def _running(handle: Handle) -> Record | None:
     return None
 
 
-def _old(handle: Handle, pid: int) -> Record | None:
-    process = processes.identify(pid)
-    if process is None or processes.command_line(pid) != ("/bin/sh", f"{handle.launch_dir}/{handle.name}.sh"):
-        return None
-    return Record(process=process, token="")
-
-
 def _read(path: Path) -> Any:
     try:
         return files.read_json(path)
     except (OSError, *DAMAGED):
         return None
-
-
-def _group(pid: int) -> int:
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return -1
 
 
 _POLL_S = 0.05

@@ -16,7 +16,6 @@ from flows.tracking import prefect_api
 from hlatctl.run import files
 from hlatctl.run.errors import run_main
 from hlatctl.run.lease import is_held
-from hlatctl.run.paths import RunPaths
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -86,8 +85,6 @@ def _running_tasks(client: SyncPrefectClient, flow_run_id: Any) -> list[Any]:
 def _lock(runs_dir: Path, flow_run: Any) -> Path | None:
     """Return the lock that a flow run's process holds; None if the flow run belongs to another runs folder."""
     path = flow_run.parameters.get(LOCK)
-    if path is None and "run_id" in flow_run.parameters and "//127.0.0.1:" in os.environ["PREFECT_API_URL"]:
-        path = RunPaths(runs_dir / str(flow_run.name)).driver_lock  # flow runs of old versions have no LOCK
     lock = Path(str(path))
     return lock if path and lock.is_relative_to(runs_dir) and ".." not in lock.parts and lock.is_file() else None
 

@@ -287,7 +287,7 @@ def _check_stage(run: RunPaths, stage: str) -> None:
 
 def _stage_of(path: Path) -> str:
     """Return the stage of a log: ``eval`` of ``eval-10240.log``, ``train`` of ``train.node-3.log``."""
-    if path.parent.name.isdigit():  # a process of torchrun's, in old runs
+    if path.parent.name.isdigit():  # a process of torchrun's, on Kubernetes
         path = next(parent for parent in path.parents if parent.parent.name.startswith("attempt-"))
     name = path.name.split(".")[0]
     return name.rpartition("-")[0] if name.rpartition("-")[2].isdigit() else name
@@ -359,7 +359,7 @@ class _Printer:
         self.printed, self._open_line = True, not text.endswith("\n")
 
     def _print_logs(self, folder: Path) -> None:
-        # A node's log has the lines of all its ranks. In old runs, each rank has a file in a subfolder.
+        # A node's log has the lines of all its ranks. On Kubernetes, each rank has a file in a subfolder.
         own = {path for path in folder.rglob("*.log") if self.rank is not None and _is_of_rank(path, self.rank)}
         node = self._node_of_rank(folder)
         shared = {path for path in folder.glob("*.log") if _node_of(path) == node} - own
@@ -419,13 +419,9 @@ def _node_of(path: Path) -> int:
 
 
 def _is_of_rank(path: Path, rank: int) -> bool:
-    """Match torchrun's layout (``…/<local rank>/stdout.log``) or the file's name (``node0-3.log``, ``rank00003.log``).
-
-    On several nodes, torchrun's folders are below ``node-<number>``, and each node has the same number of ranks.
-    """
-    if path.parent.name.isdigit():
-        node = next((int(part.name[5:]) for part in path.parents if _NODE.fullmatch(part.name)), 0)
-        on_node = sum(folder.name.isdigit() for folder in path.parent.parent.iterdir()) if node else 0
-        return node * on_node + int(path.parent.name) == rank
-    digits = None if _node_of(path) else re.search(r"(\d+)$", path.stem)
-    return digits is not None and int(digits.group(1)) == rank
+    """Match torchrun's layout: ``node-<number>/…/<local rank>/stdout.log``. Each node has the same number of ranks."""
+    if not path.parent.name.isdigit():
+        return False
+    node = next((int(part.name[5:]) for part in path.parents if _NODE.fullmatch(part.name)), 0)
+    on_node = sum(folder.name.isdigit() for folder in path.parent.parent.iterdir()) if node else 0
+    return node * on_node + int(path.parent.name) == rank

@@ -10,12 +10,10 @@ from typing import Any
 from hlatctl.cli.common import Json, RunOrSweepName, RunsDir, columns, find_run, find_sweep, print_json, say, write
 from hlatctl.report.eval_queue import (
     EvaluationQueue,
-    evaluated_count,
     evaluation_queue,
     forecast_text,
     task_forecast,
     tasks_text,
-    untimed_text,
     waiting_text,
 )
 from hlatctl.report.exchange.imported import origin_text
@@ -43,7 +41,7 @@ def queue_rows(view: RunView) -> Iterator[tuple[str, str]]:
         yield "evaluation waits", waiting_text(queue)
     if view.ended:
         return
-    if text := forecast_text(queue) or untimed_text(evaluated_count(view.state)):
+    if text := forecast_text(queue):
         yield "evaluation", text
     tasks = task_forecast(view.state, _running(view))
     if tasks and (text := tasks_text(tasks)):

@@ -215,7 +215,7 @@ class Epochs:
 
 
 def epochs(config: Config, dataset: Mapping[str, Any]) -> list[Epochs]:
-    """Return the epochs of each source; empty if an older version prepared the corpus, without counting tokens.
+    """Return the epochs of each source; empty if the tokens of a source are unknown.
 
     Args:
         dataset: content of ``dataset.json``.

@@ -25,12 +25,11 @@ from hlatctl.report.baselines import Baselines, Layout, Model, RowSpec, RowTitle
 from hlatctl.report.contracts import Conditions, Known, ScoreContracts, agree, first_difference, of_imported, of_mean
 from hlatctl.report.exchange.imported import origin_text
 from hlatctl.report.numbers import finite_or_nan
-from hlatctl.run import contract, files
+from hlatctl.run import contract
 from hlatctl.run import contract as contracts
 from hlatctl.run.contract import Record
 from hlatctl.run.errors import EvaluationError
 from hlatctl.run.evaluations import HELD_OUT, LOWER_IS_BETTER, find_milestone, skipped_in_words
-from hlatctl.run.files import DAMAGED
 from hlatctl.run.fold import read_state
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState
@@ -461,7 +460,7 @@ def read_scores(run: RunPaths, tokens: int | None, warn: Callable[[str], None]) 
         run.run_id,
         milestone,
         simulated=state.simulated,
-        contract=_contract(run, milestone),
+        contract=milestone.contract or None,
         recorded=recorded,
         imported=state.imported,
     )
@@ -481,14 +480,3 @@ def evaluated_milestone(run: RunPaths, milestones: dict[int, MilestoneState], to
     status = f" (its status is {milestones[tokens].status})" if tokens in milestones else ""
     error = f"--at={count(tokens)}: {run.run_id} has no evaluated milestone of {tokens:,} tokens{status}"
     return evaluated[find_milestone(tokens, evaluated, error)]
-
-
-def _contract(run: RunPaths, milestone: MilestoneState) -> str | None:
-    """Return the contract in the journal, or in results.json if its scores are those of the journal."""
-    if milestone.contract:
-        return str(milestone.contract)
-    try:
-        record = files.read_json(run.eval(milestone.milestone_tokens) / "results.json")
-        return str(record["contract"]) if record["scores"] == milestone.scores else None
-    except (OSError, *DAMAGED):
-        return None

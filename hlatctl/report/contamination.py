@@ -86,13 +86,13 @@ def scanned(tasks: Mapping[str, Any], milestone_tokens: int) -> dict[str, Scanne
 
 
 def _results(run: RunPaths, milestone_tokens: int) -> Iterator[dict[str, Scanned]]:
-    """Yield the results of a milestone, the newest first. Earlier releases kept only one, outside a scan's folder."""
+    """Yield the results of a milestone, the newest first."""
     folder = run.contamination(milestone_tokens)
     results: list[tuple[float, dict[str, Scanned]]] = []
-    for path in [folder / _RESULT, *sorted(folder.glob(f"*/{_RESULT}"))]:
+    for path in sorted(folder.glob(f"*/{_RESULT}")):
         try:
             result = files.read_sealed_json(path)
-            results.append((float(result.get("finished_unix_s", 0)), scanned(result["tasks"], milestone_tokens)))
+            results.append((float(result["finished_unix_s"]), scanned(result["tasks"], milestone_tokens)))
         except (OSError, *DAMAGED):
             continue
     yield from (tasks for _, tasks in sorted(results, key=lambda result: -result[0]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hlatctl.run import contract
-from hlatctl.run.contract import VALIDATION, Fields, Record, across_runs, digest
+from hlatctl.run.contract import Fields, Record, across_runs, digest
 from hlatctl.run.evaluations import HELD_OUT
 
 _Number = TypeVar("_Number", int, float)
@@ -146,10 +146,6 @@ class ScoreContracts:
     def __init__(self, record: Record) -> None:
         self._tasks = {digest(fields): (name, fields) for name, known in record.tasks.items() for fields in known}
         self._figures = {digest(fields): fields for known in record.figures.values() for fields in known}
-        self._wholes = {contract.of_tasks(whole): whole for whole in record.wholes}
-        self._texts = {
-            contract.of_validation(whole): whole[VALIDATION] for whole in record.wholes if VALIDATION in whole
-        }
 
     def of(self, score: str, carried: str) -> Known:
         """Return the contract of a score.
@@ -158,26 +154,15 @@ class ScoreContracts:
             score: name of the score.
             carried: hash stored with the score; empty if it has none.
         """
-        if score.startswith(HELD_OUT) and (fields := self._text(carried)) is not None:
-            return Known(key=carried, fields=fields, conditions=conditions_of_validation(fields))
         if carried in self._tasks:
+            if score.startswith(HELD_OUT):
+                _, fields = self._tasks[carried]
+                return Known(key=carried, fields=fields, conditions=conditions_of_validation(fields))
             return _of_tasks([self._tasks[carried]], None)
         if carried in self._figures:
             figure = self._figures[carried]
             return _of_tasks([self._tasks[part] for part in figure["tasks"].values() if part in self._tasks], figure)
-        if carried in self._wholes:
-            return self._of_whole(score, self._wholes[carried])
         return Known(key=carried or None)
-
-    def _text(self, carried: str) -> Fields | None:
-        return self._tasks[carried][1] if carried in self._tasks else self._texts.get(carried)
-
-    def _of_whole(self, score: str, whole: Fields) -> Known:
-        tasks, figure = contract.parts_of(whole, score)
-        if tasks:
-            return _of_tasks(list(tasks.items()), figure)
-        fields = {key: value for key, value in across_runs(whole).items() if key != VALIDATION}
-        return Known(key=digest(fields), fields=fields)
 
 
 def first_difference(before: Fields, now: Fields) -> tuple[str, str, str] | None:

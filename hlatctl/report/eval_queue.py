@@ -93,11 +93,6 @@ def evaluation_s(state: RunState) -> float | None:
     return median_s(_newest([milestone.wall_s for milestone in _evaluated(state)]))
 
 
-def evaluated_count(state: RunState) -> int:
-    """Return how many milestones are evaluated, with or without recorded times."""
-    return len(_evaluated(state))
-
-
 def task_forecast(state: RunState, running: MilestoneState | None = None) -> list[TaskForecast]:
     """Return the tasks of the running evaluation, or else of the next one, in order.
 
@@ -211,13 +206,6 @@ def forecast_text(queue: EvaluationQueue) -> str:
     if queue.after_training_s and queue.interval_s:
         parts.append(f"the last one ends {duration(queue.after_training_s)} after training")
     return ", ".join(parts)
-
-
-def untimed_text(evaluated: int) -> str:
-    """Return why there is no forecast although milestones are evaluated; empty before the first."""
-    if not evaluated:
-        return ""
-    return f"no forecast: {counted(evaluated, 'evaluated milestone')} without recorded times, as of an earlier release"
 
 
 def tasks_text(tasks: Sequence[TaskForecast]) -> str:

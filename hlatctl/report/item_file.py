@@ -107,7 +107,7 @@ def file_of(run: RunPaths, milestone_tokens: int, task: str, contract: str = "")
     """
     known = tasks_of(run, milestone_tokens, contract)
     if task not in known:
-        hint = suggest(task, known) if known else "simulations, older evaluations and imports without items have none"
+        hint = suggest(task, known) if known else "simulations and imports without items have none"
         raise ConfigError(f"--task={task:.80}: the milestone has no items of such a task", hint=hint)
     return _folder(run, milestone_tokens, contract) / f"items-{task}.parquet"
 

@@ -1,4 +1,7 @@
-"""The items of an evaluated milestone: the result of each question, and which tasks form a row of a comparison."""
+"""The items of an evaluated milestone: what each question gave, and which tasks form a row of a comparison.
+
+Reads the items of a task from ``items-<task>.parquet``.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,12 @@ from hlatctl.run import contract, files
 from hlatctl.run.contract import OWN
 from hlatctl.run.errors import EvaluationError
 from hlatctl.run.evaluations import HELD_OUT, headlines
-from hlatctl.run.files import DAMAGED, open_regular, read_text, why
+from hlatctl.run.files import DAMAGED, why
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState
 
 _COLUMNS = ["item", "filter", "document", "prompt", "target", "choices", "answer", "metrics"]
-#: Prefix and suffix of the files, newest form first.
-_FORMS = (("items-", ".parquet"), ("samples-", ".jsonl"))
+_BEFORE, _AFTER = "items-", ".parquet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +32,10 @@ class Line:
     """The result of one question under one filter, or of one program.
 
     Args:
-        item: number in the dataset, or the problem's id.
-        asked: hashes of document, prompt and right answer, as lm-evaluation-harness computes them; empty for a program.
-        metrics: value of each metric; in older files, any JSON value.
-        choices: number of ranked answers; 0 if the model wrote its answer.
+        item: its number in the dataset, or the problem's id.
+        asked: hashes of document, prompt and right answer, as lm-evaluation-harness makes them; empty for a program.
+        metrics: value of each metric.
+        choices: answers that were ranked; 0 if the model wrote its answer.
     """
 
     item: str
@@ -42,7 +44,7 @@ class Line:
     target: str
     answer: str
     choices: int
-    metrics: dict[str, Any]
+    metrics: dict[str, float]
 
 
 def folder_of(run: RunPaths, milestone: MilestoneState) -> Path:
@@ -52,11 +54,8 @@ def folder_of(run: RunPaths, milestone: MilestoneState) -> Path:
 
 def files_of(folder: Path) -> dict[str, Path]:
     """Return the file of each task's items, by the task's name."""
-    found: dict[str, Path] = {}
-    for before, after in _FORMS:
-        for path in sorted(folder.glob(f"{before}*{after}")):
-            found.setdefault(path.name[len(before) : -len(after)], path)
-    return dict(sorted(found.items()))
+    paths = folder.glob(f"{_BEFORE}*{_AFTER}")
+    return dict(sorted((path.name[len(_BEFORE) : -len(_AFTER)], path) for path in paths))
 
 
 def read_lines(path: Path, hint: str) -> list[Line]:
@@ -66,12 +65,12 @@ def read_lines(path: Path, hint: str) -> list[Line]:
         EvaluationError: the file is damaged; it has this hint.
     """
     try:
-        return list(_of_parquet(path) if path.suffix == ".parquet" else _of_json(path))
+        return list(_lines(path))
     except (OSError, *DAMAGED) as error:
         raise EvaluationError(f"{path}: can't be read ({why(error)})", hint=hint) from None
 
 
-def _of_parquet(path: Path) -> Iterator[Line]:
+def _lines(path: Path) -> Iterator[Line]:
     from pyarrow import ArrowException, parquet
 
     try:
@@ -99,38 +98,7 @@ def _asked(row: dict[str, Any]) -> str:
     return " ".join(hashlib.sha256(text.encode()).hexdigest() for text in (document, row["prompt"], row["target"]))
 
 
-def _of_json(path: Path) -> Iterator[Line]:
-    for text in read_text(path).splitlines():
-        line = json.loads(text)
-        yield _of_program(line) if "task_id" in line else _of_question(line)
-
-
-def _of_question(line: dict[str, Any]) -> Line:
-    answer = line["filtered_resps"][0] if line["filtered_resps"] else ""
-    return Line(
-        item=str(line["doc_id"]),
-        filter=line["filter"],
-        asked=f"{line['doc_hash']} {line['prompt_hash']} {line['target_hash']}",
-        target=str(line["target"]),
-        answer=answer if isinstance(answer, str) else "",
-        choices=0 if isinstance(answer, str) else len(line["filtered_resps"]),
-        metrics={name: line[name] for name in line["metrics"]},
-    )
-
-
-def _of_program(line: dict[str, Any]) -> Line:
-    return Line(
-        item=str(line["task_id"]),
-        filter="none",
-        asked="",
-        target="",
-        answer=str(line["completion"]),
-        choices=0,
-        metrics={"passed": float(line["passed"])},
-    )
-
-
-#: The metric of one program in a code task.
+#: Of a code task: the metric that one program gives.
 _PASSED = "passed"
 
 
@@ -221,9 +189,9 @@ def _of_task(task: str, lines: list[Line], metric: str) -> TaskItems:
         return TaskItems(metric=metric, items=None)
     chosen = [line for line in counted if line.filter == counted[0].filter]
     values = [line.metrics[metric] for line in chosen]
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+    if not all(map(math.isfinite, values)):
         return TaskItems(metric=metric, items=None)
-    items = {line.item: _item(task, line, float(line.metrics[metric])) for line in chosen}
+    items = {line.item: _item(task, line, line.metrics[metric]) for line in chosen}
     return TaskItems(metric=metric, items=items)
 
 
@@ -232,7 +200,7 @@ def _programs(task: str, lines: list[Line]) -> dict[str, Item]:
     for line in lines:
         by_problem[line.item].append(line)
     return {
-        problem: replace(  # earlier files have no hashes of problems, and their names are the benchmark's own
+        problem: replace(  # a program has no document, and a problem's name is the benchmark's own
             _item(task, tried[0], sum(bool(line.metrics[_PASSED]) for line in tried) / len(tried)), document=problem
         )
         for problem, tried in by_problem.items()

@@ -3,8 +3,9 @@
 ``manifest.json`` is written last, so a checkpoint without one is incomplete. A checkpoint is valid if the manifest's
 own SHA-256 matches, and every listed file has its size and SHA-256. Only the trainer reads the shards.
 
-``ranks.json`` has the states of all ranks in one file, which one process reads for all. Checkpoints of older releases
-have a file per rank instead (``rank-00000.json``). Batches of data are numbered from 1; skipped ones count.
+``ranks.json`` of a checkpoint: the own states of all ranks in one file. One process reads it for all.
+
+How many batches of its data a run had drawn at a checkpoint. Batches are numbered from 1; skipped ones count.
 """
 
 from __future__ import annotations
@@ -140,7 +141,6 @@ def steps_in(folder: Path) -> list[int]:
 RANK_STATES = "ranks.json"
 #: Key of a manifest's ``world``: how many ranks wrote the checkpoint.
 WORLD_SIZE = "world_size"
-_OLD_NAME = "rank-{rank:05d}.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,34 +174,15 @@ def read_rank_states(checkpoint: Path) -> RankStates:
     """Read the states of a checkpoint's ranks.
 
     Raises:
-        CheckpointError: it has no readable manifest.
         DamagedFileError: the states are missing or can't be read.
     """
     path = checkpoint / RANK_STATES
-    if not path.exists():
-        return _from_a_file_per_rank(checkpoint)
     with reading(path):
         record = files.read_json(path)
         states = RankStates(**{key: list(record[key]) for key in ("loader", "rng", "rng_of_rank")})
         if not states.rng_of_rank or not all(0 <= place < len(states.rng) for place in states.rng_of_rank):
             raise ValueError("rng_of_rank names a state that rng doesn't have")
         return states
-
-
-def first_states_file(checkpoint: Path) -> Path:
-    """Return the file whose key ``loader`` begins with the rows of rank 0."""
-    path = checkpoint / RANK_STATES
-    return path if path.exists() else checkpoint / _OLD_NAME.format(rank=0)
-
-
-def _from_a_file_per_rank(checkpoint: Path) -> RankStates:
-    ranks = []
-    for rank in range(read_manifest(checkpoint).world.get(WORLD_SIZE, 1)):
-        path = checkpoint / _OLD_NAME.format(rank=rank)
-        with reading(path):
-            record = files.read_json(path)
-            ranks.append({"loader": list(record["loader"]), "rng": record.get("rng", {})})
-    return RankStates.of(ranks)
 
 
 def events_about(run: RunPaths, step: int) -> list[Event]:
@@ -234,7 +215,7 @@ def batches_drawn(run: RunPaths, step: int, events: Sequence[Event]) -> int:
 
 
 def _from_checkpoint(run: RunPaths, step: int) -> int:
-    """Read the number from the first loader's state: journals of older releases don't have it."""
-    path = first_states_file(run.checkpoint(step))
+    """Read the number from the first loader's state, if the journal's line is damaged or missing."""
+    path = run.checkpoint(step) / RANK_STATES
     with reading(path, hint=f"`hlatctl checkpoint verify {run.run_id}`"):
         return int(files.read_json(path)["loader"][0][0])

@@ -8,12 +8,11 @@ Each task has a list of its contracts, in the order in which the run accepted th
 that differs, unless the user asks for a new contract. A task that the run has not evaluated before is always accepted,
 and so is the figure of a group, which is computed from accepted scores.
 
-A contract is recorded before its task is measured. If the evaluation then fails, the contract stays without results. It
-is in use while the process that wrote it holds the milestone's lease. Contracts without results that no running
-evaluation uses don't refuse another one: they are dropped from the end of their task's list.
+Which recorded contracts are used: they measured something, or an evaluation runs under them.
 
-An earlier release had one contract for a whole evaluation, with the fields of its tasks under ``tasks``. Those are
-read, never written, and keep their numbers. Their scores carry the hash of the whole, which no task contract equals.
+A contract is recorded before its task is measured. If the evaluation then fails, the contract stays without results.
+An evaluation names its contracts in a file beside its lease; the file counts while the process that wrote it holds the
+lease.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def differences(before: Fields, now: Fields) -> list[tuple[str, str, str]]:
 def _differences(before: Any, now: Any, name: str) -> Iterator[tuple[str, str, str]]:
     if isinstance(now, dict) and (isinstance(before, dict) or (before is _ABSENT and now)):
         before = before if isinstance(before, dict) else {}  # name a field of an object that was not recorded
-        for key in dict.fromkeys([*now, *before]):  # fields that an older release did not record come first
+        for key in dict.fromkeys([*now, *before]):  # fields that were not recorded come first
             yield from _differences(before.get(key, _ABSENT), now.get(key, _ABSENT), f"{name}.{key}" if name else key)
     elif before != now:
         yield name, _text(before), _text(now)
@@ -168,41 +167,7 @@ def _file(run: RunPaths, milestone_tokens: int) -> Path:
     return run.eval(milestone_tokens) / _IN_USE
 
 
-#: Fields of a whole contract that belong to no single task.
-_OF_WHOLE = ("tasks", "figures", VALIDATION)
-
-
-def of_tasks(whole: Fields) -> str:
-    """Return the hash stored with the scores of tasks, over all fields except the held-out text."""
-    return digest({key: value for key, value in whole.items() if key != VALIDATION})
-
-
-def of_validation(whole: Fields) -> str:
-    """Return the hash stored with the scores of the held-out text."""
-    return digest({VALIDATION: whole.get(VALIDATION)})
-
-
-def tasks_of(whole: Fields) -> dict[str, Fields]:
-    """Return the contract of each task: the fields that all tasks share, and its own."""
-    shared = {key: value for key, value in whole.items() if key not in _OF_WHOLE}
-    return {name: {**shared, **own} for name, own in whole.get("tasks", {}).items()}
-
-
-def parts_of(whole: Fields, score: str) -> tuple[dict[str, Fields], dict[str, Any] | None]:
-    """Return the contracts behind a score, by task, and how a group's figure is computed; None for a single task.
-
-    Args:
-        score: name of the score. A second metric's is TASK_METRIC; the longest matching name is the task's.
-    """
-    tasks, figures = tasks_of(whole), whole.get("figures", {})
-    titles = [title for title in (*figures, *tasks) if score == title or score.startswith(f"{title}_")]
-    title = max(titles, key=len, default="")
-    if title in tasks or title not in figures:
-        return ({title: tasks[title]} if title else {}), None
-    return {name: tasks[name] for name in figures[title]["tasks"] if name in tasks}, dict(figures[title])
-
-
-_VERSION, _VERSION_OF_WHOLE = 2, 1
+_VERSION = 2
 _POLL_S = 0.05
 
 
@@ -211,31 +176,24 @@ class Record:
     """The contracts that a run has accepted.
 
     Args:
-        tasks, figures: contracts by name, in the order in which they were accepted.
-        wholes: contracts of an earlier release, each for a whole evaluation.
+        tasks, figures: by name, in the order in which they were accepted.
     """
 
     tasks: dict[str, list[Fields]] = field(default_factory=dict)
     figures: dict[str, list[Fields]] = field(default_factory=dict)
-    wholes: list[Fields] = field(default_factory=list)
 
     @property
     def groups(self) -> dict[str, list[str]]:
         """The tasks of each group, under the run's own contracts."""
-        figures = {name: known[0] for name, known in self.figures.items()}
-        figures |= self.wholes[0].get("figures", {}) if self.wholes else {}
-        return {name: list(figure["tasks"]) for name, figure in figures.items()}
+        return {name: list(known[0]["tasks"]) for name, known in self.figures.items()}
 
     def fields(self, task: str, contract: str) -> Fields:
-        """Return a task's contract by the hash in its results. Empty if it is not recorded."""
-        for whole in self.wholes:
-            if of_tasks(whole) == contract:
-                return tasks_of(whole).get(task, {})
+        """Return a task's contract by the hash that its results carry. Empty if it is not recorded."""
         return next((fields for fields in self.tasks.get(task, ()) if digest(fields) == contract), {})
 
     def numbered(self, number: int) -> Contracts:
         """Return the contracts of one number, of all tasks and groups that have it."""
-        place = number - OWN - len(self.wholes)
+        place = number - OWN
         tasks, figures = (
             {name: known[place] for name, known in table.items() if 0 <= place < len(known)}
             for table in (self.tasks, self.figures)
@@ -244,15 +202,13 @@ class Record:
 
     def find(self, task: str, contract: str) -> int | None:
         """Return the number of a task's contract, by its hash; None if it was not accepted."""
-        before = OWN + len(self.wholes)
-        known = self.tasks.get(task, ())
-        return next((before + place for place, fields in enumerate(known) if digest(fields) == contract), None)
+        known = enumerate(self.tasks.get(task, ()), OWN)
+        return next((number for number, fields in known if digest(fields) == contract), None)
 
     def numbers(self, present: Contracts) -> dict[str, int]:
         """Return the number of each contract of an evaluation that was accepted, by the name of its task or group."""
-        before = OWN + len(self.wholes)
         return {
-            name: before + table[name].index(fields)
+            name: OWN + table[name].index(fields)
             for table, wanted in ((self.tasks, present.tasks), (self.figures, present.figures))
             for name, fields in wanted.items()
         }
@@ -260,14 +216,13 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """The answer to an evaluation: the record with its contracts, their numbers by task or group, and remarks.
+    """The answer to an evaluation: the record with its contracts, and their numbers by task or group.
 
-    ``dropped`` says which contracts without results were dropped; empty if none was. It is one of the remarks.
+    ``dropped`` says which contracts without results were dropped; empty if none was.
     """
 
     record: Record
     numbers: dict[str, int]
-    notes: list[str]
     dropped: str = ""
 
 
@@ -280,15 +235,13 @@ def own_contracts(run: RunPaths) -> str:
         known = read_record(run)
     except EvaluationError:
         return ""
-    if known.wholes:
-        return of_tasks(known.wholes[0])
     return str(OWN) if known.tasks else ""
 
 
 def folder(contract: str) -> str:
     """Return the subfolder of a milestone's folder that has the results of a contract, as the journal names it.
 
-    Empty for the run's own contract, and for those of an earlier release.
+    Empty for the run's own contract, and for simulated ones.
     """
     return f"contract-{contract}" if contract.isdecimal() and len(contract) < 10 and contract != str(OWN) else ""
 
@@ -301,15 +254,13 @@ def read_record(run: RunPaths) -> Record:
     """
     try:
         found = files.read_sealed_json(run.contract)
-        if found["v"] == _VERSION_OF_WHOLE:
-            return Record(wholes=[dict(fields) for fields in found["contracts"]])
         if found["v"] != _VERSION:
             raise ValueError(f"version {found['v']}")
         tasks, figures = (
             {str(name): [dict(fields) for fields in known] for name, known in found[table].items()}
             for table in ("tasks", "figures")
         )
-        return Record(tasks=tasks, figures=figures, wholes=[dict(fields) for fields in found["wholes"]])
+        return Record(tasks=tasks, figures=figures)
     except FileNotFoundError:
         return Record()
     except (OSError, *DAMAGED) as error:
@@ -334,12 +285,7 @@ def admit(run: RunPaths, present: Contracts, *, new: bool = False, milestone_tok
         known = read_record(run)
         accepted = _accept(run, known, present, new=new)
         if accepted.record != known:
-            record = {
-                "v": _VERSION,
-                "tasks": accepted.record.tasks,
-                "figures": accepted.record.figures,
-                "wholes": accepted.record.wholes,
-            }
+            record = {"v": _VERSION, "tasks": accepted.record.tasks, "figures": accepted.record.figures}
             files.write_sealed_json(run.contract, record)
         if milestone_tokens is not None:
             announce(run, milestone_tokens, present.hashes.values())
@@ -352,18 +298,15 @@ def check_record(run: RunPaths, present: Contracts, *, new: bool = False) -> Acc
 
 
 def _accept(run: RunPaths, known: Record, present: Contracts, *, new: bool) -> Accepted:
-    notes, dropped, before = _notes(run, known), "", known
+    dropped, before = "", known
     if others := _unknown(known, present):
         known = _without_unused(run, known, others)
         dropped = _dropped(before, known, present, others)
         others = _unknown(known, present)
     if others and not new:
         raise _refusal(run, known, present, others)
-    record = Record(
-        tasks=_with(known.tasks, present.tasks), figures=_with(known.figures, present.figures), wholes=known.wholes
-    )
-    notes += [dropped] if dropped else []
-    return Accepted(record=record, numbers=record.numbers(present), notes=notes, dropped=dropped)
+    record = Record(tasks=_with(known.tasks, present.tasks), figures=_with(known.figures, present.figures))
+    return Accepted(record=record, numbers=record.numbers(present), dropped=dropped)
 
 
 def _unknown(known: Record, present: Contracts) -> list[str]:
@@ -375,7 +318,7 @@ def _without_unused(run: RunPaths, known: Record, tasks: list[str]) -> Record:
     use, gone, lists = Use(run), set(), dict(known.tasks)
     for task in tasks:
         while fields := lists.get(task):
-            number, last = len(known.wholes) + len(fields), digest(fields[-1])
+            number, last = len(fields), digest(fields[-1])
             if last in use.running or use.has_results(task, str(number), folder(str(number))):
                 break
             gone.add(last)
@@ -385,7 +328,7 @@ def _without_unused(run: RunPaths, known: Record, tasks: list[str]) -> Record:
         while figures[name] and gone & set(figures[name][-1]["tasks"].values()):
             figures[name] = figures[name][:-1]
     tasks_left, figures_left = ({n: c for n, c in table.items() if c} for table in (lists, figures))
-    return Record(tasks=tasks_left, figures=figures_left, wholes=known.wholes)
+    return Record(tasks=tasks_left, figures=figures_left)
 
 
 def _dropped(before: Record, known: Record, present: Contracts, tasks: list[str]) -> str:
@@ -410,15 +353,6 @@ def _with(known: Mapping[str, list[Fields]], present: Mapping[str, Fields]) -> d
         if fields not in lists.setdefault(name, []):
             lists[name].append(fields)
     return lists
-
-
-def _notes(run: RunPaths, known: Record) -> list[str]:
-    if not known.wholes or known.tasks:
-        return []
-    return [
-        f"{run.run_id} was evaluated by an earlier release, under a contract for all its tasks: those scores stay as "
-        f"they are, and new ones are kept beside them as contract {OWN + len(known.wholes)}; they can't be compared"
-    ]
 
 
 def _refusal(run: RunPaths, known: Record, present: Contracts, others: list[str]) -> EvaluationError:

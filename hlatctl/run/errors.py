@@ -35,7 +35,6 @@ import errno
 import json
 import os
 import pwd
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -329,9 +328,8 @@ def from_record(record: dict[str, Any]) -> HlatctlError:
     Raises:
         KeyError, TypeError: it isn't a record of an error.
     """
-    name, message = record["type"], str(record["message"])
-    code = str(record["code"]) if "code" in record else _code_without_record(name, message)
-    return error_types()[name](message, hint=str(record["hint"]), code=code)
+    make = error_types()[record["type"]]
+    return make(str(record["message"]), hint=str(record["hint"]), code=str(record["code"]))
 
 
 def dump_error(error: HlatctlError, path: Path) -> None:
@@ -347,17 +345,6 @@ def load_error(path: Path) -> HlatctlError | None:
         return from_record(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-#: How versions whose records had no code described a full disk.
-_FULL_IN_OLD_RECORDS = re.compile(r"No space left on device|Disk quota exceeded|needs \d+ bytes, \d+ are free")
-
-
-def _code_without_record(name: str, message: str) -> str:
-    """Return the code of an error that a version without codes recorded."""
-    if name == "TrainingError":
-        return NONFINITE
-    return DISK_FULL if name == "StorageError" and _FULL_IN_OLD_RECORDS.search(message) else ""
 
 
 def nearest(name: str, known: Sequence[str], similarity: float = 0.5) -> str | None:

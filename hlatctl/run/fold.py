@@ -541,7 +541,6 @@ def _eval_finished(state: RunState, event: Event) -> None:
     scores = ContractScores(
         str(event.get("contract", "")), dict(event.get("scores", {})), dict(event.get("skipped", {}))
     )
-    milestone.judgements.pop("", None)  # replace an older evaluation without a contract
     milestone.judgements[scores.contract] = scores
     state.contract = state.contract or scores.contract
     # Scores under different contracts are never mixed. Show those under the run's first one.

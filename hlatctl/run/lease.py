@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import signal
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
 
@@ -34,7 +33,6 @@ _SETTLE_S = 2.0
 _NAMING_S, _NAMING_POLL_S = 1.0, 0.01
 #: Maximum bytes read; a lock file contains less.
 _MAX_CHARS = 1000
-_PID = re.compile(r"[0-9]{1,10}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,9 +264,6 @@ def _named(path: Path) -> Holder:
 
 
 def _parse(text: str) -> Holder:
-    text = text.strip()
-    if _PID.fullmatch(text):  # from an older version
-        return replace(_UNKNOWN, pid=int(text))
     try:
         record = parse_json(text)
         return Holder(

@@ -212,7 +212,7 @@ def test_the_same_failure_walks_back_then_stops_the_run_with_its_evidence(
     assert (state.status, state.attempts[3].resumed_from_step) == ("finished", 102), "the newer one stays behind"
 
 
-@pytest.mark.parametrize("where", ["in the journal", "in a checkpoint of an older release"])
+@pytest.mark.parametrize("where", ["in the journal", "in the checkpoint"])
 def test_a_batch_that_fails_twice_is_excluded_by_number(
     where: str, mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +226,7 @@ def test_a_batch_that_fails_twice_is_excluded_by_number(
             with world.journal(train_writer(0), 1) as journal:
                 journal.append("step", step=150, tokens=150 * mock_config.tokens_per_step, batch=152, step_s=1.0)
         else:
-            files.write_json(world.run.checkpoint(150) / "rank-00000.json", {"loader": [[152, 0, 0]]})
+            files.write_json(world.run.checkpoint(150) / "ranks.json", {"loader": [[152, 0, 0]]})
         dump_error(DataError("part-00000.arrow: damaged"), job.error_file)
         return code
 

@@ -49,8 +49,7 @@ FIELDS: Fields = {
     },
 }
 OTHER_FIELDS: Fields = {**FIELDS, "versions": {"lm_eval": "0.4.12"}}
-#: Hashes of whole contracts, as an earlier release recorded them.
-CONTRACT, OTHER = contract.of_tasks(FIELDS), contract.of_tasks(OTHER_FIELDS)
+CONTRACT, OTHER = digest(FIELDS), digest(OTHER_FIELDS)
 RECORDED = {CONTRACT: FIELDS, OTHER: OTHER_FIELDS}
 MILESTONES = {200_000_000_000: 47_684, 400_000_000_000: 95_368}
 
@@ -99,11 +98,13 @@ def hlat_scores(shift: float = 0.0) -> Scores:
 
 
 def contracts_of(whole: Fields) -> Contracts:
-    """Return the contracts of tasks and groups that have the fields of a whole contract."""
-    tasks = contract.tasks_of(whole) | {"validation": {"sha256": "cd" * 32}}
+    """Return the contracts of tasks and groups: the fields that all tasks share, and each task's own."""
+    shared = {key: value for key, value in whole.items() if key not in ("tasks", "figures")}
+    tasks = {name: {**shared, **own} for name, own in whole["tasks"].items()} | {"validation": {"sha256": "cd" * 32}}
     figures = {
         name: {"aggregate": [], "metrics": [], "tasks": {task: digest(tasks[task]) for task in figure["tasks"]}}
         for name, figure in whole["figures"].items()
+        if tasks.keys() >= set(figure["tasks"])
     }
     return Contracts(tasks=tasks, figures=figures)
 
@@ -115,7 +116,7 @@ def carrying(scores: Scores, contracts: Contracts) -> Scores:
         titles = [title for title in contracts.hashes if name == title or name.startswith(f"{title}_")]
         return {"contract": contracts.hashes[max(titles, key=len)]} if titles else {}
 
-    return {name: {**own(name), **kept} for name, kept in scores.items()}
+    return {name: {**own(name), **kept} if isinstance(kept, dict) else kept for name, kept in scores.items()}
 
 
 def scored_run(

@@ -70,7 +70,7 @@ class Orders:
             version = (status.st_mtime_ns, status.st_ino)
             if version != self._version:
                 order = files.read_json(self._path)
-                profile = order.get("profile")  # older drivers don't write it
+                profile = order["profile"]
                 self._order = {
                     **{name: order[name] for name in ("numbers", "values", "end_after_step")},
                     "profile": asdict(ProfileOrder.of(profile)) if profile else None,

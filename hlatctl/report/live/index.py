@@ -7,9 +7,13 @@ are read a few at a time, so that the first answer doesn't wait for them.
 An open run is followed through its journal: only new bytes are read. A journal that was replaced, cut or removed is
 read again from the beginning. Memory: the newest 65,536 steps (8 MiB) and the folded attempts and milestones.
 
-The heat map of a run shows how evenly its processes work, from the ``rank_times`` events of rank 0. There is one event
-every 20 steps, with the least, the median and the largest time, and the slowest rank. A run of 2 M steps has 100,000
-events; they are read once and kept as columns of 5 MB.
+Only new bytes of the journal are read. A journal that was replaced, cut or removed is read again from the beginning.
+Memory: the newest 65,536 steps (8 MiB) and what the fold keeps of attempts and milestones.
+
+How evenly the processes of a run work: a heat map of their times, from the ``rank_times`` events of rank 0.
+
+Every 20 steps there is one, with the least, the median and the largest time, and the rank that took longest. A run of
+2 M steps has 100,000 events; they are read once and kept as columns of 5 MB, and then only the new ones are read.
 """
 
 from __future__ import annotations
@@ -66,7 +70,6 @@ class RankTimes:
 
     run: RunPaths
     _windows: list[tuple[int, float, float, float, int, str]] = field(default_factory=list)
-    _all_s: dict[int, list[float]] = field(default_factory=dict)
     _tail: JournalTail | None = None
 
     def update(self) -> None:
@@ -87,15 +90,15 @@ class RankTimes:
 
         Returns:
             ``steps``, ``median_s``, ``min_s``, ``max_s``, ``slowest_rank``, ``host``: per window; ``ranks`` and
-            ``seconds[rank][window]``: of all ranks if they were recorded, else of those that were slowest, and None
-            where another one was.
+            ``seconds[rank][window]``: of the ranks that were slowest, and None where another one was.
         """
         count = len(self._windows)
         if not count:
             return None
         chosen = [self._windows[index * count // min(points, count)] for index in range(min(points, count))]
         steps, medians, least, most, slowest, hosts = (list(values) for values in zip(*chosen, strict=True))
-        ranks, seconds = self._rows(steps, slowest, most)
+        ranks = sorted(rank for rank, _ in Counter(slowest).most_common(MOST_RANKS) if rank >= 0)
+        seconds = [[s if who == rank else None for who, s in zip(slowest, most, strict=True)] for rank in ranks]
         return {
             "steps": steps,
             "median_s": medians,
@@ -107,27 +110,13 @@ class RankTimes:
             "seconds": seconds,
         }
 
-    def _rows(
-        self, steps: list[int], slowest: list[int], most: list[float]
-    ) -> tuple[list[int], list[list[float | None]]]:
-        full = [self._all_s.get(step) for step in steps]
-        if any(full):
-            often = range(min(MOST_RANKS, max(len(times) for times in full if times)))
-            return list(often), [[t[r] if t and r < len(t) else None for t in full] for r in often]
-        ranks = sorted(rank for rank, _ in Counter(slowest).most_common(MOST_RANKS) if rank >= 0)
-        rows = [[s if who == rank else None for who, s in zip(slowest, most, strict=True)] for rank in ranks]
-        return ranks, rows
-
     def _supersede(self, after: int) -> None:
         while self._windows and self._windows[-1][0] > after:
-            self._all_s.pop(self._windows.pop()[0], None)
+            self._windows.pop()
 
     def _add(self, event: Event) -> None:
         step = int(event["step"])
         self._supersede(step - 1)
-        times_s = event.get("times_s")
-        if isinstance(times_s, list) and times_s and all(isinstance(value, int | float) for value in times_s):
-            self._all_s[step] = [float(value) for value in times_s]
         slowest = event.get("slowest_rank")
         self._windows.append(
             (

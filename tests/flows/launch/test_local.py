@@ -22,7 +22,7 @@ from flows.simulation.world import MockLauncher
 from hlatctl.run import files, processes
 from hlatctl.run.errors import ConfigError
 from tests.flows.launch.contract import python_job
-from tests.waiting import WAIT_S, wait_for
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -65,7 +65,7 @@ def test_a_killed_script_is_lost_and_its_child_processes_can_be_ended(tmp_path: 
 
 
 def _sleeper() -> subprocess.Popen[bytes]:
-    """Start a process of no job that leads a process group, as the jobs of older versions do."""
+    """Start a process of no job that leads a process group."""
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 
 
@@ -87,14 +87,12 @@ def test_a_job_gets_no_open_file_of_the_process_that_starts_it(tmp_path: Path) -
     assert opened not in theirs
 
 
-@pytest.mark.parametrize("style", ["number", "record"])
-def test_a_process_with_the_id_of_a_lost_job_is_not_signalled(tmp_path: Path, style: str) -> None:
+def test_a_process_with_the_id_of_a_lost_job_is_not_signalled(tmp_path: Path) -> None:
     launcher = LocalLauncher()
     handle = launcher.handle(launcher.render(python_job(tmp_path, "")))
     with _sleeper() as innocent:
         old = {"pid": innocent.pid, "started": "1", "boot_id": "before the reboot", "token": "of a lost job"}
-        text = str(innocent.pid) if style == "number" else json.dumps(old)
-        files.write_text(tmp_path / "launch" / "try.pid", text)
+        files.write_text(tmp_path / "launch" / "try.pid", json.dumps(old))
         assert launcher.status(handle).state == "lost"
         launcher.cancel(handle, grace_s=0.1)
         launcher.cancel(handle, grace_s=0)
@@ -137,18 +135,6 @@ def test_a_running_job_is_found_and_stopped_without_its_start_record(tmp_path: P
     assert not [process for process in members if processes.alive(process)]
 
 
-def test_a_job_of_an_older_version_is_found_and_stopped(tmp_path: Path) -> None:
-    script = tmp_path / "launch" / "try.sh"
-    files.write_text(script, "trap : TERM INT\nsleep 600\necho 143 >" + os.fspath(script.with_suffix(".exit_code")))
-    launcher = LocalLauncher()
-    handle = launcher.handle(launcher.render(python_job(tmp_path, "")))
-    with subprocess.Popen(["/bin/sh", script], start_new_session=True) as job:
-        files.write_text(script.with_suffix(".pid"), f"{job.pid}\n")
-        wait_for(lambda: launcher.status(handle).state == "running" and bool(processes.descendants(job.pid)))
-        launcher.cancel(handle, grace_s=WAIT_S)
-        assert launcher.status(handle).exit_code == 143
-
-
 def test_stopping_another_users_job_is_an_error_without_traceback(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
@@ -158,17 +144,17 @@ def test_stopping_another_users_job_is_an_error_without_traceback(tmp_path: Path
         record = {"pid": identity.pid, "started": identity.started, "boot_id": identity.boot_id, "token": "t"}
         code = f"""
 import os
-os.setuid(65534)
-from flows.launch import local
+from flows.launch.local import Record
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.processes import Identity
+os.setuid(65534)
 value = {record!r}
 try:
-    local.Record(token=value.pop("token"), process=Identity(**value)).ask_to_stop()
+    Record(token=value.pop("token"), process=Identity(**value)).ask_to_stop()
 except LaunchError as error:
     print(error.message)
 """
-        command = [sys.executable, "-c", f"import flows.launch.local\n{code}"]
+        command = [sys.executable, "-c", code]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert said == f"process {foreign.pid}: belongs to another user, so SIGTERM can't be sent to it\n"
         assert foreign.poll() is None

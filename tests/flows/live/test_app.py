@@ -222,14 +222,6 @@ def test_ranks_show_who_was_slowest(page: Page) -> None:
     assert _get(page, "/api/runs/b/ranks")["steps"] == [20]
 
 
-def test_ranks_of_an_older_journal_have_all_times(page: Page) -> None:
-    with JournalWriter(RunPaths(page.runs_dir / "b"), train_writer(0), 1) as train:
-        for step in (20, 40):
-            train.append("rank_times", step=step, times_s=[0.1, 0.2, 0.3])
-    found = _get(page, "/api/runs/b/ranks?points=1")
-    assert (found["ranks"], found["seconds"]) == ([0, 1, 2], [[0.1], [0.2], [0.3]])
-
-
 def test_a_stop_is_journalled(make_run: MakeRun, make_page: MakePage) -> None:
     run = make_run("b", until="killed")
     page = make_page(allow_control=True)

@@ -15,7 +15,8 @@ from hlatctl.run import files
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
-from tests.hlatctl.scored_runs import CONTRACT, FIELDS, OTHER, OTHER_FIELDS, hlat_scores, score, scored_run
+from tests.hlatctl.item_rows import row, write_items
+from tests.hlatctl.scored_runs import CONTRACT, FIELDS, OTHER_FIELDS, hlat_scores, score, scored_run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "compare"
 #: Set to write the golden files anew; look at the difference before it is committed.
@@ -158,20 +159,14 @@ def test_a_run_of_the_smoke_suite_is_shown_too(
     assert "its contract is unknown" in text
 
 
-def test_scores_that_name_no_contract_have_that_of_their_event_or_of_an_equal_results_file(
-    runs_dir: Path, compare: Compare
-) -> None:
+def test_scores_that_name_no_contract_have_that_of_their_event(runs_dir: Path, compare: Compare) -> None:
     def contracts() -> list[str]:
         (column,) = json.loads(compare("named-5", "--format", "json"))["columns"]
         return list(column["contracts"])
 
     run = scored_run(runs_dir, "named-5", {"boolq": score("acc", 0.7, 0.008, 3_270)}, whole=None)
     assert contracts() == []
-    results, kept = run.eval(400_000_000_000) / "results.json", {"boolq": score("acc", 0.7, 0.008, 3_270)}
-    files.write_json(results, {"contract": OTHER, "scores": kept})
-    assert contracts() == [OTHER]
-    files.write_json(results, {"contract": OTHER, "scores": {}})
-    assert contracts() == []
+    kept = {"boolq": score("acc", 0.7, 0.008, 3_270)}
     with JournalWriter(run, "eval-400000000000") as journal:
         journal.append("eval_finished", milestone_tokens=400_000_000_000, step=95_368, scores=kept, contract=CONTRACT)
     assert contracts() == [CONTRACT]
@@ -262,12 +257,12 @@ def test_a_run_without_an_evaluated_milestone_is_an_error(
 
 def answered(runs_dir: Path, run_id: str, tokens: int, right: int) -> None:
     """Write items of `boolq`, of which the first are right."""
-    folder = RunPaths(runs_dir / run_id).eval(tokens)
-    kept = {"target": "no", "filtered_resps": ["yes"], "filter": "none", "metrics": ["acc"]}
-    hashes = {"doc_hash": "d", "prompt_hash": "p", "target_hash": "t"}
-    lines = [{"doc_id": n, **kept, **hashes, "acc": float(n < right)} for n in range(12)]
-    files.write_text(folder / "samples-boolq.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    files.write_json(folder / "tasks" / "boolq.json", {"scores": {"boolq": score("acc", 0.0, None, 12)}})
+    run = RunPaths(runs_dir / run_id)
+    kept = {"target": "no", "answer": "yes", "filter": "none", "document": "{}"}
+    write_items(
+        run, tokens, "boolq", [row(str(n), 0.0, metrics=[("acc", float(n < right))], **kept) for n in range(12)]
+    )
+    files.write_json(run.eval(tokens) / "tasks" / "boolq.json", {"scores": {"boolq": score("acc", 0.0, None, 12)}})
 
 
 def test_two_runs_and_two_milestones_are_compared_item_by_item(runs_dir: Path, compare: Compare) -> None:

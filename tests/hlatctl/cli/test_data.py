@@ -156,7 +156,7 @@ def test_skip_of_a_step_that_is_in_the_newest_checkpoint_is_refused(
     run: RunPaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run.checkpoint(20)
-    files.write_json(folder / "rank-00000.json", {"loader": [[25, 0, 0, 0]]})
+    files.write_json(folder / "ranks.json", {"loader": [[25, 0, 0, 0]]})
     write_manifest(folder, step=20, tokens=1, world={"world_size": 1})
     assert main(["data", "skip", "the-run", "--steps", "18-22"]) == 10
     assert "--steps=18: is already trained; the newest checkpoint is of step 20" in capsys.readouterr().err
@@ -223,7 +223,7 @@ def test_a_corpus_is_inspected_for_a_cluster_that_can_only_be_simulated(
 def test_a_checkpoint_without_loader_state_is_named(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run.checkpoint(20)
     folder.mkdir(parents=True)
-    (folder / "rank-00000.json").write_text("{}")
+    (folder / "ranks.json").write_text("{}")
     write_manifest(folder, step=20, tokens=1, world={})
     assert main(["data", "skip", "the-run", "--steps", "30"]) == 25
-    assert f"error: {folder / 'rank-00000.json'}: can't be used ('loader' is missing)" in capsys.readouterr().err
+    assert f"error: {folder / 'ranks.json'}: can't be used ('loader' is missing)" in capsys.readouterr().err

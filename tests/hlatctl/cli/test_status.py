@@ -34,16 +34,3 @@ def test_status_shows_the_queue_of_a_run_with_a_driver_and_without(
         waiting = show()
         assert set(waiting["waiting"]) - set(before["waiting"]) == {1_666_666}
         assert "evaluation waits" in status()
-
-
-def test_status_says_why_nothing_is_forecast_after_an_earlier_release(
-    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
-    run = make_run("one", until="killed")
-    for path in run.journal.glob("*.jsonl"):
-        kept = [line for line in path.read_text().splitlines(keepends=True) if '"eval_taken"' not in line]
-        path.write_text("".join(kept))
-    with hold_driver(run):
-        assert main(["status", "one"]) == 0
-    assert "without recorded times, as of an earlier release" in " ".join(capsys.readouterr().out.split())

@@ -12,21 +12,37 @@ from hypothesis import strategies as st
 
 from hlatctl.report import baselines, compare_tables
 from hlatctl.report.compare import Comparison, RunScores, compare, run_scores
-from hlatctl.run import contract as contract_v1
 from hlatctl.run.contract import Record, digest
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.state import MilestoneState
-from tests.hlatctl.scored_runs import CONTRACT, FIELDS, OTHER, RECORDED, Scores, hlat_scores, score
+from tests.hlatctl.scored_runs import (
+    CONTRACT,
+    FIELDS,
+    OTHER,
+    OTHER_FIELDS,
+    RECORDED,
+    Scores,
+    carrying,
+    contracts_of,
+    hlat_scores,
+    score,
+)
 
 
 def run(
     name: str, scores: Scores, contract: str | None = CONTRACT, simulated: bool = False, **changes: Any
 ) -> RunScores:
     """Return a run's scores; ``changes`` are fields of its contract."""
-    recorded = [{**FIELDS, **changes}] if changes else list(RECORDED.values())
+    known = {name: contracts_of({**fields, **changes}) for name, fields in RECORDED.items()}
+    one, other = known.values()
+    recorded = Record(
+        tasks={task: [fields, other.tasks[task]] for task, fields in one.tasks.items()},
+        figures={group: [fields, other.figures[group]] for group, fields in one.figures.items()},
+    )
+    if contract in known:
+        scores = carrying(scores, known[contract])
     milestone = MilestoneState(200_000_000_000, 47_684, "evaluated", scores)
-    own = contract_v1.of_tasks(recorded[0]) if changes else contract
-    return run_scores(name, milestone, simulated=simulated, contract=own, recorded=Record(wholes=recorded))
+    return run_scores(name, milestone, simulated=simulated, contract=contract, recorded=recorded)
 
 
 def mmlu(value: Any, stderr: float | None = 0.004, **more: Any) -> Scores:
@@ -95,13 +111,14 @@ def test_runs_with_unknown_contracts_are_never_ranked() -> None:
 
 
 def test_a_score_s_own_contract_has_priority_over_its_milestone_s() -> None:
-    table = compare([run("a", mmlu(0.4)), run("b", mmlu(0.5, contract=CONTRACT), OTHER), run("c", mmlu(0.6), OTHER)])
+    own = contracts_of(FIELDS).hashes["mmlu"]
+    table = compare([run("a", mmlu(0.4)), run("b", mmlu(0.5, contract=own), OTHER), run("c", mmlu(0.6), OTHER)])
     assert row(table, "mmlu") == [(40.0, "", ""), (50.0, "best", ""), (60.0, "", "another_contract")]
 
 
 def test_a_mean_with_one_score_of_another_contract_is_not_ranked() -> None:
     mixed = hlat_scores()
-    mixed["triviaqa"] = {**mixed["triviaqa"], "contract": OTHER}
+    mixed["triviaqa"] = {**mixed["triviaqa"], "contract": contracts_of(OTHER_FIELDS).hashes["triviaqa"]}
     table = compare([run("a", hlat_scores()), run("b", mixed)])
     assert [cell and cell[2] for cell in row(table, "world_knowledge")] == ["", "another_contract"]
     assert [cell and cell[2] for cell in row(table, "nq_open")] == ["", ""]

@@ -78,16 +78,6 @@ def test_each_task_is_read_from_the_newest_scan_that_had_it(run: RunPaths) -> No
     assert rows["quiz"].everything, "the means are those of the scan's milestone"
 
 
-def test_the_result_of_an_earlier_release_is_the_oldest(run: RunPaths) -> None:
-    old = {"quiz": {"words": 8, "items": 4, "short": 0, "overlapping": {}}}
-    files.write_sealed_json(run.contamination(100) / "result.json", {"tasks": old})
-    known = read_overlaps(run, _STATE)
-    assert [row.scanned.words for row in known.rows] == [8] if known else False
-    searched(run)
-    known = read_overlaps(run, _STATE)
-    assert [row.scanned.words for row in known.rows] == [13] if known else False
-
-
 def test_tasks_and_items_that_no_scan_has_had_are_named(run: RunPaths) -> None:
     evaluated(run.root, "unseen", [line(n, acc=1.0) for n in range(2)], "acc")
     evaluated(run.root, "quiz", [line(n, acc=1.0) for n in range(7)], "acc")

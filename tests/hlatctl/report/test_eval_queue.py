@@ -12,7 +12,6 @@ from hlatctl.report.eval_queue import (
     EvaluationQueue,
     TaskForecast,
     behind_text,
-    evaluated_count,
     evaluation_queue,
     forecast_text,
     left_s,
@@ -78,14 +77,6 @@ def test_nothing_is_forecast_before_the_first_evaluation(run: Run) -> None:
     queue = run.queue(40.0)
     assert (queue.evaluation_s, queue.ratio, queue.caught_up_s, queue.all_evaluated_s) == (None,) * 4
     assert queue.interval_s == INTERVAL_S
-
-
-def test_evaluations_without_recorded_times_forecast_nothing_and_are_counted(run: Run) -> None:
-    run.train_to(6)
-    for step in (2, 4):
-        run.evaluation(50.0, "eval_finished", step, scores={})  # an earlier release: no "eval_taken"
-    assert run.queue(60.0).evaluation_s is None
-    assert evaluated_count(fold(run.events)) == 2
 
 
 def test_an_evaluation_that_takes_twice_the_interval_ends_after_training(run: Run) -> None:

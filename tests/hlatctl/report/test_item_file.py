@@ -75,7 +75,7 @@ def test_a_metric_and_a_limit_can_be_chosen(run: RunPaths, capsys: pytest.Captur
         (["--task", "gsm8k", "--wrong", "--right"], "error: --wrong --right: an item is one of both\n"),
         (
             ["--task", "gsm8k", "--at", "200B"],
-            "error: --task=gsm8k: the milestone has no items of such a task\nhint: simulations, older ev",
+            "error: --task=gsm8k: the milestone has no items of such a task\nhint: simulations and imp",
         ),
     ],
 )

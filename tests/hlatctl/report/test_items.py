@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +16,21 @@ from hlatctl.run.contract import Contracts, admit
 from hlatctl.run.errors import EvaluationError
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState
+from tests.hlatctl.item_rows import row, write_items
 
 MILESTONE = MilestoneState(milestone_tokens=100, step=1)
 
 
 def line(number: int, filter_name: str = "none", **values: Any) -> dict[str, Any]:
-    hashes = {f"{name}_hash": f"{name}{number}" for name in ("doc", "prompt", "target")}
-    asked = {"doc_id": number, "target": "B", "filtered_resps": ["B"], "filter": filter_name, "metrics": list(values)}
-    return {**asked, **hashes, **values}
+    asked = {"document": json.dumps({"n": number}), "prompt": f"prompt{number}", "target": "B", "answer": "B"}
+    return row(str(number), 0.0, filter=filter_name, metrics=list(values.items()), **asked)
 
 
 def evaluated(folder: Path, task: str, lines: list[dict[str, Any]], metric: str = "") -> RunPaths:
     run = RunPaths(folder)
     scores = {task: {"metric": metric}} if metric else {}
     files.write_json(run.eval(100) / "tasks" / f"{task}.json", {"scores": scores})
-    text = "".join(json.dumps(each) + "\n" for each in lines)
-    files.write_text(run.eval(100) / f"samples-{task}.jsonl", text)
+    write_items(run, 100, task, [{**each, "task": task} for each in lines])
     return run
 
 
@@ -41,20 +42,25 @@ def test_items_have_the_metric_of_the_tasks_score_in_its_first_filter(tmp_path: 
     assert found.metric == "exact_match"
     assert found.items
     assert [(item.name, item.value, item.answer) for item in found.items.values()] == [("0", 1.0, "B"), ("1", 1.0, "B")]
-    assert (found.items["1"].asked, found.items["1"].document) == ("doc1 prompt1 target1", "doc1 target1")
+    document, prompt, target = (sha256(text.encode()).hexdigest() for text in ('{\n  "n": 1\n}', "prompt1", "B"))
+    assert (found.items["1"].asked, found.items["1"].document) == (
+        f"{document} {prompt} {target}",
+        f"{document} {target}",
+    )
 
 
 def test_a_code_tasks_item_is_a_problem_with_the_mean_over_its_programs(tmp_path: Path) -> None:
-    lines = [{"task_id": "p", "completion": f"try {n}", "passed": n > 0, "result": ""} for n in range(4)]
+    lines = [row("p", 0.0, answer=f"try {n}", metrics=[("passed", float(n > 0))]) for n in range(4)]
     found = read_items(evaluated(tmp_path, "code", lines, "pass@1"), MILESTONE)["code"]
     assert found.items
     assert (found.metric, found.items["p"].value, found.items["p"].answer) == ("pass@1", 0.75, "try 0")
 
 
-@pytest.mark.parametrize("value", [[1, 0], float("nan"), float("inf")])
-def test_a_metric_that_is_no_finite_number_for_each_item_has_no_items(tmp_path: Path, value: object) -> None:
-    found = read_items(evaluated(tmp_path, "f1", [line(0, f1=0.5), line(1, f1=value)], "f1"), MILESTONE)
-    assert found["f1"].items is None
+@pytest.mark.parametrize("lines", [[line(0, f1=0.5), line(1, f1=math.nan)], [line(0, f1=math.inf)], [line(0)]])
+def test_a_metric_that_is_no_finite_number_for_each_item_has_no_items(
+    tmp_path: Path, lines: list[dict[str, Any]]
+) -> None:
+    assert read_items(evaluated(tmp_path, "f1", lines, "f1"), MILESTONE)["f1"].items is None
 
 
 def test_tasks_of_a_group_are_one_row_if_it_is_whole(tmp_path: Path) -> None:
@@ -79,10 +85,10 @@ def test_tasks_of_a_group_are_one_row_if_it_is_whole(tmp_path: Path) -> None:
     assert means_over_tasks(run) == {("reading", "acc"), ("partly", "acc")}
 
 
-@pytest.mark.parametrize("damage", ['{"doc_id": 0}\n', "{\n", '["x"]\n'])
+@pytest.mark.parametrize("damage", ["", "PAR1", "PAR1 no"])
 def test_a_damaged_file_is_an_error_with_a_hint(tmp_path: Path, damage: str) -> None:
     run = evaluated(tmp_path, "t", [line(0, acc=1.0)], "acc")
-    files.write_text(run.eval(100) / "samples-t.jsonl", damage)
-    with pytest.raises(EvaluationError, match=r"samples-t.jsonl: can't be read") as error:
+    files.write_text(run.eval(100) / "items-t.parquet", damage)
+    with pytest.raises(EvaluationError, match=r"items-t.parquet: can't be read") as error:
         read_items(run, MILESTONE)
     assert error.value.hint

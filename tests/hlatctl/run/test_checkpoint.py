@@ -1,4 +1,9 @@
-"""A checkpoint's files: the manifest, errors that name every kind of damage, the ranks' states, and drawn batches."""
+"""The number of batches drawn at a checkpoint, from the journal or from the checkpoint.
+
+Manifests: a complete checkpoint is valid, and an error names every kind of damage.
+
+The ranks' own states of a checkpoint, in one file.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +40,9 @@ def _event(kind: str, step: int, attempt: int = 1, **fields: Any) -> dict[str, A
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunPaths:
-    """A run whose checkpoint of step 20 says 25, as older releases store it."""
+    """A run whose checkpoint of step 20 says 25."""
     run = RunPaths(tmp_path / "run")
-    files.write_json(run.checkpoint(20) / "rank-00000.json", {"loader": [[25, 0, 0]], "rng": {}})
+    files.write_json(run.checkpoint(20) / RANK_STATES, asdict(RankStates.of([{"loader": [[25, 0, 0]], "rng": {}}])))
     return run
 
 
@@ -71,8 +76,8 @@ def test_without_the_number_in_the_journal_the_checkpoint_is_read(run: RunPaths,
 
 @pytest.mark.parametrize("content", ["{}", '{"loader": []}', "[", '{"loader": [["x"]]}'])
 def test_a_number_that_is_nowhere_is_an_error_that_names_the_file(run: RunPaths, content: str) -> None:
-    (run.checkpoint(20) / "rank-00000.json").write_text(content)
-    with pytest.raises(DamagedFileError, match=r"step-00000020/rank-00000\.json: can't be used") as caught:
+    (run.checkpoint(20) / RANK_STATES).write_text(content)
+    with pytest.raises(DamagedFileError, match=r"step-00000020/ranks\.json: can't be used") as caught:
         batches_drawn(run, 20, [])
     assert caught.value.hint == "`hlatctl checkpoint verify run`"
 
@@ -209,14 +214,8 @@ def test_equal_random_states_are_stored_once_and_each_rank_gets_its_own() -> Non
     assert [states.rng_for(rank)["torch"] for rank in range(5)] == ["aa", "aa", "bb", "aa", "aa"]
 
 
-@pytest.mark.parametrize("release", ["this", "an older one"])
-def test_they_are_read_back(tmp_path: Path, release: str) -> None:
-    if release == "this":
-        files.write_json(tmp_path / RANK_STATES, asdict(RankStates.of(_RANKS)))
-    else:
-        for rank, state in enumerate(_RANKS):
-            files.write_json(tmp_path / f"rank-{rank:05d}.json", state)
-        write_manifest(tmp_path, step=1, tokens=1, world={"world_size": 3})
+def test_they_are_read_back(tmp_path: Path) -> None:
+    files.write_json(tmp_path / RANK_STATES, asdict(RankStates.of(_RANKS)))
     assert read_rank_states(tmp_path) == RankStates.of(_RANKS)
 
 

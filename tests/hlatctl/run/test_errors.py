@@ -13,7 +13,6 @@ from hlatctl.run import errors, runs
 from hlatctl.run.errors import (
     DISK_FULL,
     ERROR_FILE_ENV,
-    NONFINITE,
     OF_STORAGE,
     ConfigError,
     DataError,
@@ -22,7 +21,6 @@ from hlatctl.run.errors import (
     cannot_write,
     code_of,
     dump_error,
-    from_record,
     hint_of,
     load_error,
     nearest,
@@ -45,25 +43,6 @@ def test_an_error_crosses_processes_unchanged(tmp_path: Path, error_type: type[H
     loaded = load_error(tmp_path / "e.json")
     assert type(loaded) is error_type
     assert (loaded.message, loaded.hint, loaded.code) == ("data.path=/x: é\nnot there", "fix it", DISK_FULL)
-
-
-@pytest.mark.parametrize(
-    ("name", "message", "code"),
-    [
-        ("StorageError", "/runs/r: a checkpoint needs 4096 bytes, 17 are free", DISK_FULL),
-        ("StorageError", "/runs/r: can't be written (No space left on device)", DISK_FULL),
-        ("StorageError", "/runs/r: can't be written (Disk quota exceeded)", DISK_FULL),
-        ("StorageError", "/runs/r: can't be written (Read-only file system)", ""),
-        ("DataError", "part-0: No space left on device", ""),
-        ("TrainingError", "step 8: loss=nan: not finite", NONFINITE),
-    ],
-)
-def test_a_record_of_a_version_without_codes_gets_one_and_a_newer_record_keeps_its_own(
-    name: str, message: str, code: str
-) -> None:
-    record = {"type": name, "message": message, "hint": ""}
-    assert from_record(record).code == code
-    assert from_record({**record, "code": ""}).code == ""
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def _save(run: RunPaths, *, batches: int) -> None:
         loader.next()
     state = loader.state
     loader.close()
-    files.write_json(run.checkpoint(STEP) / "rank-00000.json", {"loader": state})
+    files.write_json(_states(run), {"loader": state, "rng": [{}], "rng_of_rank": [0]})
     write_manifest(run.checkpoint(STEP), step=STEP, tokens=STEP, world={"world_size": 1})
 
 
@@ -59,7 +59,7 @@ def _documents(run: RunPaths) -> tuple[list[str], list[str]]:
 
 
 def _states(run: RunPaths) -> Path:
-    return run.checkpoint(STEP) / "rank-00000.json"
+    return run.checkpoint(STEP) / "ranks.json"
 
 
 def _words(text: str, first: int, number: int) -> str:

@@ -16,7 +16,7 @@ from trainer.step.orders import Orders
 
 
 def give(run: RunPaths, **order: Any) -> None:
-    files.write_json(run.orders(1), {"numbers": [], "values": {}, "end_after_step": None, **order})
+    files.write_json(run.orders(1), {"numbers": [], "values": {}, "end_after_step": None, "profile": None, **order})
 
 
 @pytest.fixture
