@@ -19,7 +19,7 @@ from hlatctl.run import contract, files
 from hlatctl.run.contract import OWN
 from hlatctl.run.errors import EvaluationError
 from hlatctl.run.evaluations import HELD_OUT, headlines
-from hlatctl.run.files import DAMAGED, why
+from hlatctl.run.files import DAMAGED, open_regular, why
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState
 
