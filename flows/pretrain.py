@@ -283,7 +283,8 @@ def _adopt(ctx: FlowContext) -> bool:
 
 
 def _journal_start(ctx: FlowContext) -> None:
-    ctx.event("head_started", pid=os.getpid(), host=platform.node(), token=driver_token(ctx.run))
+    token = {} if ctx.world else {"token": driver_token(ctx.run)}  # equal seeds give equal journals
+    ctx.event("head_started", pid=os.getpid(), host=platform.node(), **token)
 
 
 def pipeline(ctx: FlowContext, caller: Caller, ahead: Ahead | None = None) -> None:

@@ -9,11 +9,10 @@ import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conf.schema import Config
 from hlatctl.cli.app import App
 from hlatctl.cli.common import (
     Json,
@@ -33,6 +32,9 @@ from hlatctl.run.errors import CheckpointError
 from hlatctl.run.fold import read_state
 from hlatctl.run.paths import RunPaths
 from hlatctl.units import count, size, utc
+
+if TYPE_CHECKING:
+    from conf.schema import Config
 
 app = App("List, verify, restore, export and import checkpoints.")
 

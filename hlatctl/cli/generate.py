@@ -20,7 +20,6 @@ import typer
 from conf.devices import DEVICES
 from conf.sampling import SEEDS, Sampling
 from hlatctl.cli.common import Json, RunsDir, announce, place, print_json, run_names, runs_folder, say, write
-from hlatctl.report.appendix import by_prompt
 from hlatctl.run import continuations
 from hlatctl.run.errors import ConfigError, HlatctlError, StorageError
 from hlatctl.run.fold import read_state
@@ -280,6 +279,7 @@ def _handled(handler: Callable[[int, Any], None], *numbers: signal.Signals) -> I
 
 def _print_history(target: Any, *, as_json: bool) -> None:
     from flows.targets import RunTarget
+    from hlatctl.report.appendix import by_prompt
 
     if not isinstance(target, RunTarget) or target.step is not None:
         raise ConfigError("--history: shows the milestones of a run, but TARGET is a single model", hint="name a run")

@@ -16,8 +16,6 @@ from hlatctl.report.eval_queue import (
     tasks_text,
     waiting_text,
 )
-from hlatctl.report.exchange.imported import origin_text
-from hlatctl.report.record import looks
 from hlatctl.report.run_view import INTERRUPTED, RunView, view_run, view_sweep
 from hlatctl.run import continuations
 from hlatctl.run.evaluations import in_words, skipped_in_words
@@ -72,6 +70,9 @@ _TEXT_LENGTH = 100
 
 def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each fact about a run."""
+    from hlatctl.report.exchange.imported import origin_text
+    from hlatctl.report.record import looks
+
     state = view.state
     yield "run", noted(view.run.run_id, simulated=state.simulated)
     yield from label_rows(state.labels)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from conf.amendments import with_resume
 from hlatctl.cli.amend import Why, make
 from hlatctl.cli.common import (
     Changes,
@@ -202,6 +201,7 @@ def _detach(run: RunPaths) -> None:
 
 
 def _drive_run(run: RunPaths) -> None:
+    from conf.amendments import with_resume
     from flows import pretrain
 
     say(f"run {run.run_id} in {run.root}; Ctrl-C stops it with a checkpoint")

@@ -2,7 +2,7 @@
 
 A driver holds its lock for a while before it journals ``head_started``, and can be asked to stop in between. So each
 request names its driver by the token of the lease. A driver that starts obeys a request that names it. It ignores
-others, which earlier drivers have obeyed.
+others, which earlier drivers have obeyed. The driver of a dry run has no token and obeys every request.
 """
 
 from __future__ import annotations
@@ -48,4 +48,4 @@ def fold_start(state: Driven, event: Event) -> None:
 def fold_request(state: Driven, event: Event) -> None:
     """Apply ``stop_requested``. Without a driver, the request is for the job that is still running."""
     state.asked_driver = str(event.get("driver", ""))
-    state.stop_requested |= state.asked_driver in ("", state.driver)
+    state.stop_requested |= not state.driver or state.asked_driver in ("", state.driver)
