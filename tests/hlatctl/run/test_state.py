@@ -144,13 +144,6 @@ def test_scores_under_another_contract_never_replace_those_under_the_run_s_own()
     assert (second.contract, second.scores, second.others) == ("new", _scores(0.3), [])
 
 
-def test_an_evaluation_that_did_not_say_its_contract_is_replaced_by_one_that_does() -> None:
-    story = Story().add("eval_finished", milestone_tokens=10, step=1, scores=_scores(0.1))
-    story.add("eval_finished", milestone_tokens=10, step=1, scores=_scores(0.2), contract="new")
-    milestone = story.fold().milestones[10]
-    assert (milestone.contract, milestone.scores, milestone.others) == ("new", _scores(0.2), [])
-
-
 def test_a_failure_under_another_contract_leaves_a_milestone_evaluated() -> None:
     story = Story().add("eval_finished", milestone_tokens=10, step=1, scores=_scores(0.1), contract="old")
     story.add("eval_failed", milestone_tokens=10, step=1, message="no room", final=True)
