@@ -29,14 +29,14 @@ def test_no_driver_is_left_that_could_start_later(
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
-    def beside(words: list[str], output: Any, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    def alongside(words: list[str], output: Any, env: dict[str, str]) -> subprocess.Popen[bytes]:
         started.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
         return started[0]
 
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(programs, "beside", beside)
+    monkeypatch.setattr(programs, "start_alongside", alongside)
     if when == "late":
         monkeypatch.setattr(programs, "_START_TIMEOUT_S", 0.0)
     else:

@@ -58,7 +58,7 @@ def test_the_commands_know_a_sweep_by_its_name(swept: Path, capsys: pytest.Captu
     assert main(["sweep-report", "rates-t0000"]) == 10
     assert "SWEEP=rates-t0000: rates-t0000 is a run, not a sweep" in capsys.readouterr().err
     assert main(["stop", "rates"]) == 0
-    assert "rates: finished" in capsys.readouterr().err
+    assert "rates: is already finished" in capsys.readouterr().err
 
 
 def test_unknown_or_great_cost_needs_a_yes(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -114,11 +113,3 @@ def test_a_lease_is_waited_for_until_its_heartbeat_is_old(run: RunPaths) -> None
     lease.write_text(json.dumps({"pid": 7, "host": ELSEWHERE, "since_unix_s": 0, "token": "t"}), encoding="utf-8")
     with hold(lease, wait):
         assert waited == [ELSEWHERE]
-
-
-def test_a_file_of_an_older_version_names_its_process(run: RunPaths) -> None:
-    with hold_driver(run):
-        run.driver_lock.write_text("123", encoding="utf-8")
-        assert driver_pid(run) == 123
-    holder_seen = Holder(pid=1, host=platform.node(), since_unix_s=0.0)
-    assert not holder_seen.is_elsewhere

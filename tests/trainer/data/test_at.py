@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import pytest
 
 from conf.load import load
 from hlatctl.run import files
-from hlatctl.run.checkpoint import write_manifest
+from hlatctl.run.checkpoint import RANK_STATES, RankStates, read_rank_states, write_manifest
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events, train_writer
 from hlatctl.run.paths import RunPaths
@@ -27,8 +28,7 @@ def _train(run: RunPaths, attempt: int, first: int, last: int, *, save: int, ran
     config, dataset = load(run.config), json.loads(run.dataset.read_text())
     state = None
     if first > 1:
-        names = sorted(run.checkpoint(first - 1).glob("rank-*.json"))
-        state = [row for name in names for row in files.read_json(name)["loader"]]
+        state = read_rank_states(run.checkpoint(first - 1)).loader
     events = read_events(run)
     loaders = [Loader(config, dataset, rank=r, size=ranks, state=state, events=events) for r in range(ranks)]
     spans = []
@@ -48,8 +48,8 @@ def _train(run: RunPaths, attempt: int, first: int, last: int, *, save: int, ran
 
 def _save(run: RunPaths, step: int, loaders: list[Loader]) -> None:
     folder = run.checkpoint(step)
-    for rank, loader in enumerate(loaders):
-        files.write_json(folder / f"rank-{rank:05d}.json", {"loader": loader.state})
+    states = RankStates.of([{"loader": loader.state, "rng": {}} for loader in loaders])
+    files.write_json(folder / RANK_STATES, dataclasses.asdict(states))
     write_manifest(folder, step=step, tokens=step, world={"world_size": len(loaders)})
 
 
