@@ -228,10 +228,12 @@ class Kubelets:
 
     def _terminate(self, running: _Running, grace_s: int) -> None:
         """As in a container: process 1 is asked, and all are killed after the grace."""
+        kill_at_s = time.monotonic() + grace_s
         if running.kill_at_s is None:
-            running.kill_at_s = time.monotonic() + grace_s
+            running.kill_at_s = kill_at_s
             with suppress(ProcessLookupError):
                 os.kill(running.process.pid, signal.SIGTERM)
+        running.kill_at_s = min(running.kill_at_s, kill_at_s)
         if time.monotonic() >= running.kill_at_s:
             with suppress(ProcessLookupError):
                 os.killpg(running.process.pid, signal.SIGKILL)

@@ -35,6 +35,8 @@ def a_launcher(**settings: object) -> KubernetesLauncher:
 
 @pytest.fixture(autouse=True)
 def idle(lab: Lab) -> Iterator[None]:
+    # A program that another test left behind would never end on a node that this one cuts off.
+    wait_for(lambda: not any(map(lab.nodes.is_busy, lab.nodes.nodes)))
     yield
     lab.clear()
 
