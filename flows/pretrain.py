@@ -283,7 +283,7 @@ def _adopt(ctx: FlowContext) -> bool:
 
 
 def _journal_start(ctx: FlowContext) -> None:
-    token = {} if ctx.world else {"token": driver_token(ctx.run)}  # equal seeds give equal journals
+    token: dict[str, Any] = {} if ctx.world else {"token": driver_token(ctx.run)}  # equal seeds give equal journals
     ctx.event("head_started", pid=os.getpid(), host=platform.node(), **token)
 
 
