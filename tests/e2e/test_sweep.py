@@ -66,4 +66,4 @@ def test_a_sweep_whose_driver_is_killed_continues_with_the_running_trials(tracke
     assert "  lr: 0.01\n" in sweep.best.read_text(encoding="utf-8")
     flow_runs = prefect_flow_runs(cli)
     assert "swept" in flow_runs
-    # A trial's flow run begins after its preparation, when the server of the killed driver may be gone.
+    assert all(flow_runs[name]["parent_task_run_id"] for name in ids), "trials are children of the sweep's flow run"
