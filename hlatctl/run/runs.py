@@ -29,6 +29,8 @@ from hlatctl.run.paths import RunPaths, SweepPaths, cache_dir, is_reserved, tria
 LATEST = "latest"
 #: Begins the names of folders that are being created; no run's id begins with a dot.
 _NEW = ".new-"
+#: A folder that has been under creation for longer was left by a process that was killed.
+_LONGEST_CREATION_S = 3600.0
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -125,6 +127,7 @@ def _create(file: Path, text: str, option: str, mode: int, begin: Callable[[Path
             runs_dir.mkdir(exist_ok=True)
             if os.path.lexists(file.parent) and (not file.parent.is_dir() or os.listdir(file.parent)):
                 raise taken
+            _remove_abandoned(runs_dir)
             hidden.mkdir()
             undo.callback(shutil.rmtree, hidden, ignore_errors=True)
             cache_dir(runs_dir).mkdir(exist_ok=True)
@@ -138,6 +141,15 @@ def _create(file: Path, text: str, option: str, mode: int, begin: Callable[[Path
         if error.errno == errno.ENOTEMPTY:  # another process has just created it
             raise taken from None
         raise cannot_write(f"runs_dir={runs_dir}", error, hint="choose another with runs_dir=") from None
+
+
+def _remove_abandoned(runs_dir: Path) -> None:
+    """Remove the folders of creations that were killed."""
+    oldest = time.time() - _LONGEST_CREATION_S
+    for folder in runs_dir.glob(f"{_NEW}*"):
+        with suppress(OSError):  # another process has just finished it
+            if folder.lstat().st_mtime < oldest:
+                shutil.rmtree(folder)
 
 
 def list_runs(runs_dir: Path) -> list[RunPaths]:

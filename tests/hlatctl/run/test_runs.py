@@ -80,6 +80,10 @@ def test_a_run_whose_creation_is_killed_is_not_there_and_can_be_created(tmp_path
     assert list_runs(tmp_path) == []
     (tmp_path / "one").mkdir()  # by an older version, or by hand
     assert create_run(tmp_path, "one", "a: 1\n", begin=lambda run: run.origins.touch()).origins.exists()
+    (left,) = tmp_path.glob(".new-*")
+    os.utime(left, (0, 0))
+    make(tmp_path, "two")
+    assert not left.exists(), "what a killed creation left goes when it is old"
 
 
 def test_of_two_that_create_a_run_at_once_one_is_told_so(tmp_path: Path) -> None:
