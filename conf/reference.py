@@ -7,13 +7,13 @@ import dataclasses
 import fnmatch
 import functools
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import conf.schema
 from conf.constraints import Range, field_types
 from conf.schema import Config, SweepConfig
 from hlatctl.run.errors import ConfigError, nearest
@@ -71,7 +71,7 @@ def _all() -> tuple[Key, ...]:
 
 
 def _keys_of(cls: type, prefix: str) -> Iterator[Key]:
-    meanings = _meanings()[cls.__name__]
+    meanings = _meanings(cls.__module__)[cls.__name__]
     for field in dataclasses.fields(cls):
         expected, name = field_types(cls)[field.name], f"{prefix}{field.name}"
         if dataclasses.is_dataclass(expected) and isinstance(expected, type):
@@ -148,9 +148,9 @@ def _plural(expected: Any) -> str:
 
 
 @functools.cache
-def _meanings() -> dict[str, dict[str, str]]:
+def _meanings(module: str) -> dict[str, dict[str, str]]:
     meanings: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(conf.schema)).body:
+    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
         if isinstance(node, ast.ClassDef):
             pairs = zip(node.body, node.body[1:], strict=False)
             meanings[node.name] = dict(entry for pair in pairs if (entry := _documented(*pair)))
