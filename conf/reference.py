@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from conf.constraints import Range, field_types
 from conf.schema import Config, SweepConfig
 from hlatctl.run.errors import ConfigError, nearest
+from hlatctl.run.registry import Registry
 
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "anything"}
 _GLOB = set("*?[")
@@ -107,6 +108,8 @@ def _choices(expected: Any) -> tuple[str, ...]:
     origin, inner = typing.get_origin(expected), typing.get_args(expected)
     if origin is Literal:
         return tuple(map(str, inner))
+    if origin is Annotated and isinstance(inner[1], Registry):
+        return tuple(inner[1])
     if origin in (types.UnionType, typing.Union):
         return tuple(choice for kind in inner for choice in _choices(kind))
     return {bool: ("true", "false"), types.NoneType: ("null",)}.get(expected, ())
@@ -115,6 +118,8 @@ def _choices(expected: Any) -> tuple[str, ...]:
 def _accepts(expected: Any) -> str:
     """Return a type and its rule in words, such as ``whole number greater than 0``."""
     origin, inner = typing.get_origin(expected), typing.get_args(expected)
+    if origin is Annotated and isinstance(inner[1], Registry):
+        return _either(inner[1])
     if origin is Annotated:
         rules = [str(rule) for rule in inner[1:] if isinstance(rule, Range)]
         return " ".join([_accepts(inner[0]), *rules])
