@@ -74,7 +74,7 @@ class CheckpointPolicy:
         return {*rolling[: -self._config.checkpoint.keep]} - {*verified[-1:]}
 
     def is_lasting(self, step: int) -> bool:
-        """Return whether the mirror keeps a checkpoint forever: a milestone or a permanent one."""
+        """Return whether the remote folder keeps a checkpoint forever: a milestone or a permanent one."""
         return step in self._milestones or self._config.is_permanent(step)
 
     def _is_protected(self, step: int, is_evaluated: Callable[[int], bool]) -> bool:

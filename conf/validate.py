@@ -231,11 +231,11 @@ def _checkpoints(config: Config) -> Iterator[ConfigError]:
             "of a checkpoint on its own disk",
             hint="set checkpoint.fast_dir=null",
         )
-    mirror_url = config.checkpoint.mirror_url
-    if mirror_url is not None and not re.fullmatch(r"[a-z0-9+]+://[^\s?#]+", mirror_url):
+    remote_url = config.checkpoint.remote_url
+    if remote_url is not None and not re.fullmatch(r"[a-z0-9+]+://[^\s?#]+", remote_url):
         yield ConfigError(
-            f"checkpoint.mirror_url={mirror_url}: must be the URL of a folder in object storage",
-            hint="use one such as s3://bucket/folder, or set checkpoint.mirror_url=null",
+            f"checkpoint.remote_url={remote_url}: must be the URL of a folder in object storage",
+            hint="use one such as s3://bucket/folder, or set checkpoint.remote_url=null",
         )
 
 
@@ -455,9 +455,9 @@ _DEPENDENCES = (
         ("train.max_nonfinite_steps",), "train.on_nonfinite=skip", lambda config: config.train.on_nonfinite == "skip"
     ),
     Dependence(
-        ("checkpoint.mirror_keep",),
-        "checkpoint.mirror_url=URL",
-        lambda config: config.checkpoint.mirror_url is not None,
+        ("checkpoint.remote_keep",),
+        "checkpoint.remote_url=URL",
+        lambda config: config.checkpoint.remote_url is not None,
     ),
     Dependence(("cluster.slurm.",), "cluster.launcher=slurm", lambda config: _may_run_on(config, "slurm")),
     Dependence(

@@ -89,7 +89,7 @@ def pass_at_k(task_name: str, tested: list[Program]) -> Scores:
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Return the records of a JSON Lines file."""
-    with reading(path, hint="replace the file; `hlatctl eval data mirror --to DIR` fetches datasets"):
+    with reading(path, hint="replace the file; `hlatctl eval data download --to DIR` fetches datasets"):
         lines = read_bytes(path).splitlines()
         return [dict(parse_json(line, any_number=True)) for line in lines if line.strip()]
 

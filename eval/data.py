@@ -1,4 +1,4 @@
-"""``python -m eval.data --config FILE status | mirror --to DIR``: list a suite's datasets, or fetch missing ones.
+"""``python -m eval.data --config FILE status | download --to DIR``: list a suite's datasets, or fetch missing ones.
 
 Prints JSON on stdout and progress on stderr. ``eval.data_files`` defines the layout of the files.
 """
@@ -46,12 +46,12 @@ def status(wanted: EvalConfig) -> dict[str, Any]:
     return {"suite": wanted.suite, "data_dir": wanted.data_dir, "datasets": list(records.values())}
 
 
-def mirror(wanted: EvalConfig, to: Path) -> dict[str, Any]:
+def download(wanted: EvalConfig, to: Path) -> dict[str, Any]:
     """Fetch every missing split and return the new status."""
     wanted = replace(wanted, data_dir=str(to))
     asked, _ = plan.ask(wanted)
     splits = {(split.title, split.split): split for one in asked for split in plan.splits(one)}
-    data_files.mirror_datasets([split for split in splits.values() if split.find(to) is None], to)
+    data_files.download_datasets([split for split in splits.values() if split.find(to) is None], to)
     return status(wanted)
 
 
@@ -80,11 +80,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("status", help="list needed datasets, and which are present")
-    commands.add_parser("mirror", help="fetch missing datasets").add_argument("--to", type=Path, required=True)
+    commands.add_parser("download", help="fetch missing datasets").add_argument("--to", type=Path, required=True)
     options = parser.parse_args(argv)
     wanted = load(options.config).eval
     try:
-        result = status(wanted) if options.command == "status" else mirror(wanted, options.to.absolute())
+        result = status(wanted) if options.command == "status" else download(wanted, options.to.absolute())
     except ModuleNotFoundError as error:
         raise missing_package(error.name) from None
     print(json.dumps(result))

@@ -1,9 +1,9 @@
 """The dataset files that a task needs, their places in ``eval.data_dir``, and their download from the Hugging Face hub.
 
 The layout is ``<dataset>/<config>/<split>.jsonl``, JSON Lines with the hub's field names; the dataset is the last part
-of its name on the hub. Shorter paths are read too if they are unambiguous. Only :func:`mirror_datasets` reads a
+of its name on the hub. Shorter paths are read too if they are unambiguous. Only :func:`download_datasets` reads a
 dataset: the `datasets` package reads each split, which is written atomically. Present files are kept, so an interrupted
-mirror can be repeated.
+download can be repeated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Split:
     """One split of a dataset on the hub.
 
     Args:
-        places: possible paths below the data folder; a mirror writes to the first.
+        places: possible paths below the data folder; a download writes to the first.
     """
 
     dataset: str
@@ -187,7 +187,7 @@ _TIMEOUT_S = 20.0
 _ELSEWHERE = "run it on a machine with a network, copy the folder here, and set eval.data_dir to it"
 
 
-def mirror_datasets(splits: list[Split], to: Path) -> None:
+def download_datasets(splits: list[Split], to: Path) -> None:
     """Fetch missing splits into a data folder.
 
     Raises:

@@ -66,7 +66,7 @@ def problem(record: dict[str, Any]) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError, SyntaxError) as error:
         raise DataError(
             f"mbpp: problem {number} has no usable tests ({type(error).__name__}: {error})",
-            hint="replace the file; `hlatctl eval data mirror --to DIR` fetches datasets",
+            hint="replace the file; `hlatctl eval data download --to DIR` fetches datasets",
         ) from None
     return {
         "task_id": number,

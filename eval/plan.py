@@ -267,7 +267,7 @@ def _refuse_missing(wanted: EvalConfig, asked: list[Asked]) -> None:
         raise DataError(
             f"eval.data_dir={data_dir}: suite {wanted.suite}, task {one.definition.name} needs the split {split.split} "
             f"of {split.title} as {split.places[0]}{also}",
-            hint=f"with a network: hlatctl eval data mirror --to {data_dir} eval={wanted.suite}; "
+            hint=f"with a network: hlatctl eval data download --to {data_dir} eval={wanted.suite}; "
             "`hlatctl eval data status` lists the present files",
         )
 

@@ -20,7 +20,7 @@ from conf.schema import Config
 from flows.runtime.amended import next_start, train_like
 from flows.runtime.context import is_mock, refuse_archived
 from flows.runtime.programs import ask_about
-from flows.stages.validate import check, check_mirror, check_shape
+from flows.stages.validate import check, check_remote, check_shape
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, EvaluationError, RunBusyError
 from hlatctl.run.fold import read_state
@@ -246,8 +246,8 @@ def _check_like_new(run: RunPaths, before: Config, after: Config, changes: Chang
     check(after, begun=True)
     if not is_mock(after):
         check_shape(after)
-    if after.checkpoint.mirror_url != before.checkpoint.mirror_url:
-        check_mirror(after, run.run_id)
+    if after.checkpoint.remote_url != before.checkpoint.remote_url:
+        check_remote(after, run.run_id)
     if any(key.startswith("tracking.") for key in changes):
         tracking.check_mirrors(after)
     if after.eval.enabled and run.contract.is_file() and any(key.startswith("eval.") for key in changes):

@@ -35,7 +35,7 @@ from flows.stages.preflight import preflight
 from flows.stages.provenance import record_provenance
 from flows.stages.report import finish_report, write_report
 from flows.stages.train import announce_milestones, next_attempt, run_attempt
-from flows.stages.validate import check, check_mirror, check_notify, check_shape, validate
+from flows.stages.validate import check, check_notify, check_remote, check_shape, validate
 from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
 from hlatctl.run.errors import (
@@ -156,7 +156,7 @@ def create(
     Raises:
         ConfigError, DataError: the configuration or an input is wrong; nothing was created.
         LaunchError: the cluster's scheduler does not answer or is not installed; nothing was created.
-        RunExistsError, StorageError: the run directory can't be created, or the mirror can't be written.
+        RunExistsError, StorageError: the run directory can't be created, or the remote folder can't be written.
     """
     if run_id is not None:
         runs.check_run_id(run_id)
@@ -167,7 +167,7 @@ def create(
     if of is None:
         check(config, begun=forked)
         check_shape(config)
-        check_mirror(config, run_id)
+        check_remote(config, run_id)
         tracking.check_mirrors(config)
         check_notify(config)
     now_unix_s = (lambda: START_UNIX_S) if is_mock(config) else time.time

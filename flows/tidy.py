@@ -1,7 +1,7 @@
-"""Removes runs or only their checkpoints, and recreates run directories from a mirror.
+"""Removes runs or only their checkpoints, and recreates run directories from object storage.
 
-A run is not removed while anything works on it. Recreating a run from its mirror in object storage makes only the small
-files; the training processes fetch the checkpoint, each its share (``trainer.checkpoint.mirror``).
+A run is not removed while anything works on it. Recreating a run makes only the small files; the training processes
+fetch the checkpoint, each its share (``trainer.checkpoint.remote``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conf.of_run import of_run
 from conf.schema import Config
 from flows.launchers import launcher_for
 from flows.runtime.context import is_mock, live_training
-from hlatctl.cache.mirror import CONFIG, Copy, complete_copies
+from hlatctl.cache.remote import CONFIG, Copy, complete_copies
 from hlatctl.cache.store import Objects
 from hlatctl.run import files, runs, sweep
 from hlatctl.run.checkpoint import MANIFEST, folder_steps, why_invalid
@@ -52,14 +52,14 @@ class Content:
         checkpoints: number of checkpoints.
         checkpoints_bytes: their size on this disk; files shared with another run count in full.
         other_bytes: size of everything else.
-        mirror_url: folder of copies in object storage, which are not removed; empty: none.
+        remote_url: folder of copies in object storage, which are not removed; empty: none.
         forks: ids of runs in the same folder that were forked from this one. They have their own checkpoints.
     """
 
     checkpoints: int
     checkpoints_bytes: int
     other_bytes: int
-    mirror_url: str
+    remote_url: str
     forks: tuple[str, ...]
 
 
@@ -67,14 +67,14 @@ def content(run: RunPaths) -> Content:
     """Return what a run's folder contains, without following symbolic links."""
     in_checkpoints = _tree_bytes(run.checkpoints)
     try:
-        url = of_run(run).checkpoint.mirror_url
+        url = of_run(run).checkpoint.remote_url
     except HlatctlError:
         url = None
     return Content(
         checkpoints=len(folder_steps(run)),
         checkpoints_bytes=in_checkpoints,
         other_bytes=_tree_bytes(run.root) - in_checkpoints,
-        mirror_url=f"{url}/{run.run_id}" if url else "",
+        remote_url=f"{url}/{run.run_id}" if url else "",
         forks=_forks(run),
     )
 
@@ -243,20 +243,20 @@ def _user(uid: int) -> str:
 
 
 def recreate(url: str, runs_dir: Path, *, argv: list[str]) -> tuple[RunPaths, int]:
-    """Create a run's directory with the configuration in its mirror.
+    """Create a run's directory with the configuration in its remote folder, which has its copies in object storage.
 
     Args:
-        url: the run's folder in the mirror; its last part is the run's id.
+        url: the run's remote folder; its last part is the run's id.
         runs_dir: absolute path of the folder in which to create it.
         argv: the command line, for the journal.
 
     Returns:
-        The run, and the step of the newest checkpoint in the mirror.
+        The run, and the step of the newest checkpoint in the remote folder.
 
     Raises:
-        StorageError: the URL can't be read, or is not a mirror.
+        StorageError: the URL can't be read, or is not a run's remote folder.
         ConfigError: the text is not a URL.
-        CheckpointError: the mirror has no complete checkpoint.
+        CheckpointError: the remote folder has no complete checkpoint.
         RunExistsError: the run's directory already exists.
     """
     parent, _, run_id = url.rstrip("/").rpartition("/")
@@ -268,7 +268,7 @@ def recreate(url: str, runs_dir: Path, *, argv: list[str]) -> tuple[RunPaths, in
         raise CheckpointError(
             f"{url}: has no complete checkpoint", hint="start the run anew with `hlatctl train`, under another id"
         )
-    checkpoint = replace(config.checkpoint, mirror_url=parent)
+    checkpoint = replace(config.checkpoint, remote_url=parent)
     config = replace(config, runs_dir=os.fspath(runs_dir), checkpoint=checkpoint)
     words = [hide(word) for word in argv]
 
@@ -280,18 +280,18 @@ def recreate(url: str, runs_dir: Path, *, argv: list[str]) -> tuple[RunPaths, in
     return run, copies[0].step
 
 
-def _read(url: str, mirror: Objects) -> tuple[Config, list[Copy]]:
+def _read(url: str, remote: Objects) -> tuple[Config, list[Copy]]:
     try:
         with private_folder("restore") as own:
             file = own.path / CONFIG
-            file.write_bytes(mirror.read(CONFIG))
+            file.write_bytes(remote.read(CONFIG))
             config = conf.load.load(file)
-        return config, complete_copies(mirror)
+        return config, complete_copies(remote)
     except HlatctlError:
         raise
     except FileNotFoundError:
-        hint = "name the folder of one run: checkpoint.mirror_url followed by /RUN"
-        raise StorageError(f"{url}: has no {CONFIG}, so it is not the mirror of a run", hint=hint) from None
+        hint = "name the folder of one run: checkpoint.remote_url followed by /RUN"
+        raise StorageError(f"{url}: has no {CONFIG}, so it is not the remote folder of a run", hint=hint) from None
     except Exception as error:  # any exception of the service's library
         hint = "check the address and the credentials in the environment"
         raise StorageError(f"{url}: can't be read ({type(error).__name__}: {error})", hint=hint) from None

@@ -173,7 +173,7 @@ def _prepare(run: RunPaths, again: RunPaths, config: Config, base: int, *, save_
         every_steps=save_at or _NEVER_STEPS,
         keep=_KEEP,
         keep_every_tokens=None,
-        mirror_url=None,
+        remote_url=None,
         fast_dir=None,
     )
     quiet = replace(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from conf.schema import Config
 from conf.validate import code_tasks
-from hlatctl.cache.mirror import check_writable
+from hlatctl.cache.remote import check_writable
 from hlatctl.run import processes
 from hlatctl.run.checks import Check
 from hlatctl.run.errors import DependencyError, StorageError
@@ -43,7 +43,7 @@ def look(config: Config) -> Iterator[Check]:
         yield _where_jobs_run(config, check)
     yield _folder("runs folder", Path(config.runs_dir))
     yield _worker_cache(config)
-    yield from _mirror(config)
+    yield from _remote(config)
     yield _loopback()
 
 
@@ -141,16 +141,16 @@ def _worker_cache(config: Config) -> Check:
     return _folder("worker cache", folder)
 
 
-def _mirror(config: Config) -> Iterator[Check]:
-    """Check that ``checkpoint.mirror_url`` can be written, with a small object that is deleted again."""
-    if (url := config.checkpoint.mirror_url) is None:
+def _remote(config: Config) -> Iterator[Check]:
+    """Check that ``checkpoint.remote_url`` can be written, with a small object that is deleted again."""
+    if (url := config.checkpoint.remote_url) is None:
         return
     try:
         check_writable(url)
     except (StorageError, DependencyError) as error:
-        yield Check(name="mirror", status="fail", shows=error.message)
+        yield Check(name="remote", status="fail", shows=error.message)
     else:
-        yield Check(name="mirror", status="pass", shows=f"{url}: an object was written, read and deleted")
+        yield Check(name="remote", status="pass", shows=f"{url}: an object was written, read and deleted")
 
 
 def _loopback() -> Check:

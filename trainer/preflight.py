@@ -171,7 +171,7 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
     if config.backend.device == "neuron":
         failures += node_failures(run, backend)
     if _first_of_node():
-        failures += _folder_failures(config, run) + _mirror_failures(config, run)
+        failures += _folder_failures(config, run) + _remote_failures(config, run)
     return {**worker, **({"versions": own_versions} if own_versions else {}), "failures": failures}
 
 
@@ -260,12 +260,12 @@ def _fast_dir_failures(config: Config, run: RunPaths) -> list[str]:
     ]
 
 
-def _mirror_failures(config: Config, run: RunPaths) -> list[str]:
-    """Return why this node can't write to the mirror. A run that has already begun continues without it."""
-    url = config.checkpoint.mirror_url
+def _remote_failures(config: Config, run: RunPaths) -> list[str]:
+    """Return why this node can't write to the remote folder. A run that has already begun continues without it."""
+    url = config.checkpoint.remote_url
     if url is None or checkpoint_steps(run):
         return []
-    from hlatctl.cache.mirror import check_writable
+    from hlatctl.cache.remote import check_writable
 
     try:
         check_writable(url)

@@ -104,9 +104,9 @@ class CheckpointConfig:
     """Finite optimizer steps after a checkpoint before the journal records that it survived."""
     fast_dir: str | None = None
     """Folder on the node's own disk to write to first, before copying to the run directory. None: no such folder."""
-    mirror_url: str | None = None
+    remote_url: str | None = None
     """Folder in object storage (s3://bucket/folder) to which verified checkpoints are copied. None: no copies."""
-    mirror_keep: PositiveInt = 3
+    remote_keep: PositiveInt = 3
     """Newest checkpoints to keep there, besides those of milestones and permanent ones."""
 
 

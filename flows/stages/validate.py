@@ -22,7 +22,7 @@ from flows.runtime.context import FlowContext, is_mock
 from flows.runtime.programs import ask, ask_about
 from flows.stages import run_stage
 from hlatctl import machine_checks
-from hlatctl.cache.mirror import unusable
+from hlatctl.cache.remote import unusable
 from hlatctl.plan.memory import check_memory
 from hlatctl.run.checkpoint import checkpoint_steps
 from hlatctl.run.errors import ConfigError, DependencyError, HlatctlError, LaunchError
@@ -78,8 +78,8 @@ def check(config: Config, *, begun: bool = False) -> None:
 def refused(config: Config) -> list[HlatctlError]:
     """Return why `hlatctl train` would refuse a configuration that can be planned, one error per check.
 
-    Only the cluster's scheduler and the checkpoint mirror are not checked: a plan is often made elsewhere, and writes
-    nothing.
+    Only the cluster's scheduler and the remote folder for checkpoints are not checked: a plan is often made elsewhere,
+    and writes nothing.
     """
     errors: list[HlatctlError] = [*conf.validate.missing_to_start(config)]
     with private_folder("plan") as own:
@@ -144,19 +144,19 @@ def check_notify(config: Config) -> None:
         tracking.check_notify_urls(config)
 
 
-def check_mirror(config: Config, run_id: str) -> None:
-    """Check that ``checkpoint.mirror_url`` can be written and contains no run with this id.
+def check_remote(config: Config, run_id: str) -> None:
+    """Check that ``checkpoint.remote_url`` can be written and contains no run with this id.
 
     Raises:
-        StorageError: the mirror can't be written.
+        StorageError: the remote folder can't be written.
         DependencyError: the package for this kind of URL is missing.
-        RunExistsError: the mirror has checkpoints of a run with this id.
+        RunExistsError: the remote folder has checkpoints of a run with this id.
     """
-    url = config.checkpoint.mirror_url
+    url = config.checkpoint.remote_url
     if url is None or is_mock(config):
         return
     try:
-        ask("hlatctl.cache.mirror", "--url", url, "--new-run", run_id, timeout_s=_TIMEOUT_S)
+        ask("hlatctl.cache.remote", "--url", url, "--new-run", run_id, timeout_s=_TIMEOUT_S)
     except LaunchError as error:
         raise unusable(url, error.message) from None
 

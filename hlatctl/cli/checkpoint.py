@@ -135,10 +135,10 @@ def export(
 
 @app.command("restore")
 def restore(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The run's folder in the mirror: s3://bucket/folder/RUN.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="The run's remote folder: s3://bucket/folder/RUN.")],
     runs_dir: RunsDir = None,
 ) -> None:
-    """Recreate the directory of a lost run from its mirror in object storage.
+    """Recreate the directory of a lost run from its remote folder in object storage.
 
     Creates the directory with the run's configuration, and prints the command that continues the run. The processes of
     training then fetch the newest checkpoint.
@@ -146,7 +146,7 @@ def restore(
     from flows.tidy import recreate
 
     run, newest = recreate(url, runs_folder(runs_dir), argv=sys.argv)
-    say(f"run {run.run_id}: recreated in {run.root}; the newest checkpoint in the mirror is of step {newest}")
+    say(f"run {run.run_id}: recreated in {run.root}; the newest checkpoint in the remote folder is of step {newest}")
     say(f"the configuration has paths of the other cluster; `hlatctl resume {run.run_id} data.path=FOLDER` changes one")
     write(shlex.join(["hlatctl", "resume", run.run_id, *(["--runs-dir", str(runs_dir)] if runs_dir else [])]))
 

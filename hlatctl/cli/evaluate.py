@@ -400,8 +400,8 @@ def status(
     _show(_ask(with_runs_dir(overrides, runs_dir), "status"), as_json=as_json)
 
 
-@data.command("mirror")
-def mirror(
+@data.command("download")
+def download(
     to: Annotated[
         Path,
         typer.Option(
@@ -417,7 +417,7 @@ def mirror(
 
     Datasets that are already present are not downloaded again.
     """
-    argv = ("mirror", "--to", os.fspath(to.absolute()))
+    argv = ("download", "--to", os.fspath(to.absolute()))
     _show(_ask(with_runs_dir(overrides, runs_dir), *argv), as_json=as_json)
 
 
@@ -455,7 +455,7 @@ def _conclude(answer: dict[str, Any]) -> None:
     for record in missing:
         say(f"missing: {data_dir}/{record['expected']}, for {', '.join(record['tasks'])}")
     if missing:
-        say(f"hint: on a machine with a network, run `hlatctl eval data mirror --to {data_dir} eval={suite}`")
+        say(f"hint: on a machine with a network, run `hlatctl eval data download --to {data_dir} eval={suite}`")
     else:
         say(f"all datasets that suite {suite} needs are in {data_dir}")
 

@@ -198,8 +198,8 @@ def rm(run: RunNames, yes: Yes = False, runs_dir: RunsDir = None) -> None:
         say(f"{member.run_id}: {held} with {counted(found.checkpoints, 'checkpoint')}")
         for fork in found.forks:
             say(f"  {fork} was forked from it; that run keeps its own checkpoint")
-        if found.mirror_url:
-            say(f"  copies in {found.mirror_url} stay")
+        if found.remote_url:
+            say(f"  copies in {found.remote_url} stay")
     _confirm(f"Remove {counted(len(everything), 'folder')}?", yes=yes)
     for member in everything:
         tidy.remove(member)

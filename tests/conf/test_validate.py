@@ -30,7 +30,7 @@ from hlatctl.run.errors import ConfigError
         ([], "optimizer.momentum", "optimizer=muon"),
         ([], "optimizer.wsd_decay_fraction", "optimizer.schedule=wsd"),
         ([], "train.max_nonfinite_steps", "train.on_nonfinite=skip"),
-        ([], "checkpoint.mirror_keep", "checkpoint.mirror_url=URL"),
+        ([], "checkpoint.remote_keep", "checkpoint.remote_url=URL"),
         ([], "cluster.slurm.partition", "cluster.launcher=slurm"),
         ([], "rehearsal.step_s", "--dry-run"),
     ],
@@ -267,7 +267,7 @@ def test_the_defaults_are_valid() -> None:
             "checkpoint.keep_every_tokens=4095: below the 4096 tokens of one step (train.global_batch_size x "
             "train.seq_len)\nhint: use at least 4096",
         ),
-        ({"checkpoint__mirror_url": "bucket/runs"}, "checkpoint.mirror_url=bucket/runs: must be the URL of a folder"),
+        ({"checkpoint__remote_url": "bucket/runs"}, "checkpoint.remote_url=bucket/runs: must be the URL of a folder"),
         ({"checkpoint__fast_dir": "nvme"}, "checkpoint.fast_dir=nvme: must be an absolute path"),
         (
             {"checkpoint__fast_dir": "/nvme", "cluster__nodes": 2},

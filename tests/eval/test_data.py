@@ -1,4 +1,4 @@
-"""The status of a suite's datasets, and what a mirror writes."""
+"""The status of a suite's datasets, and what a download writes."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ def test_the_process_prints_the_status_as_json(
     assert json.loads(capsys.readouterr().out)["datasets"][0]["dataset"] == "aps/super_glue"
 
 
-def test_a_mirror_holds_what_the_suite_needs_in_the_layout_that_is_read(
+def test_a_download_holds_what_the_suite_needs_in_the_layout_that_is_read(
     hub: None, fetched: list[tuple[str, str | None, str]], tmp_path: Path
 ) -> None:
-    to = tmp_path / "new" / "mirror"
-    result = data.mirror(replace(_WHOLE, tasks=["boolq"]), to)
+    to = tmp_path / "new" / "download"
+    result = data.download(replace(_WHOLE, tasks=["boolq"]), to)
     assert fetched == [("aps/super_glue", "boolq", "validation")]
     path = to / "boolq" / "validation.jsonl"
     assert [json.loads(line)["label"] for line in path.read_text(encoding="utf-8").splitlines()] == [1, 0]
@@ -131,19 +131,19 @@ def test_a_mirror_holds_what_the_suite_needs_in_the_layout_that_is_read(
     assert task.items == path
 
 
-def test_a_repeated_mirror_keeps_present_files(
+def test_a_repeated_download_keeps_present_files(
     hub: None, fetched: list[tuple[str, str | None, str]], tmp_path: Path
 ) -> None:
     wanted = replace(_WHOLE, tasks=["boolq", "triviaqa"])
     for _ in range(2):
         with pytest.raises(DataError) as caught:
-            data.mirror(wanted, tmp_path / "mirror")
+            data.download(wanted, tmp_path / "download")
         assert str(caught.value) == (
             "mandarjoshi/trivia_qa/rc.nocontext: split validation can't be fetched (the line broke)\n"
             "hint: repeat the command: present files are kept"
         )
     assert [path for path, _, _ in fetched] == ["aps/super_glue"]
-    assert sorted(p.name for p in (tmp_path / "mirror").rglob("*.jsonl")) == ["validation.jsonl"]
+    assert sorted(p.name for p in (tmp_path / "download").rglob("*.jsonl")) == ["validation.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_without_a_network_nothing_is_created(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(DataError, match=message):
-        data.mirror(replace(_WHOLE, tasks=["boolq"]), tmp_path / "mirror")
-    assert not (tmp_path / "mirror").exists()
+        data.download(replace(_WHOLE, tasks=["boolq"]), tmp_path / "download")
+    assert not (tmp_path / "download").exists()
 
 
 def test_the_process_leaves_an_error_that_can_be_raised_again(
@@ -174,14 +174,14 @@ def test_the_process_leaves_an_error_that_can_be_raised_again(
     file.write_text(dump(compose(["eval=hlat", "eval.tasks=[boolq]"])), encoding="utf-8")
     monkeypatch.setenv("HLATCTL_ERROR_FILE", str(tmp_path / "error.json"))
     monkeypatch.setenv("HLATCTL_ERROR_TOLD", "1")
-    argv = ["--config", str(file), "mirror", "--to", str(tmp_path / "mirror")]
+    argv = ["--config", str(file), "download", "--to", str(tmp_path / "download")]
     assert run_main(lambda: data.main(argv)) == DataError.exit_code
     assert isinstance(load_error(tmp_path / "error.json"), DataError)
     assert capsys.readouterr().err == ""
 
 
-def test_a_complete_mirror_needs_no_network(tiny_data: Path) -> None:
-    result = data.mirror(replace(_WHOLE, tasks=["boolq", "piqa"]), tiny_data)
+def test_a_complete_download_needs_no_network(tiny_data: Path) -> None:
+    result = data.download(replace(_WHOLE, tasks=["boolq", "piqa"]), tiny_data)
     assert [d["rows"] for d in result["datasets"]] == [2, 2]
 
 

@@ -162,8 +162,8 @@ def test_a_missing_dataset_is_named_with_its_place_and_the_command_that_helps(ti
     assert str(caught.value) == (
         f"eval.data_dir={tiny_data}: suite hlat, task arc_easy needs the split test of allenai/ai2_arc/ARC-Easy as "
         "ai2_arc/ARC-Easy/test.jsonl; 1 more tasks lack theirs\n"
-        f"hint: with a network: hlatctl eval data mirror --to {tiny_data} eval=hlat; `hlatctl eval data status` lists "
-        "the present files"
+        f"hint: with a network: hlatctl eval data download --to {tiny_data} eval=hlat; `hlatctl eval data status` "
+        "lists the present files"
     )
 
 

@@ -116,16 +116,16 @@ def test_fast_folder_needs_room_for_two_checkpoints(
     assert not preflight._fast_dir_failures(config, run)
 
 
-def test_a_mirror_must_be_writable_before_a_run_begins_and_not_after(
+def test_a_remote_folder_must_be_writable_before_a_run_begins_and_not_after(
     tmp_path: Path, make_run: Callable[..., RunPaths]
 ) -> None:
-    run = make_run(tmp_path / "run", checkpoint={"mirror_url": "bogus://x"})
+    run = make_run(tmp_path / "run", checkpoint={"remote_url": "bogus://x"})
     config = load(run.config)
-    (failure,) = preflight._mirror_failures(config, run)
-    assert failure.startswith("checkpoint.mirror_url=bogus://x: ")
+    (failure,) = preflight._remote_failures(config, run)
+    assert failure.startswith("checkpoint.remote_url=bogus://x: ")
     (run.checkpoint(8)).mkdir(parents=True)
     (run.checkpoint(8) / "manifest.json").write_text("{}")
-    assert preflight._mirror_failures(config, run) == []
+    assert preflight._remote_failures(config, run) == []
 
 
 class TwoNodes:

@@ -31,7 +31,7 @@ from hlatctl.run.files import reading
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend
-from trainer.checkpoint.mirror import Fetcher, Mirror
+from trainer.checkpoint.remote import Fetcher, Uploader
 from trainer.checkpoint.shards import ShardIndex, read_index
 from trainer.checkpoint.together import Together
 from trainer.checkpoint.trust import CheckpointRecords, Tiers, Verifier
@@ -76,12 +76,14 @@ class CheckpointManager:
         self._host: dict[str, Tensor] = {}
         self._together = Together(backend, self._tiers.folders[0], self._records.limit_s)
         self._verifier = Verifier(backend, self._together)
-        self._mirror: Mirror | None = None
+        self._uploader: Uploader | None = None
         self._fetcher: Fetcher | None = None
-        if config.checkpoint.mirror_url is not None:
-            self._mirror = Mirror(config, run, backend, self._records)
+        if config.checkpoint.remote_url is not None:
+            self._uploader = Uploader(config, run, backend, self._records)
             self._fetcher = Fetcher(config, run, backend, self._tiers, self._records)
-        self._writer = Writer(config, backend, self._tiers, self._records, self._together, self._verifier, self._mirror)
+        self._writer = Writer(
+            config, backend, self._tiers, self._records, self._together, self._verifier, self._uploader
+        )
 
     def save(
         self,
@@ -130,22 +132,22 @@ class CheckpointManager:
         self._on_rank0(self._writer.raise_failure)
 
     def finish(self, is_asked_to_stop: Callable[[], bool]) -> None:
-        """Wait at the end of a run until its last checkpoint is in the mirror, if it has one."""
-        if self._mirror:
-            self._mirror.finish(is_asked_to_stop)
+        """Wait at the end of a run until its last checkpoint is in the remote folder, if it has one."""
+        if self._uploader:
+            self._uploader.finish(is_asked_to_stop)
 
     def close(self) -> None:
         """Wait without raising an error, for training that has failed; the journal has the error."""
         self._writer.join()
-        if self._mirror:
-            self._mirror.close()
+        if self._uploader:
+            self._uploader.close()
 
     def reconfigure(self, config: Config) -> None:
         """Apply new values of the keys in ``conf.amendments.LIVE`` during training."""
         self._config = config
         self._records.reconfigure(config)
-        if self._mirror:
-            self._mirror.reconfigure(config)
+        if self._uploader:
+            self._uploader.reconfigure(config)
 
     def healthy_step(self) -> None:
         """Count a finite step for the checkpoints before it."""
@@ -194,11 +196,11 @@ class CheckpointManager:
         put[0]()
 
     def _choose(self, max_step: int | None) -> tuple[int, str] | None:
-        """Return step and folder of the checkpoint to restore, fetched if the mirror has a newer one."""
-        if self._fetcher is None or self._mirror is None:
+        """Return step and folder of the checkpoint to restore, fetched if the remote folder has a newer one."""
+        if self._fetcher is None or self._uploader is None:
             return self._newest_valid(max_step)
-        chosen, unmirrored = self._fetcher.choose(lambda: self._newest_valid(max_step), max_step)
-        self._mirror.offer(unmirrored)
+        chosen, missing = self._fetcher.choose(lambda: self._newest_valid(max_step), max_step)
+        self._uploader.offer(missing)
         return chosen
 
     def begin_from(self, folder: Path, tensors: dict[str, Tensor]) -> None:

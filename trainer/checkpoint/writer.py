@@ -24,7 +24,7 @@ from hlatctl.run.checkpoint import RANK_STATES, WORLD_SIZE, RankStates, read_man
 from hlatctl.run.errors import DISK_FULL, HlatctlError, RunBusyError, StorageError, from_record, to_record
 from hlatctl.run.paths import step_name
 from trainer.backends.base import Backend
-from trainer.checkpoint.mirror import Mirror
+from trainer.checkpoint.remote import Uploader
 from trainer.checkpoint.shards import INDEX, ShardFile, ShardIndex, StoredChunk, compose, file_name
 from trainer.checkpoint.together import Failure, Together
 from trainer.checkpoint.trust import CheckpointRecords, ReadBack, Tiers, Verifier, share
@@ -93,10 +93,10 @@ class Writer:
         records: CheckpointRecords,
         together: Together,
         verifier: Verifier,
-        mirror: Mirror | None,
+        uploader: Uploader | None,
     ) -> None:
         self._config, self._backend, self._tiers, self._records = config, backend, tiers, records
-        self._together, self._verifier, self._mirror = together, verifier, mirror
+        self._together, self._verifier, self._uploader = together, verifier, uploader
         self._world = {WORLD_SIZE: backend.world_size, "data_parallel_size": backend.data_parallel_size}
         #: From the previous save: this rank's blocks, and on rank 0 the index of all blocks.
         self._chunks: list[StoredChunk] = []
@@ -256,8 +256,8 @@ class Writer:
             if self._backend.rank == 0:
                 message = f"checkpoint of step {save.step} can't be verified in {self._tiers.shared} ({error.message})"
                 self._failed(save, message, error)
-        if self._mirror:
-            self._mirror.offer([save.step] if self._records.is_verified(save.step) else [])
+        if self._uploader:
+            self._uploader.offer([save.step] if self._records.is_verified(save.step) else [])
 
     def _examined(self, step: int, folder: Path, reason: str | None) -> None:
         self._records.examined(step, folder, reason)

@@ -1,7 +1,7 @@
 """Read corpora in object storage (``data.path=s3://bucket/folder``): by ranges, ahead of need, and through stand-ins.
 
 A corpus is listed once, and each object is read by ranges. Credentials come from the environment or the machine's role,
-as for the mirror of checkpoints.
+as for the remote folder of checkpoints.
 
 ``ReadAhead`` requests documents before they are needed, so that the latency of a request doesn't limit a reader.
 Requests run in daemon threads of the process, :data:`IN_FLIGHT` at most. They don't delay the end of the process, and

@@ -72,7 +72,7 @@ def test_missing_tools_folders_and_packages_are_reported(tmp_path: Path, monkeyp
             "cluster=mock",
             f"cluster.worker_cache_dir={tmp_path / 'file' / 'cache'}",
             "preflight.min_open_files=1000000000",
-            "checkpoint.mirror_url=bogus://x",
+            "checkpoint.remote_url=bogus://x",
         ]
     )
     checks = {check.name: (check.status, check.shows) for check in machine_checks.look(config)}
@@ -81,8 +81,8 @@ def test_missing_tools_folders_and_packages_are_reported(tmp_path: Path, monkeyp
     assert checks["C++ compiler"][1].endswith(": not found; training would run uncompiled, which is slower")
     assert checks["bubblewrap"] == ("fail", "bwrap: not found; code tasks would be skipped")
     assert checks["open files"][1].endswith("below preflight.min_open_files=1000000000")
-    assert checks["mirror"][0] == "fail"
-    assert checks["mirror"][1].startswith("checkpoint.mirror_url=bogus://x: ")
+    assert checks["remote"][0] == "fail"
+    assert checks["remote"][1].startswith("checkpoint.remote_url=bogus://x: ")
     assert checks["worker cache"] == ("fail", f"{tmp_path / 'file' / 'cache'}: can't be written (Not a directory)")
 
 

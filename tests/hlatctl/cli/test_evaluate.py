@@ -81,7 +81,7 @@ def test_the_status_is_a_table_of_datasets_and_names_what_is_missing(
     ]
     assert captured.err == (
         "missing: /data/mmlu/virology/test.jsonl, for mmlu_virology\n"
-        "hint: on a machine with a network, run `hlatctl eval data mirror --to /data eval=hlat`\n"
+        "hint: on a machine with a network, run `hlatctl eval data download --to /data eval=hlat`\n"
     )
     assert asked == [("eval.data", "hlat", "/data", "status")]
 
@@ -92,12 +92,12 @@ def test_the_status_as_json_is_every_file(asked: list[tuple[str, ...]], capsys: 
     assert asked == [("eval.data", "hlat", "None", "status")], "the whole table if no suite is named"
 
 
-def test_the_mirror_is_asked_for_the_suite_that_is_named(
+def test_the_download_is_asked_for_the_suite_that_is_named(
     asked: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["eval", "data", "mirror", "--to", "here", "eval=hlat_core"]) == 0
-    assert asked == [("eval.data", "hlat_core", "None", "mirror", "--to", os.fspath(tmp_path / "here"))]
+    assert main(["eval", "data", "download", "--to", "here", "eval=hlat_core"]) == 0
+    assert asked == [("eval.data", "hlat_core", "None", "download", "--to", os.fspath(tmp_path / "here"))]
 
 
 @pytest.mark.processes

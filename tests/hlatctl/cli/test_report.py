@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(
     "argv",
     [
         ["report", "example", "--output", ""],
-        ["eval", "data", "mirror", "--to", ""],
+        ["eval", "data", "download", "--to", ""],
         ["cache", "gc", "", "--dry-run"],
         ["cache", "import", "graphs.tar.zst", "--to", ""],
     ],

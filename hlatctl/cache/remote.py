@@ -1,10 +1,10 @@
-"""The mirror of a run's checkpoints in object storage: its names, and which copies are complete.
+"""A run's remote folder: the copies of its checkpoints in object storage, their names, and which are complete.
 
-    <checkpoint.mirror_url>/<run_id>/config.yaml
-    <checkpoint.mirror_url>/<run_id>/step-00001000-<manifest>/   a checkpoint's files; manifest.json is written last
+    <checkpoint.remote_url>/<run_id>/config.yaml
+    <checkpoint.remote_url>/<run_id>/step-00001000-<manifest>/   a checkpoint's files; manifest.json is written last
 
 A copy without ``manifest.json`` is incomplete. ``<manifest>`` is the beginning of the manifest's SHA-256, so a step
-that a run has written twice has two names, and their files never mix. ``trainer.checkpoint.mirror`` writes and reads
+that a run has written twice has two names, and their files never mix. ``trainer.checkpoint.remote`` writes and reads
 the copies.
 """
 
@@ -31,7 +31,7 @@ _NAME = re.compile(rf"step-(\d{{8,}})-([0-9a-f]{{{_ID_CHARS}}})")
 
 @dataclass(frozen=True, order=True)
 class Copy:
-    """A checkpoint in the mirror; later steps are greater.
+    """A checkpoint in the remote folder; later steps are greater.
 
     Args:
         identity: the beginning of the manifest's SHA-256.
@@ -47,12 +47,12 @@ class Copy:
 
     @property
     def name(self) -> str:
-        """Name of its folder in the mirror."""
+        """Name of its folder in the remote folder."""
         return f"{step_name(self.step)}-{self.identity}"
 
     @property
     def manifest(self) -> str:
-        """Path of its manifest in the mirror."""
+        """Path of its manifest in the remote folder."""
         return f"{self.name}/{MANIFEST}"
 
     def is_of(self, manifest_sha256: str) -> bool:
@@ -60,80 +60,80 @@ class Copy:
         return manifest_sha256.startswith(self.identity)
 
 
-def mirror_of(mirror_url: str, run_id: str) -> Objects:
-    """Return the folder of a run in ``checkpoint.mirror_url``.
+def remote_folder(remote_url: str, run_id: str) -> Objects:
+    """Return a run's remote folder, which is in ``checkpoint.remote_url``.
 
     Raises:
         StorageError, DependencyError: the URL is invalid, or a package is missing.
     """
-    return Objects(f"{mirror_url.rstrip('/')}/{run_id}")
+    return Objects(f"{remote_url.rstrip('/')}/{run_id}")
 
 
-def all_copies(mirror: Objects) -> list[Copy]:
+def all_copies(remote: Objects) -> list[Copy]:
     """Return all copies, incomplete ones too, newest step first; costs one listing."""
-    named = (_NAME.fullmatch(name) for name in mirror.folders())
+    named = (_NAME.fullmatch(name) for name in remote.folders())
     return sorted((Copy(int(match[1]), match[2]) for match in named if match), reverse=True)
 
 
-def complete_copies(mirror: Objects) -> list[Copy]:
+def complete_copies(remote: Objects) -> list[Copy]:
     """Return the complete copies, newest step first; costs a listing, and a request for each copy."""
-    return [copy for copy in all_copies(mirror) if mirror.size(copy.manifest) is not None]
+    return [copy for copy in all_copies(remote) if remote.size(copy.manifest) is not None]
 
 
-def delete(mirror: Objects, copy: Copy) -> None:
+def delete(remote: Objects, copy: Copy) -> None:
     """Delete a copy, its manifest first, so that a partly deleted one never counts."""
-    mirror.delete(copy.manifest)
-    mirror.delete(copy.name)
+    remote.delete(copy.manifest)
+    remote.delete(copy.name)
 
 
-def check_writable(mirror_url: str) -> None:
-    """Write, read and delete a small object, to detect an unusable mirror early.
+def check_writable(remote_url: str) -> None:
+    """Write, read and delete a small object, to detect an unusable remote folder early.
 
     Raises:
-        StorageError: the mirror is unusable; has the service's reason.
+        StorageError: the remote folder is unusable; has the service's reason.
         DependencyError: a package is missing.
     """
     try:
-        mirror = Objects(mirror_url)
+        remote = Objects(remote_url)
     except (StorageError, DependencyError) as error:
-        raise type(error)(f"checkpoint.mirror_url={error.message}", hint=error.hint) from None
+        raise type(error)(f"checkpoint.remote_url={error.message}", hint=error.hint) from None
     content = uuid.uuid4().hex
     probe = f".probe-{content}"
 
     def returns_what_is_written() -> bool:
-        mirror.write(content.encode(), probe)
-        same = mirror.read(probe) == content.encode()
-        mirror.delete(probe)
+        remote.write(content.encode(), probe)
+        same = remote.read(probe) == content.encode()
+        remote.delete(probe)
         return same
 
     try:
         same = within(_PROBE_S, returns_what_is_written)
     except Exception as error:  # whatever the service's library raises
-        raise unusable(mirror_url, f"can't be used ({type(error).__name__}: {error})") from None
+        raise unusable(remote_url, f"can't be used ({type(error).__name__}: {error})") from None
     if not same:
-        raise unusable(mirror_url, "does not return what was written to it")
+        raise unusable(remote_url, "does not return what was written to it")
 
 
-def unusable(mirror_url: str, what: str) -> StorageError:
-    """Return the error of a mirror that can't be written or read."""
+def unusable(remote_url: str, what: str) -> StorageError:
+    """Return the error of a remote folder that can't be written or read."""
     hint = (
         "check that the bucket exists and that the environment has credentials that may read, write, list and delete "
-        "(s3://: AWS_PROFILE, AWS_ACCESS_KEY_ID or the machine's role); or set checkpoint.mirror_url=null"
+        "(s3://: AWS_PROFILE, AWS_ACCESS_KEY_ID or the machine's role); or set checkpoint.remote_url=null"
     )
-    return StorageError(f"checkpoint.mirror_url={mirror_url}: {what}", hint=hint)
+    return StorageError(f"checkpoint.remote_url={remote_url}: {what}", hint=hint)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Check that a mirror can be written; with ``--new-run``, also that it has no run of that id."""
-    parser = argparse.ArgumentParser(prog="hlatctl.cache.mirror")
+    """Check that a remote folder can be written; with ``--new-run``, also that it has no run of that id."""
+    parser = argparse.ArgumentParser(prog="hlatctl.cache.remote")
     parser.add_argument("--url", required=True)
     parser.add_argument("--new-run", metavar="RUN_ID")
     arguments = parser.parse_args(argv)
     check_writable(arguments.url)
-    if arguments.new_run and all_copies(mirror := mirror_of(arguments.url, arguments.new_run)):
+    if arguments.new_run and all_copies(remote := remote_folder(arguments.url, arguments.new_run)):
         raise RunExistsError(
-            f"--run-id={arguments.new_run}: {mirror.url} already has checkpoints of a run with this id",
-            hint=f"`hlatctl checkpoint restore {mirror.url}` continues that run; use another id for a new one",
+            f"--run-id={arguments.new_run}: {remote.url} already has checkpoints of a run with this id",
+            hint=f"`hlatctl checkpoint restore {remote.url}` continues that run; use another id for a new one",
         )
     return 0
 

@@ -2,7 +2,7 @@
 
 Copying: each process has a thread that copies its share of a checkpoint's files from the run directory. Rank 0 then
 waits until the storage lists every file, and copies the manifest last. Training never waits for this thread, so slow or
-failing storage only delays the mirror.
+failing storage only delays the copies.
 
 Costs at 2,048 ranks: one small exchange for each checkpoint, two requests for each file, and rank 0's listings: one
 request for 1,000 files, every 1 to 15 s while it waits for the other ranks.
@@ -26,7 +26,7 @@ from typing import Any
 
 from conf.schema import Config
 from conf.training_rules import CheckpointPolicy
-from hlatctl.cache import mirror as layout
+from hlatctl.cache import remote as layout
 from hlatctl.cache.graphs import copy_checked
 from hlatctl.cache.store import File, Objects, within
 from hlatctl.run.checkpoint import MANIFEST, Manifest, read_manifest, steps_in
@@ -54,16 +54,16 @@ class _GoneError(Exception):
     """The checkpoint is not in the run directory any more."""
 
 
-class Mirror:
+class Uploader:
     """This process's part in copying a run's checkpoints. Nothing here raises a failure of the storage.
 
     Args:
-        config: configuration of a run with ``checkpoint.mirror_url``.
+        config: configuration of a run with ``checkpoint.remote_url``.
     """
 
     def __init__(self, config: Config, run: RunPaths, backend: Backend, records: CheckpointRecords) -> None:
-        assert config.checkpoint.mirror_url is not None
-        self._url, self._keep = config.checkpoint.mirror_url, config.checkpoint.mirror_keep
+        assert config.checkpoint.remote_url is not None
+        self._url, self._keep = config.checkpoint.remote_url, config.checkpoint.remote_keep
         self._run, self._backend, self._records = run, backend, records
         self._policy = CheckpointPolicy(config)
         self._sent_config: Path | None = None
@@ -98,12 +98,12 @@ class Mirror:
             self._changed.notify_all()
         if self._queue and self._thread is None:
             # A daemon thread, because a process that fails or is told to stop must not wait for it.
-            self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
             self._thread.start()
 
     def reconfigure(self, config: Config) -> None:
         """Apply a new number of copies and new milestones, while another thread copies."""
-        self._keep, self._policy = config.checkpoint.mirror_keep, CheckpointPolicy(config)
+        self._keep, self._policy = config.checkpoint.remote_keep, CheckpointPolicy(config)
 
     def finish(self, is_asked_to_stop: Callable[[], bool]) -> None:
         """Wait at the end of a run until this process has copied everything, unless there is no more progress."""
@@ -115,17 +115,17 @@ class Mirror:
                 return
             if now_s - told_s > _TELL_EVERY_S:
                 told_s, step = now_s, next(iter(self._queue), 0)
-                self._records.note("mirror_waiting", step=step, url=self._url, message=self._failure)
+                self._records.note("upload_waiting", step=step, url=self._url, message=self._failure)
             with self._changed:
                 self._changed.wait(_POLL_S)
 
     def _give_up(self, why: str) -> None:
         step = next(iter(self._queue), 0)
         message = (
-            f"checkpoint.mirror_url={self._url}: the run ends without its last copy, because nothing was copied for "
+            f"checkpoint.remote_url={self._url}: the run ends without its last copy, because nothing was copied for "
             f"{_PATIENCE_S:g} s ({why})"
         )
-        self._note("alarm", durable=True, step=step, what="mirror", message=message)
+        self._note("alarm", durable=True, step=step, what="remote_copy", message=message)
 
     def close(self) -> None:
         """Stop copying after the current file. The next attempt continues."""
@@ -177,7 +177,7 @@ class Mirror:
 
     def _connected(self) -> Objects:
         if self._remote is None:
-            self._remote = layout.mirror_of(self._url, self._run.run_id)
+            self._remote = layout.remote_folder(self._url, self._run.run_id)
         return self._remote
 
     def _put(self, remote: Objects, folder: Path, copy: layout.Copy, entry: dict[str, Any]) -> None:
@@ -212,7 +212,7 @@ class Mirror:
             remote.put(folder / MANIFEST, copy.manifest)
             wall_s = time.monotonic() - self._offered_s.get(copy.step, time.monotonic())
             url = remote.at(copy.name)
-            self._note("checkpoint_mirrored", step=copy.step, bytes=manifest.size_bytes, wall_s=wall_s, url=url)
+            self._note("checkpoint_uploaded", step=copy.step, bytes=manifest.size_bytes, wall_s=wall_s, url=url)
         self._alarmed, self._newest = False, copy
 
     def _tidy(self) -> None:
@@ -242,11 +242,12 @@ class Mirror:
         self._pause(min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self._failures - 1)))
 
     def _alarm(self, why: str) -> None:
-        """Journal an alarm, only once until a checkpoint is complete in the mirror."""
+        """Journal an alarm, only once until a checkpoint is complete in the remote folder."""
         if not self._alarmed:
             self._alarmed = True
-            message = f"checkpoint.mirror_url={self._url}: {why}"
-            self._note("alarm", durable=True, step=self._queue[0] if self._queue else 0, what="mirror", message=message)
+            message = f"checkpoint.remote_url={self._url}: {why}"
+            step = self._queue[0] if self._queue else 0
+            self._note("alarm", durable=True, step=step, what="remote_copy", message=message)
 
     def _note(self, kind: str, **fields: Any) -> None:
         with self._changed:
@@ -288,23 +289,23 @@ _LIST_S = 120.0
 
 
 class Fetcher:
-    """Fetches newer checkpoints from a run's mirror. All ranks call each method together, from the training thread.
+    """Fetches newer checkpoints from a run's remote folder. All ranks call each method, from the training thread.
 
     Args:
-        config: configuration of a run with ``checkpoint.mirror_url``.
+        config: configuration of a run with ``checkpoint.remote_url``.
     """
 
     def __init__(
         self, config: Config, run: RunPaths, backend: Backend, tiers: Tiers, records: CheckpointRecords
     ) -> None:
-        assert config.checkpoint.mirror_url is not None
-        self._url, self._run_id = config.checkpoint.mirror_url, run.run_id
+        assert config.checkpoint.remote_url is not None
+        self._url, self._run_id = config.checkpoint.remote_url, run.run_id
         self._policy = CheckpointPolicy(config)
         self._backend, self._tiers, self._records = backend, tiers, records
         self._together = Together(backend, self._url, lambda: math.inf)  # recovery.start_timeout_s is the limit
 
     def choose(self, choose: Callable[[], Chosen], max_step: int | None) -> tuple[Chosen, list[int]]:
-        """Return the checkpoint to restore, fetched if the mirror has a newer one, and the steps to copy to the mirror.
+        """Return the checkpoint to restore, fetched if the remote folder has a newer one, and the steps to upload.
 
         Only rank 0's steps count.
 
@@ -314,7 +315,7 @@ class Fetcher:
 
         Raises:
             CheckpointError: checkpoints were written and none is valid, here or there.
-            StorageError: the run directory has no checkpoint, and it is unknown whether the mirror has one.
+            StorageError: the run directory has no checkpoint, and it is unknown whether the remote folder has one.
         """
         failure: CheckpointError | None = None
         chosen: Chosen = None
@@ -331,10 +332,10 @@ class Fetcher:
                 break
         if failure:
             raise failure
-        return chosen, self._unmirrored(chosen, {copy.step for copy in copies})
+        return chosen, self._not_uploaded(chosen, {copy.step for copy in copies})
 
-    def _unmirrored(self, chosen: Chosen, there: set[int]) -> list[int]:
-        """Return the steps to copy to the mirror: the one that is restored, and lasting ones that were missed."""
+    def _not_uploaded(self, chosen: Chosen, there: set[int]) -> list[int]:
+        """Return the steps to upload: the one that is restored, and lasting ones that were missed."""
         if self._backend.rank != 0:
             return []
         valid = [step for step in steps_in(self._tiers.shared) if self._records.is_verified(step)]
@@ -346,22 +347,22 @@ class Fetcher:
         try:
             copies = within(_LIST_S, lambda: self._copies(max_step))
         except Exception as error:  # any error of the service's own library
-            why = f"checkpoint.mirror_url={self._url}: can't be read ({type(error).__name__}: {error})"
+            why = f"checkpoint.remote_url={self._url}: can't be read ({type(error).__name__}: {error})"
             if needed:
                 hint = f"repair the access, then `hlatctl resume {self._run_id}`"
                 message = f"{why}, so whether it has a checkpoint to continue from is not known"
                 raise StorageError(message, hint=hint) from None
-            self._records.note("alarm", durable=True, step=0, what="mirror", message=why)
+            self._records.note("alarm", durable=True, step=0, what="remote_copy", message=why)
             return []
         return [(copy.step, copy.identity) for copy in copies if self._records.may_be(copy.step, copy.is_of)]
 
     def _copies(self, max_step: int | None) -> list[layout.Copy]:
         """Return the complete copies up to a step. Later ones stop counting."""
-        mirror = layout.mirror_of(self._url, self._run_id)
-        copies = _patiently(lambda: layout.complete_copies(mirror))
+        remote = layout.remote_folder(self._url, self._run_id)
+        copies = _patiently(lambda: layout.complete_copies(remote))
         later = [copy for copy in copies if max_step is not None and copy.step > max_step]
         for copy in later:
-            mirror.delete(copy.manifest)
+            remote.delete(copy.manifest)
         return [copy for copy in copies if copy not in later]
 
     def _fetch(self, copy: layout.Copy) -> bool:
@@ -373,15 +374,15 @@ class Fetcher:
         except HlatctlError as error:  # on every rank
             if self._backend.rank == 0:
                 shutil.rmtree(partial, ignore_errors=True)
-                message = f"checkpoint.mirror_url={self._url}: {copy.name} can't be fetched ({error.message[:500]})"
-                self._records.note("alarm", durable=True, step=copy.step, what="mirror", message=message)
+                message = f"checkpoint.remote_url={self._url}: {copy.name} can't be fetched ({error.message[:500]})"
+                self._records.note("alarm", durable=True, step=copy.step, what="remote_copy", message=message)
             return False
         self._together.on_rank0(lambda: self._commit(copy, partial, time.monotonic() - started_s))
         return True
 
     def _begin(self, copy: layout.Copy, partial: Path) -> list[dict[str, Any]]:
-        mirror = layout.mirror_of(self._url, self._run_id)
-        content = _patiently(lambda: mirror.read(copy.manifest))
+        remote = layout.remote_folder(self._url, self._run_id)
+        content = _patiently(lambda: remote.read(copy.manifest))
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         (partial / MANIFEST).write_bytes(content)
@@ -394,9 +395,9 @@ class Fetcher:
         return manifest.files
 
     def _fetch_share(self, copy: layout.Copy, files: list[dict[str, Any]], partial: Path) -> None:
-        mirror = layout.mirror_of(self._url, self._run_id)
+        remote = layout.remote_folder(self._url, self._run_id)
         for entry in share(files, self._backend.rank, self._backend.world_size):
-            _patiently(functools.partial(_fetch_file, mirror, copy, entry, partial))
+            _patiently(functools.partial(_fetch_file, remote, copy, entry, partial))
 
     def _commit(self, copy: layout.Copy, partial: Path, wall_s: float) -> None:
         fsync(partial / MANIFEST)
@@ -409,11 +410,11 @@ class Fetcher:
         self._records.committed(copy.step, manifest.sha256)
 
 
-def _fetch_file(mirror: Objects, copy: layout.Copy, entry: dict[str, Any], partial: Path) -> None:
+def _fetch_file(remote: Objects, copy: layout.Copy, entry: dict[str, Any], partial: Path) -> None:
     target = partial / entry["path"]
     target.parent.mkdir(parents=True, exist_ok=True)
     source = File(f"{copy.name}/{entry['path']}", int(entry["bytes"]))
-    copy_checked(mirror, source, target, entry["sha256"])
+    copy_checked(remote, source, target, entry["sha256"])
     fsync(target)
 
 

@@ -1,4 +1,4 @@
-"""The mirror over the S3 protocol: a real server on loopback, also one that dies during a copy."""
+"""Remote checkpoints over the S3 protocol: a real server on loopback, also one that dies during a copy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 pytest.importorskip("s3fs", reason="the extra s3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
 
-from hlatctl.cache import mirror as layout
+from hlatctl.cache import remote as layout
 from hlatctl.cache.store import Objects
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start, TrainHere
 from tests.trainer.s3_server import Server, make_bucket
-from trainer.checkpoint import mirror
+from trainer.checkpoint import remote
 
 pytestmark = pytest.mark.processes
 
@@ -25,7 +25,7 @@ _URL = "s3://bucket/runs"
 
 
 def _steps(run: RunPaths) -> list[int]:
-    return sorted(copy.step for copy in layout.complete_copies(layout.mirror_of(_URL, run.run_id)))
+    return sorted(copy.step for copy in layout.complete_copies(layout.remote_folder(_URL, run.run_id)))
 
 
 def test_two_ranks_copy_to_s3_and_one_process_continues_from_there(
@@ -37,11 +37,11 @@ def test_two_ranks_copy_to_s3_and_one_process_continues_from_there(
     train_here: TrainHere,
     events_of: EventsOf,
 ) -> None:
-    checkpoint = {"every_steps": 8, "mirror_url": _URL}
+    checkpoint = {"every_steps": 8, "remote_url": _URL}
     run = make_run(tmp_path / "run", checkpoint=checkpoint, cluster={"processes_per_node": 2})
     finish(start("trainer", "--run-dir", os.fspath(run.root), "--attempt", "1", processes=2))
     assert _steps(run)[-1] == 24
-    assert events_of(run, "checkpoint_mirrored")[-1]["step"] == 24
+    assert events_of(run, "checkpoint_uploaded")[-1]["step"] == 24
     shutil.rmtree(run.root)
     run = make_run(tmp_path / "run", checkpoint=checkpoint)
     assert train_here(run, 1) == 0
@@ -58,9 +58,9 @@ def test_a_server_that_dies_during_a_copy_delays_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("_FIRST_PAUSE_S", "_LAST_PAUSE_S"):
-        monkeypatch.setattr(mirror, name, 0.05)
-    run = make_run(tmp_path / "run", checkpoint={"every_steps": 24, "mirror_url": _URL})
-    put, alarm, tries = Objects.put, mirror.Mirror._alarm, list[str]()
+        monkeypatch.setattr(remote, name, 0.05)
+    run = make_run(tmp_path / "run", checkpoint={"every_steps": 24, "remote_url": _URL})
+    put, alarm, tries = Objects.put, remote.Uploader._alarm, list[str]()
 
     def interrupted(self: Objects, source: Path, path: str, *more: Any) -> None:
         tries.append(path)
@@ -70,15 +70,15 @@ def test_a_server_that_dies_during_a_copy_delays_it(
             s3_server.kill()
         put(self, source, path, *more)
 
-    def repaired(self: mirror.Mirror, why: str) -> None:
+    def repaired(self: remote.Uploader, why: str) -> None:
         alarm(self, why)
         s3_server.start()
         make_bucket()
 
     monkeypatch.setattr(Objects, "put", interrupted)
-    monkeypatch.setattr(mirror.Mirror, "_alarm", repaired)
+    monkeypatch.setattr(remote.Uploader, "_alarm", repaired)
     assert train_here(run, 1) == 0
     (event,) = events_of(run, "alarm")
     assert "Could not connect to the endpoint" in event["message"]
     assert _steps(run) == [24]
-    assert layout.mirror_of(_URL, run.run_id).size(layout.CONFIG) == run.config.stat().st_size
+    assert layout.remote_folder(_URL, run.run_id).size(layout.CONFIG) == run.config.stat().st_size

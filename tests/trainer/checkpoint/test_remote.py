@@ -1,4 +1,4 @@
-"""The mirror in object storage: what is copied, what is fetched, and that its failures never stop training."""
+"""The remote folder in object storage: what is copied, what is fetched, and that its failures never stop training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("fsspec", reason="no extra for object storage is installed")
 
 from conf.load import load
-from hlatctl.cache import mirror as layout
+from hlatctl.cache import remote as layout
 from hlatctl.cache.store import Objects
 from hlatctl.run import files
 from hlatctl.run.checkpoint import MANIFEST, checkpoint_steps, read_manifest, why_invalid, write_manifest
@@ -25,25 +25,25 @@ from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from tests.waiting import WAIT_S, wait_for
 from trainer.__main__ import main
 from trainer.backends.base import Backend
-from trainer.checkpoint import mirror
+from trainer.checkpoint import remote
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FIRST_PAUSE_S", "_LAST_PAUSE_S", "_FIRST_LOOK_S", "_LAST_LOOK_S"):
-        monkeypatch.setattr(mirror, name, 0.01)
-    monkeypatch.setattr(mirror, "_PATIENCE_S", 30.0)
-    monkeypatch.setattr(mirror, "_PAUSES_S", (0.0,))
+        monkeypatch.setattr(remote, name, 0.01)
+    monkeypatch.setattr(remote, "_PATIENCE_S", 30.0)
+    monkeypatch.setattr(remote, "_PAUSES_S", (0.0,))
 
 
 @pytest.fixture
-def mirrored(tmp_path: Path, make_run: MakeRun) -> RunPaths:
-    """A run that has not begun, with an empty mirror."""
-    return make_run(tmp_path / "run", checkpoint={"mirror_url": f"file://{tmp_path}/bucket"})
+def uploading(tmp_path: Path, make_run: MakeRun) -> RunPaths:
+    """A run that has not begun, with an empty remote folder."""
+    return make_run(tmp_path / "run", checkpoint={"remote_url": f"file://{tmp_path}/bucket"})
 
 
 def _copies(run: RunPaths) -> list[layout.Copy]:
-    return layout.complete_copies(layout.mirror_of(f"file://{run.root.parent}/bucket", run.run_id))
+    return layout.complete_copies(layout.remote_folder(f"file://{run.root.parent}/bucket", run.run_id))
 
 
 def _steps(run: RunPaths) -> list[int]:
@@ -60,7 +60,7 @@ def _losses(run: RunPaths, attempt: int, events_of: EventsOf) -> dict[int, float
 
 
 def _alarms(run: RunPaths, events_of: EventsOf, attempt: int | None = None) -> list[str]:
-    return [event["message"] for event in events_of(run, "alarm", attempt) if event["what"] == "mirror"]
+    return [event["message"] for event in events_of(run, "alarm", attempt) if event["what"] == "remote_copy"]
 
 
 def _broken(monkeypatch: pytest.MonkeyPatch, breaks: Callable[[int], bool]) -> list[str]:
@@ -79,40 +79,40 @@ def _broken(monkeypatch: pytest.MonkeyPatch, breaks: Callable[[int], bool]) -> l
 
 
 def test_every_verified_checkpoint_is_copied_and_the_run_waits_for_the_last_one(
-    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+    uploading: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrived = _broken(monkeypatch, lambda number: False)
-    assert train_here(mirrored, 1) == 0
-    copied = events_of(mirrored, "checkpoint_mirrored")
+    assert train_here(uploading, 1) == 0
+    copied = events_of(uploading, "checkpoint_uploaded")
     assert copied[-1]["step"] == 24
-    assert copied[-1]["bytes"] == read_manifest(mirrored.checkpoint(24)).size_bytes
+    assert copied[-1]["bytes"] == read_manifest(uploading.checkpoint(24)).size_bytes
     assert arrived.count("config.yaml") == 1
     last = [path for path in arrived if path.startswith("step-00000024")]
     assert last[-1].endswith(MANIFEST)
-    assert why_invalid(_folder(mirrored, 24), of_run=False) is None
-    assert not _alarms(mirrored, events_of)
+    assert why_invalid(_folder(uploading, 24), of_run=False) is None
+    assert not _alarms(uploading, events_of)
 
 
 def test_the_copy_of_the_configuration_is_the_newest_one(
-    mirrored: RunPaths, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
+    uploading: RunPaths, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    amended = files.seal_lines(files.unseal_lines(mirrored.config.read_text(encoding="utf-8"))[0])
-    files.write_text(mirrored.amended_config(1), "not this one")
-    files.write_text(mirrored.amended_config(2), amended)
+    amended = files.seal_lines(files.unseal_lines(uploading.config.read_text(encoding="utf-8"))[0])
+    files.write_text(uploading.amended_config(1), "not this one")
+    files.write_text(uploading.amended_config(2), amended)
     arrived = _broken(monkeypatch, lambda number: False)
-    assert train_here(mirrored, 1) == 0
+    assert train_here(uploading, 1) == 0
     assert arrived.count("config.yaml") == 1
-    assert (_folder(mirrored, 24).parent / "config.yaml").read_text(encoding="utf-8") == amended
+    assert (_folder(uploading, 24).parent / "config.yaml").read_text(encoding="utf-8") == amended
 
 
-def test_a_lost_run_directory_continues_from_the_mirror_with_the_same_bits(
-    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf, make_run: MakeRun
+def test_a_lost_run_directory_continues_from_the_remote_folder_with_the_same_bits(
+    uploading: RunPaths, train_here: TrainHere, events_of: EventsOf, make_run: MakeRun
 ) -> None:
-    assert train_here(mirrored, 1) == 0
-    losses = _losses(mirrored, 1, events_of)
-    layout.delete(layout.mirror_of(f"file://{mirrored.root.parent}/bucket", "run"), _copies(mirrored)[0])
-    shutil.rmtree(mirrored.root)
-    again = make_run(mirrored.root, checkpoint={"mirror_url": f"file://{mirrored.root.parent}/bucket"})
+    assert train_here(uploading, 1) == 0
+    losses = _losses(uploading, 1, events_of)
+    layout.delete(layout.remote_folder(f"file://{uploading.root.parent}/bucket", "run"), _copies(uploading)[0])
+    shutil.rmtree(uploading.root)
+    again = make_run(uploading.root, checkpoint={"remote_url": f"file://{uploading.root.parent}/bucket"})
     assert train_here(again, 1) == 0
     (fetched,) = events_of(again, "checkpoint_fetched")
     assert fetched["step"] == events_of(again, "train_started")[0]["resumed_from_step"] == 16
@@ -121,127 +121,129 @@ def test_a_lost_run_directory_continues_from_the_mirror_with_the_same_bits(
 
 
 def test_a_checkpoint_that_is_damaged_in_the_run_directory_is_fetched(
-    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf
+    uploading: RunPaths, train_here: TrainHere, events_of: EventsOf
 ) -> None:
-    assert train_here(mirrored, 1) == 0
-    for step in checkpoint_steps(mirrored):
-        (mirrored.checkpoint(step) / "state.json").write_text("{}")
-    assert train_here(mirrored, 2) == 0
-    assert events_of(mirrored, "train_started", 2)[0]["resumed_from_step"] == 24
-    assert events_of(mirrored, "checkpoint_fetched", 2)[0]["step"] == 24
+    assert train_here(uploading, 1) == 0
+    for step in checkpoint_steps(uploading):
+        (uploading.checkpoint(step) / "state.json").write_text("{}")
+    assert train_here(uploading, 2) == 0
+    assert events_of(uploading, "train_started", 2)[0]["resumed_from_step"] == 24
+    assert events_of(uploading, "checkpoint_fetched", 2)[0]["step"] == 24
 
 
 def test_a_damaged_copy_is_not_used_and_the_one_before_it_is(
-    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf
+    uploading: RunPaths, train_here: TrainHere, events_of: EventsOf
 ) -> None:
-    assert train_here(mirrored, 1) == 0
-    shard = next(_folder(mirrored, 24).glob("*.safetensors"))
+    assert train_here(uploading, 1) == 0
+    shard = next(_folder(uploading, 24).glob("*.safetensors"))
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
-    assert _steps(mirrored)[-2:] == [16, 24]
-    shutil.rmtree(mirrored.checkpoints)
-    assert train_here(mirrored, 2) == 0
-    (alarm,) = _alarms(mirrored, events_of, 2)
+    assert _steps(uploading)[-2:] == [16, 24]
+    shutil.rmtree(uploading.checkpoints)
+    assert train_here(uploading, 2) == 0
+    (alarm,) = _alarms(uploading, events_of, 2)
     assert f"{shard.name}: checksum differs" in alarm
-    assert events_of(mirrored, "train_started", 2)[0]["resumed_from_step"] == 16
-    assert not list(mirrored.checkpoints.glob(".tmp*"))
+    assert events_of(uploading, "train_started", 2)[0]["resumed_from_step"] == 16
+    assert not list(uploading.checkpoints.glob(".tmp*"))
 
 
-def test_nothing_is_lost_silently_if_the_copies_are_damaged_too(mirrored: RunPaths, train_here: TrainHere) -> None:
-    assert train_here(mirrored, 1) == 0
-    for copy in _copies(mirrored):
-        (_folder(mirrored, copy.step) / "state.json").unlink()
-    shutil.rmtree(mirrored.checkpoints)
+def test_nothing_is_lost_silently_if_the_copies_are_damaged_too(uploading: RunPaths, train_here: TrainHere) -> None:
+    assert train_here(uploading, 1) == 0
+    for copy in _copies(uploading):
+        (_folder(uploading, copy.step) / "state.json").unlink()
+    shutil.rmtree(uploading.checkpoints)
     with pytest.raises(CheckpointError, match="the run does not start over by itself"):
-        train_here(mirrored, 2)
+        train_here(uploading, 2)
 
 
 def test_an_outage_is_one_alarm_and_the_copy_is_made_when_it_is_over(
-    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+    uploading: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _broken(monkeypatch, lambda number: number < 20)
-    assert train_here(mirrored, 1) == 0
-    (alarm,) = _alarms(mirrored, events_of)
+    assert train_here(uploading, 1) == 0
+    (alarm,) = _alarms(uploading, events_of)
     assert alarm.endswith("ConnectionError: the storage is away")
-    assert _steps(mirrored)[-1] == 24
-    assert len(_losses(mirrored, 1, events_of)) == 24
+    assert _steps(uploading)[-1] == 24
+    assert len(_losses(uploading, 1, events_of)) == 24
 
 
 def test_a_storage_that_hangs_holds_up_no_step_and_no_save(
-    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+    uploading: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put, finish, answers = Objects.put, mirror.Mirror.finish, threading.Event()
+    put, finish, answers = Objects.put, remote.Uploader.finish, threading.Event()
 
     def hanging(self: Objects, source: Path, path: str, *more: Any) -> None:
         assert answers.wait(WAIT_S)
         put(self, source, path, *more)
 
-    def after_training(self: mirror.Mirror, is_asked_to_stop: Callable[[], bool]) -> None:
-        assert [event["step"] for event in events_of(mirrored, "checkpoint_verified")] == [8, 16, 24]
+    def after_training(self: remote.Uploader, is_asked_to_stop: Callable[[], bool]) -> None:
+        assert [event["step"] for event in events_of(uploading, "checkpoint_verified")] == [8, 16, 24]
         answers.set()
         finish(self, is_asked_to_stop)
 
     monkeypatch.setattr(Objects, "put", hanging)
-    monkeypatch.setattr(mirror.Mirror, "finish", after_training)
-    assert train_here(mirrored, 1) == 0
-    assert _steps(mirrored) == [8, 24]
+    monkeypatch.setattr(remote.Uploader, "finish", after_training)
+    assert train_here(uploading, 1) == 0
+    assert _steps(uploading) == [8, 24]
 
 
 def test_a_run_ends_without_a_storage_that_stays_away_and_the_next_attempt_copies(
-    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+    uploading: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as away:
-        away.setattr(mirror, "_PATIENCE_S", 0.5)
+        away.setattr(remote, "_PATIENCE_S", 0.5)
         _broken(away, lambda number: True)
-        assert train_here(mirrored, 1) == 0
-    assert _steps(mirrored) == []
-    assert "the run ends without its last copy, because nothing was copied" in _alarms(mirrored, events_of)[-1]
-    assert events_of(mirrored, "train_stopped")[0]["reason"] == "finished"
-    assert train_here(mirrored, 2) == 0
-    assert _steps(mirrored) == [24]
+        assert train_here(uploading, 1) == 0
+    assert _steps(uploading) == []
+    assert "the run ends without its last copy, because nothing was copied" in _alarms(uploading, events_of)[-1]
+    assert events_of(uploading, "train_stopped")[0]["reason"] == "finished"
+    assert train_here(uploading, 2) == 0
+    assert _steps(uploading) == [24]
 
 
 def test_whether_there_is_a_copy_must_be_known_only_without_a_checkpoint_here(
-    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+    uploading: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(self: Objects) -> list[str]:
         raise ConnectionError("the storage is away")
 
-    assert train_here(mirrored, 1) == 0
+    assert train_here(uploading, 1) == 0
     with monkeypatch.context() as patch:
         patch.setattr(Objects, "folders", away)
-        assert train_here(mirrored, 2) == 0
-        assert "can't be read (ConnectionError: the storage is away)" in _alarms(mirrored, events_of, 2)[0]
-        shutil.rmtree(mirrored.checkpoints)
+        assert train_here(uploading, 2) == 0
+        assert "can't be read (ConnectionError: the storage is away)" in _alarms(uploading, events_of, 2)[0]
+        shutil.rmtree(uploading.checkpoints)
         with pytest.raises(StorageError, match="whether it has a checkpoint to continue from is not known"):
-            train_here(mirrored, 3)
-    assert train_here(mirrored, 4) == 0
+            train_here(uploading, 3)
+    assert train_here(uploading, 4) == 0
 
 
 def test_a_start_does_not_hang_on_a_storage_that_does_not_answer(
-    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+    uploading: RunPaths, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert train_here(mirrored, 1) == 0
+    assert train_here(uploading, 1) == 0
     answers = threading.Event()
-    monkeypatch.setattr(mirror, "_LIST_S", 0.05)
+    monkeypatch.setattr(remote, "_LIST_S", 0.05)
     monkeypatch.setattr(Objects, "folders", lambda self: [answers.wait(WAIT_S)] * 0)
-    monkeypatch.setattr(mirror.Mirror, "finish", lambda *_: None)
-    assert train_here(mirrored, 2) == 0
-    assert "can't be read (TimeoutError: no answer within 0.05 s)" in _alarms(mirrored, events_of, 2)[0]
+    monkeypatch.setattr(remote.Uploader, "finish", lambda *_: None)
+    assert train_here(uploading, 2) == 0
+    assert "can't be read (TimeoutError: no answer within 0.05 s)" in _alarms(uploading, events_of, 2)[0]
     answers.set()
 
 
-def test_copies_after_a_walk_back_stop_counting(mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf) -> None:
-    assert train_here(mirrored, 1) == 0
-    shutil.rmtree(mirrored.checkpoint(8), ignore_errors=True)
-    before = {copy.step: copy for copy in _copies(mirrored)}
-    walked_back = ["--run-dir", os.fspath(mirrored.root), "--attempt", "2", "--max-checkpoint-step", "8"]
+def test_copies_after_a_walk_back_stop_counting(
+    uploading: RunPaths, train_here: TrainHere, events_of: EventsOf
+) -> None:
+    assert train_here(uploading, 1) == 0
+    shutil.rmtree(uploading.checkpoint(8), ignore_errors=True)
+    before = {copy.step: copy for copy in _copies(uploading)}
+    walked_back = ["--run-dir", os.fspath(uploading.root), "--attempt", "2", "--max-checkpoint-step", "8"]
     assert main(walked_back) == 0
-    assert events_of(mirrored, "train_started", 2)[0]["resumed_from_step"] == 8
-    assert events_of(mirrored, "checkpoint_fetched", 2)[0]["step"] == 8
+    assert events_of(uploading, "train_started", 2)[0]["resumed_from_step"] == 8
+    assert events_of(uploading, "checkpoint_fetched", 2)[0]["step"] == 8
     assert set(before) == {8, 16, 24}
-    assert 24 in {event["step"] for event in events_of(mirrored, "checkpoint_mirrored", 2)}
+    assert 24 in {event["step"] for event in events_of(uploading, "checkpoint_uploaded", 2)}
 
 
 def test_the_newest_copies_and_the_lasting_ones_stay(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> None:
@@ -249,8 +251,8 @@ def test_the_newest_copies_and_the_lasting_ones_stay(tmp_path: Path, make_run: M
     run = make_run(
         tmp_path / "run",
         checkpoint={
-            "mirror_url": f"file://{tmp_path}/bucket",
-            "mirror_keep": 1,
+            "remote_url": f"file://{tmp_path}/bucket",
+            "remote_keep": 1,
             "mode": "sync",
             "keep_every_tokens": 8 * tokens_per_step,
             "every_steps": 4,
@@ -261,38 +263,38 @@ def test_the_newest_copies_and_the_lasting_ones_stay(tmp_path: Path, make_run: M
     left_over = tmp_path / "bucket" / "run" / f"step-00000003-{'0' * 12}"
     left_over.mkdir()
     (left_over / "state.json").touch()
-    layout.delete(layout.mirror_of(f"file://{tmp_path}/bucket", "run"), _copies(run)[0])
+    layout.delete(layout.remote_folder(f"file://{tmp_path}/bucket", "run"), _copies(run)[0])
     assert train_here(run, 2) == 0
     assert _steps(run) == [8, 16, 24]
     assert not left_over.exists()
 
 
 def test_a_copy_of_another_run_with_the_same_id_is_not_used(
-    mirrored: RunPaths, train_here: TrainHere, events_of: EventsOf
+    uploading: RunPaths, train_here: TrainHere, events_of: EventsOf
 ) -> None:
-    assert train_here(mirrored, 1) == 0
-    folder = _folder(mirrored, 24)
+    assert train_here(uploading, 1) == 0
+    folder = _folder(uploading, 24)
     folder.rename(folder.with_name(f"step-00000032-{'f' * 12}"))
-    assert train_here(mirrored, 2) == 0
-    assert not events_of(mirrored, "checkpoint_fetched", 2)
+    assert train_here(uploading, 2) == 0
+    assert not events_of(uploading, "checkpoint_fetched", 2)
 
 
 @pytest.mark.parametrize("path", ["../outside", "/outside", "a/../../outside", ""])
 def test_a_manifest_that_names_files_outside_is_refused(path: str) -> None:
-    assert not mirror._is_inside(path)
-    assert mirror._is_inside("shard-00001.safetensors")
+    assert not remote._is_inside(path)
+    assert remote._is_inside("shard-00001.safetensors")
 
 
 def test_ranks_share_the_files_without_overlap_by_size() -> None:
     files: list[dict[str, Any]] = [{"path": f"f{number}", "bytes": number % 7} for number in range(50)]
-    shares = [mirror.share(files, rank, 8) for rank in range(8)]
+    shares = [remote.share(files, rank, 8) for rank in range(8)]
     assert sorted(entry["path"] for share in shares for entry in share) == sorted(entry["path"] for entry in files)
     sums = [sum(entry["bytes"] for entry in share) for share in shares]
     assert max(sums) - min(sums) <= 6
 
 
 class _TwoRanks:
-    """Two ranks of one process: what the mirror uses of a backend."""
+    """Two ranks of one process: what uploading uses of a backend."""
 
     world_size = 2
 
@@ -316,9 +318,9 @@ class _Notes:
 
 
 @pytest.fixture
-def two_ranks(tmp_path: Path, make_run: MakeRun) -> Iterator[tuple[RunPaths, list[mirror.Mirror], _Notes]]:
-    """A run with checkpoints of 4 and 8, each of 6 files, and the mirrors of its ranks."""
-    run = make_run(tmp_path / "run", checkpoint={"mirror_url": f"file://{tmp_path}/bucket"})
+def two_ranks(tmp_path: Path, make_run: MakeRun) -> Iterator[tuple[RunPaths, list[remote.Uploader], _Notes]]:
+    """A run with checkpoints of 4 and 8, each of 6 files, and the uploaders of its ranks."""
+    run = make_run(tmp_path / "run", checkpoint={"remote_url": f"file://{tmp_path}/bucket"})
     for step in (4, 8):
         run.checkpoint(step).mkdir(parents=True)
         for number in range(6):
@@ -326,7 +328,7 @@ def two_ranks(tmp_path: Path, make_run: MakeRun) -> Iterator[tuple[RunPaths, lis
         write_manifest(run.checkpoint(step), step=step, tokens=step, world={"world_size": 2})
     values, barrier, notes = dict[int, Any](), threading.Barrier(2), _Notes()
     ranks = [
-        mirror.Mirror(load(run.config), run, cast(Backend, _TwoRanks(rank, values, barrier)), cast(Any, notes))
+        remote.Uploader(load(run.config), run, cast(Backend, _TwoRanks(rank, values, barrier)), cast(Any, notes))
         for rank in range(2)
     ]
     yield run, ranks, notes
@@ -334,13 +336,13 @@ def two_ranks(tmp_path: Path, make_run: MakeRun) -> Iterator[tuple[RunPaths, lis
         each.close()
 
 
-def _offer(ranks: list[mirror.Mirror], steps: list[int]) -> None:
+def _offer(ranks: list[remote.Uploader], steps: list[int]) -> None:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda each: each.offer(steps), ranks))
 
 
 def test_the_manifest_comes_after_the_files_of_every_rank(
-    two_ranks: tuple[RunPaths, list[mirror.Mirror], _Notes], monkeypatch: pytest.MonkeyPatch
+    two_ranks: tuple[RunPaths, list[remote.Uploader], _Notes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, ranks, notes = two_ranks
     put, by, open_now = Objects.put, dict[str, str](), threading.Event()
@@ -360,11 +362,11 @@ def test_the_manifest_comes_after_the_files_of_every_rank(
     wait_for(lambda: _steps(run) == [4])
     assert by["shard-5"] == by["shard-3"] == by["shard-1"] == by[MANIFEST]
     assert by["shard-4"] == by["shard-2"] == by["shard-0"] != by[MANIFEST]
-    wait_for(lambda: [kind for kind, _ in notes.notes] == ["checkpoint_mirrored"])
+    wait_for(lambda: [kind for kind, _ in notes.notes] == ["checkpoint_uploaded"])
 
 
 def test_a_failure_of_another_rank_is_an_alarm_and_the_begun_copy_is_finished_first(
-    two_ranks: tuple[RunPaths, list[mirror.Mirror], _Notes], monkeypatch: pytest.MonkeyPatch
+    two_ranks: tuple[RunPaths, list[remote.Uploader], _Notes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, ranks, notes = two_ranks
     put, away = Objects.put, threading.Event()
@@ -387,11 +389,11 @@ def test_a_failure_of_another_rank_is_an_alarm_and_the_begun_copy_is_finished_fi
     away.set()
     wait_for(lambda: _steps(run) == [4, 8])
     wait_for(lambda: len(notes.notes) == 3)
-    assert [fields["step"] for kind, fields in notes.notes if kind == "checkpoint_mirrored"] == [4, 8]
+    assert [fields["step"] for kind, fields in notes.notes if kind == "checkpoint_uploaded"] == [4, 8]
 
 
 def test_a_checkpoint_that_is_deleted_before_it_is_copied_is_an_alarm_and_blocks_nothing(
-    two_ranks: tuple[RunPaths, list[mirror.Mirror], _Notes],
+    two_ranks: tuple[RunPaths, list[remote.Uploader], _Notes],
 ) -> None:
     run, ranks, notes = two_ranks
     shutil.rmtree(run.checkpoint(4))
@@ -403,10 +405,10 @@ def test_a_checkpoint_that_is_deleted_before_it_is_copied_is_an_alarm_and_blocks
 
 
 def test_the_end_of_a_run_does_not_wait_when_it_is_asked_to_stop(
-    two_ranks: tuple[RunPaths, list[mirror.Mirror], _Notes], monkeypatch: pytest.MonkeyPatch
+    two_ranks: tuple[RunPaths, list[remote.Uploader], _Notes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, ranks, _ = two_ranks
     monkeypatch.setattr(Objects, "put", lambda *_: (_ for _ in ()).throw(ConnectionError()))
-    monkeypatch.setattr(mirror, "_PATIENCE_S", 1e9)
+    monkeypatch.setattr(remote, "_PATIENCE_S", 1e9)
     _offer(ranks, [4])
     ranks[0].finish(lambda: True)

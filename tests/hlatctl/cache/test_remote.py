@@ -1,4 +1,4 @@
-"""The layout of the mirror, and what is refused early."""
+"""The layout of a remote folder, and what is refused early."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("fsspec", reason="no extra for object storage is installed")
 
-from hlatctl.cache import mirror
-from hlatctl.cache.mirror import Copy
+from hlatctl.cache import remote
+from hlatctl.cache.remote import Copy
 from hlatctl.cache.store import Objects
 from hlatctl.run.checkpoint import MANIFEST, write_manifest
 from hlatctl.run.errors import DependencyError, RunExistsError, StorageError
@@ -21,23 +21,23 @@ def _copy(folder: Path, step: int) -> Copy:
     return Copy.of(write_manifest(folder, step=step, tokens=step, world={"world_size": 1}))
 
 
-@pytest.mark.parametrize("url", ["memory://mirror-{}", "file://{}"])
+@pytest.mark.parametrize("url", ["memory://remote-{}", "file://{}"])
 def test_only_copies_with_a_manifest_are_complete_and_a_deletion_leaves_nothing(url: str, tmp_path: Path) -> None:
-    where = mirror.mirror_of(url.format(tmp_path / "bucket"), "run")
-    assert mirror.all_copies(where) == []
+    where = remote.remote_folder(url.format(tmp_path / "bucket"), "run")
+    assert remote.all_copies(where) == []
     made = [_copy(tmp_path / f"from-{step}", step) for step in (9, 100_000_000)]
     for copy in made:
         where.put(tmp_path / f"from-{copy.step}" / "shard", f"{copy.name}/shard")
     where.write(b"", "step-7/unknown")
-    assert mirror.all_copies(where) == made[::-1]
-    assert mirror.complete_copies(where) == []
+    assert remote.all_copies(where) == made[::-1]
+    assert remote.complete_copies(where) == []
     where.put(tmp_path / "from-9" / MANIFEST, made[0].manifest)
-    assert mirror.complete_copies(where) == [made[0]]
+    assert remote.complete_copies(where) == [made[0]]
     assert where.sizes(made[0].name)["shard"] == where.size(f"{made[0].name}/shard") == 9
-    mirror.delete(where, made[0])
+    remote.delete(where, made[0])
     assert where.sizes(made[0].name) == {}
-    mirror.delete(where, made[0])
-    assert mirror.all_copies(where) == [made[1]]
+    remote.delete(where, made[0])
+    assert remote.all_copies(where) == [made[1]]
 
 
 def test_two_checkpoints_of_one_step_have_two_names(tmp_path: Path) -> None:
@@ -49,25 +49,25 @@ def test_two_checkpoints_of_one_step_have_two_names(tmp_path: Path) -> None:
     assert other.name != first.name
 
 
-def test_a_mirror_is_tried_and_nothing_is_left_there(tmp_path: Path) -> None:
-    mirror.check_writable(f"file://{tmp_path}/bucket")
+def test_a_remote_folder_is_tried_and_nothing_is_left_there(tmp_path: Path) -> None:
+    remote.check_writable(f"file://{tmp_path}/bucket")
     assert list((tmp_path / "bucket").iterdir()) == []
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"checkpoint.mirror_url=file://.*/file: can't be used \(.*\)\nhint: check"):
-        mirror.check_writable(f"file://{tmp_path}/file")
+    with pytest.raises(StorageError, match=r"checkpoint.remote_url=file://.*/file: can't be used \(.*\)\nhint: check"):
+        remote.check_writable(f"file://{tmp_path}/file")
     with pytest.raises(StorageError, match="Protocol not known: bogus"):
-        mirror.check_writable("bogus://x")
+        remote.check_writable("bogus://x")
     with pytest.raises(
         DependencyError, match=r"needs a package that is not installed(.|\n)*pip install 'hlatctl\[s3\]'"
     ):
         Objects("adl://container/x")
 
 
-def test_the_id_of_a_run_in_the_mirror_is_not_used_again(tmp_path: Path) -> None:
+def test_the_id_of_a_run_in_the_remote_folder_is_not_used_again(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/bucket"
-    assert mirror.main(["--url", url, "--new-run", "old"]) == 0
+    assert remote.main(["--url", url, "--new-run", "old"]) == 0
     copy = _copy(tmp_path / "from", 4)
-    mirror.mirror_of(url, "old").put(tmp_path / "from" / "shard", f"{copy.name}/shard")
+    remote.remote_folder(url, "old").put(tmp_path / "from" / "shard", f"{copy.name}/shard")
     with pytest.raises(RunExistsError, match=r"--run-id=old(.|\n)*hlatctl checkpoint restore file://.*/bucket/old"):
-        mirror.main(["--url", url, "--new-run", "old"])
-    assert mirror.main(["--url", url]) == 0
+        remote.main(["--url", url, "--new-run", "old"])
+    assert remote.main(["--url", url]) == 0
