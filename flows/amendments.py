@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from conf import compose, tracking
-from conf.amendments import Changes, When, begins, changes_between, row_of, waiting
+from conf.amendments import Changes, When, begins, changes_between, rule_of, waiting
 from conf.fork import have_same_tensors, is_of_weights
 from conf.of_run import CONFIG_AMENDED, newest_amendment, of_run, write_amended
 from conf.schema import Config
@@ -163,7 +163,7 @@ def _steps_in(state: RunState, seconds: float) -> int:
 
 def _check_keys(run: RunPaths, state: RunState, changes: Changes, overrides: Sequence[str]) -> None:
     for key, (old, new) in changes.items():
-        row = row_of(key)
+        row = rule_of(key)
         if row.when == "never":
             raise ConfigError(
                 f"{key}={new}: can't change in a run that exists (it is {old}), because {row.redoes}",

@@ -21,7 +21,7 @@ from conf.environment import cache_variable
 from conf.schema import Config
 from conf.sizes import checkpoint_bytes, parameters
 from conf.training_rules import BLOCKING, EXIT_CODES, REQUIRED, CheckpointPolicy, Outcome, SaveReason
-from flows.launch.base import Allocation, Handle, Job, Launcher, Plan, Status
+from flows.launch.base import Allocation, Handle, Job, JobPlan, Launcher, Status
 from flows.launch.local import LocalLauncher
 from flows.runtime.clock import VirtualClock
 from flows.simulation import draws, evidence
@@ -703,15 +703,15 @@ class MockLauncher:
         """Return the hosts of the simulated cluster."""
         return self._hosts
 
-    def render(self, job: Job) -> Plan:
+    def render(self, job: Job) -> JobPlan:
         """Return the text that the local launcher would submit."""
         return LocalLauncher().render(job)
 
-    def handle(self, plan: Plan) -> Handle:
+    def handle(self, plan: JobPlan) -> Handle:
         """Return the job's launch folder and name."""
         return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
 
-    def submit(self, plan: Plan) -> Handle:
+    def submit(self, plan: JobPlan) -> Handle:
         """Start the simulated job.
 
         Raises:

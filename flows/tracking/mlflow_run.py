@@ -185,7 +185,7 @@ class Progress:
         self._say(text)
 
 
-Row = tuple[str, float, int, int]
+MetricRow = tuple[str, float, int, int]
 """Key, value, time in Unix milliseconds, step. MLflow drops a row that is equal to another in all four."""
 
 #: Metrics of a whole run by their place in the report's ``numbers.json``.
@@ -208,7 +208,7 @@ _END_METRICS = {
 _DIGEST_CHARS = 36
 
 
-def checkpoint_rows(event: Event, shift_s: float) -> list[Row]:
+def checkpoint_rows(event: Event, shift_s: float) -> list[MetricRow]:
     """Return the rows of a ``checkpoint_written`` event by step: time to write it, time that training waited, size."""
     time_ms, step = int((event["time_unix_s"] + shift_s) * 1000), int(event["step"])
     fields = ("wall_s", "stall_s", "bytes")
@@ -361,7 +361,7 @@ class Cursor:
         return cursor if cursor.tracking_uri == tracking_uri else cls(tracking_uri)
 
 
-def step_rows(event: Event, shift_s: float = 0.0) -> list[Row]:
+def step_rows(event: Event, shift_s: float = 0.0) -> list[MetricRow]:
     """Return the rows of a ``step`` event by step, and the loss by tokens too; ``Cursor`` explains the shift."""
     one = point(event, shift_s)
     time_ms = int(one.time_unix_s * 1000)
@@ -371,7 +371,7 @@ def step_rows(event: Event, shift_s: float = 0.0) -> list[Row]:
     return rows
 
 
-def eval_rows(event: Event, own_contract: str = "", shift_s: float = 0.0) -> list[Row]:
+def eval_rows(event: Event, own_contract: str = "", shift_s: float = 0.0) -> list[MetricRow]:
     """Return the rows of an ``eval_finished`` event by step and by milestone tokens.
 
     Args:
@@ -380,7 +380,7 @@ def eval_rows(event: Event, own_contract: str = "", shift_s: float = 0.0) -> lis
     """
     found = scores(event, own_contract, shift_s)
     time_ms = int(found.time_unix_s * 1000)
-    rows: list[Row] = []
+    rows: list[MetricRow] = []
     for name, value in found.values.items():
         rows.append((f"{found.group}/{name}", value, time_ms, found.step))
         rows.append((f"by_tokens/{found.group}_{name}", value, time_ms, found.tokens))

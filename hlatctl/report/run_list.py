@@ -46,7 +46,7 @@ Files = dict[str, list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RunRow:
     """What `hlatctl runs` shows of a run. The fields are the keys of ``--json``.
 
     Args:
@@ -93,7 +93,7 @@ class Entry:
     driven: str | None
 
 
-def rows(runs_dir: Path) -> list[Row]:
+def rows(runs_dir: Path) -> list[RunRow]:
     """Return a row for each run of a folder, oldest first."""
     known = read_index(runs_dir)
     found, entries = [], {}
@@ -124,18 +124,18 @@ def called(runs_dir: Path, name: str) -> RunPaths | None:
     return find_run(runs_dir, ids[0]) if ids else None
 
 
-def row_from(run: RunPaths, entry: Entry) -> Row:
+def row_from(run: RunPaths, entry: Entry) -> RunRow:
     """Return the row of a run whose files are those of an entry."""
     status = entry.driven if entry.driven and driver(run) else str(entry.row["status"])
-    return Row(**{**entry.row, "path": str(run.root), "status": status})
+    return RunRow(**{**entry.row, "path": str(run.root), "status": status})
 
 
-def row_of(view: RunView) -> Row:
+def row_of(view: RunView) -> RunRow:
     """Return the row of a run's state."""
     state, last = view.state, view.state.last_step
     hours = _node_hours(view)
     price = view.config.cluster.price_usd_per_node_hour if view.config else None
-    return Row(
+    return RunRow(
         run_id=view.run.run_id,
         status=view.status,
         simulated=state.simulated,
@@ -215,7 +215,7 @@ def read_index(runs_dir: Path) -> dict[str, Entry]:
             return {}
         entries = {str(name): from_plain(Entry, entry) for name, entry in index["runs"].items()}
         for entry in entries.values():
-            from_plain(Row, entry.row)
+            from_plain(RunRow, entry.row)
     except (OSError, *DAMAGED):
         return {}
     return entries
@@ -270,7 +270,7 @@ class Filter:
     experiment: str | None
     since_unix_s: float | None
 
-    def takes(self, row: Row) -> bool:
+    def takes(self, row: RunRow) -> bool:
         """Return whether a row is shown."""
         if self.statuses and row.status not in self.statuses:
             return False
@@ -302,7 +302,7 @@ def since(text: str, now_unix_s: float) -> float:
         ) from None
 
 
-def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row]:
+def ordered(rows: Sequence[RunRow], key: str, *, reverse: bool = False) -> list[RunRow]:
     """Return rows in ascending order of a column.
 
     Raises:
@@ -313,7 +313,7 @@ def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row
     return sorted(rows, key=SORT_KEYS[key], reverse=reverse)
 
 
-def differing(rows: Sequence[Row]) -> list[str]:
+def differing(rows: Sequence[RunRow]) -> list[str]:
     """Return each row's overrides that some other row doesn't have, with the shortest distinct keys."""
     chosen = [dict(override.lstrip("+~").split("=", 1) for override in row.overrides) for row in rows]
     keys = dict.fromkeys(key for values in chosen for key in values)
@@ -329,7 +329,7 @@ def _short(keys: Iterable[str]) -> dict[str, str]:
     return {key: end if len(same) == 1 else key for end, same in last.items() for key in same}
 
 
-def age(row: Row, now_unix_s: float) -> str:
+def age(row: RunRow, now_unix_s: float) -> str:
     """Return the time since a run's newest event, in one unit: ``5 min``, ``3 h``, ``12 d``."""
     if row.last_event_unix_s is None:
         return "-"

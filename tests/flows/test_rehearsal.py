@@ -140,7 +140,7 @@ def test_events_of_many_steps_account_for_the_same_time_as_events_of_each_step(t
 def test_a_restart_policy_that_never_restarts_fails_the_dry_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = policy.Row("stop", lambda case: case.cause != "finished", "broken on purpose")
+    broken = policy.PolicyRule("stop", lambda case: case.cause != "finished", "broken on purpose")
     monkeypatch.setattr(policy, "POLICY", (broken, *policy.POLICY))
     with pytest.raises(TrainingError, match="broken on purpose"):
         drive(campaign(tmp_path, only("hang", 10.0)))

@@ -35,7 +35,7 @@ from hlatctl.report.run_list import (
     NEEDS_PERSON,
     Entry,
     Files,
-    Row,
+    RunRow,
     differing,
     entry_of,
     files_of,
@@ -507,7 +507,7 @@ class LiveIndex:
         return row
 
 
-def json_row(row: Row, view: RunView | None = None) -> JsonRow:
+def json_row(row: RunRow, view: RunView | None = None) -> JsonRow:
     """Return a row as JSON, with the fields of `hlatctl watch` for a running run."""
     live = live_row(view) if view else None
     used = view.state.used.get("mfu") if view else None
@@ -531,7 +531,7 @@ def _known(value: float | str | None) -> float | None:
 
 
 #: A row without known values.
-_EMPTY = Row(
+_EMPTY = RunRow(
     run_id="",
     status="damaged",
     simulated=False,
