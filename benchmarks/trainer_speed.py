@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 
 import conf.load
+from benchmarks.measured import SKIP_STEPS, Measured
 from conf.compose import compose
 from conf.schema import Config
 from hlatctl.run.journal import read_events
 from hlatctl.run.runs import list_runs
-from tests.benchmarks.measured import SKIP_STEPS, Measured
 
 _STEPS = 30
 #: The quickstart, and a larger model with HLAT's vocabulary.
@@ -33,8 +33,8 @@ _SHAPES = {
 }
 #: By the module that trains, its name and the ratio to reach.
 _PEERS = {
-    "tests.benchmarks.hf_trainer": ("Hugging Face Trainer", 1.3),
-    "tests.benchmarks.plain_loop": ("plain nanoGPT-style loop", 1.1),
+    "benchmarks.hf_trainer": ("Hugging Face Trainer", 1.3),
+    "benchmarks.plain_loop": ("plain nanoGPT-style loop", 1.1),
 }
 
 

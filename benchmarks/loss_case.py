@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks import peers
 from conf.load import load
-from tests.benchmarks import peers
 from trainer.model.loss import cross_entropy
 
 #: Llama 3's, beside that of the configuration.

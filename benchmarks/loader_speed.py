@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import DATA_FOLDER
 from conf.compose import compose
 from hlatctl.run import files
 
-_DATA = Path(__file__).parents[3] / "shared" / "data"
 _TOKENS = 4_000_000
 _SEQ_LEN = 4096
 _ROUNDS = 3
@@ -60,7 +60,7 @@ def run() -> None:
 
 def inputs() -> tuple[Path, Path]:
     """Return the paths of the books and of the tokenizer; they may be absent."""
-    return _DATA / "corpora" / "books-train.parquet", _DATA / "tokenizers" / "llama2-tokenizer.model"
+    return DATA_FOLDER / "corpora" / "books-train.parquet", DATA_FOLDER / "tokenizers" / "llama2-tokenizer.model"
 
 
 def _rate(method: Callable[[], Work]) -> float:

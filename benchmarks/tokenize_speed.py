@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import DATA_FOLDER
 from conf.compose import compose
 from conf.load import dump
 
-_DATA = Path(__file__).parents[3] / "shared" / "data"
 _TOKENIZERS = {"Llama-2": "llama2-tokenizer.model", "GPT-NeoX": "gpt-neox-20b"}
 _REPEATS = 8
 _GOAL = 0.9
@@ -41,8 +41,7 @@ class _Rate:
 
 def run() -> None:
     """Print the rates of both and their ratios, for two tokenizers."""
-    data = Path(os.environ.get("HLATCTL_BENCH_DATA", _DATA))
-    corpus, rounds = data / "corpora" / "books-train.parquet", int(os.environ.get("HLATCTL_BENCH_ROUNDS", "3"))
+    corpus, rounds = DATA_FOLDER / "corpora" / "books-train.parquet", int(os.environ.get("HLATCTL_BENCH_ROUNDS", "3"))
     if not corpus.is_file():
         print(f"skipped: {corpus} is not there")
         return
@@ -50,7 +49,7 @@ def run() -> None:
     cores = len(os.sched_getaffinity(0))
     for name, tokenizer in _TOKENIZERS.items():
         with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as folder:
-            dataset = _prepare(Path(folder), corpus, data / "tokenizers" / tokenizer)
+            dataset = _prepare(Path(folder), corpus, DATA_FOLDER / "tokenizers" / tokenizer)
             pairs = [(_bare(dataset, cores), _ours(Path(folder), dataset, cores)) for _ in range(rounds)]
         print(f"{name}, {cores} processes, {rounds} rounds")
         for thing, rates in zip(("bare tokenizers", "hlatctl data tokenize"), zip(*pairs, strict=True), strict=True):

@@ -1,4 +1,4 @@
-"""Run benchmarks by name, or all of them: ``python -m tests.benchmarks [NAME ...]``."""
+"""Run benchmarks by name, or all of them: ``python -m benchmarks [NAME ...]``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def main() -> int:
         return 2
     for member in (each for name in names for each in _members(name)):
         print(f"== {member}", flush=True)
-        import_module(f"tests.benchmarks.{member}").run()
+        import_module(f"benchmarks.{member}").run()
     return 0
 
 

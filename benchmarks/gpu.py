@@ -22,16 +22,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.gpu_cases import OURS, Case, config_of, schedule
+from benchmarks.measured import COUNTING, Measured, compared, head, reason, row
 from conf import load
 from conf.devices import DEVICES
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.paths import RunPaths
-from tests.benchmarks.gpu_cases import OURS, Case, config_of, schedule
-from tests.benchmarks.measured import COUNTING, Measured, compared, head, reason, row
 from trainer.model.precision import PRECISIONS
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[1]
 _LIMIT_S = float(os.environ.get("HLATCTL_BENCH_SECONDS", "540"))
 #: No case may use up the time of all others.
 _CASE_LIMIT_S = _LIMIT_S / 3
@@ -132,7 +132,7 @@ class _Bench:
             own += ["--tokens", os.fspath(self._folder / "tokens.npy")]
         environment = {"TORCHINDUCTOR_CACHE_DIR": os.fspath(self._folder / "inductor"), **os.environ}
         environment["OMP_NUM_THREADS"] = str(config.cluster.threads_per_process)
-        command = [sys.executable, "-m", f"tests.benchmarks.{case.program}", *own, *case.flags]
+        command = [sys.executable, "-m", f"benchmarks.{case.program}", *own, *case.flags]
         printed = _printed(command, environment, min(left_s, _CASE_LIMIT_S))
         if isinstance(printed, str):
             return printed

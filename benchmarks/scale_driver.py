@@ -159,7 +159,7 @@ def _measured(name: str, made: RunPaths) -> tuple[float, float]:
         shutil.rmtree(made.journal / ".fold", ignore_errors=True)
     commands = ("status", "goodput")
     module = ["hlatctl", name, made.run_id, f"--runs-dir={made.root.parent}"] if name in commands else []
-    argv = [sys.executable, "-m", *(module or ["tests.benchmarks.scale_driver", name, str(made.root)])]
+    argv = [sys.executable, "-m", *(module or ["benchmarks.scale_driver", name, str(made.root)])]
     return _cost(argv, own=not module)
 
 

@@ -150,7 +150,7 @@ def _table(counts: Sequence[int], costs: Sequence[Sequence[Costs]]) -> None:
 
 def _reading() -> None:
     """Print the processor time of a replica's processes for a step's tokens: each reads, and one reads for all."""
-    from tests.benchmarks import loader_speed
+    from benchmarks import loader_speed
 
     corpus, model = loader_speed.inputs()
     if not (corpus.is_file() and model.is_file()):

@@ -26,7 +26,7 @@ from typing import Any
 
 from conf.schema import Config, DataConfig, ModelConfig, TokenizerConfig, TrainConfig
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[1]
 _FILES = os.environ.get("HLATCTL_BENCH_FILES", "1000,10000")
 _FILES_BEFORE = os.environ.get("HLATCTL_BENCH_FILES_BEFORE", "100,400")
 _BEFORE = os.environ.get("HLATCTL_BENCH_BEFORE", "")
@@ -93,7 +93,7 @@ def _measure_remote(folder: Path) -> None:
     print(f"documents/s of one reader, {_READ:,} random documents of {_REAL_FILES} files:")
     figures = [("disk", _cost("reader", "", corpus, folder / "of-disk"))]
     for latency_s in (0.0, 0.1):
-        argv = [sys.executable, "-m", "tests.benchmarks.object_server", os.fspath(folder), str(latency_s)]
+        argv = [sys.executable, "-m", "benchmarks.object_server", os.fspath(folder), str(latency_s)]
         with subprocess.Popen(argv, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             os.environ.update(_S3, AWS_ENDPOINT_URL=f"http://127.0.0.1:{server.stdout.readline().strip()}")

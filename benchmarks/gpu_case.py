@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.measured import SKIP_STEPS
 from conf.load import load
 from conf.training_rules import CheckpointPolicy, SaveReason
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
-from tests.benchmarks.measured import SKIP_STEPS
 from trainer.backends.torch_native import TorchNative
 from trainer.step.loop import Training, memory_bytes, train_journal
 

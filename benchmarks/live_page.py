@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scale_driver import _step, make_run
 from hlatctl.run.journal import JournalWriter, train_writer
 from hlatctl.run.paths import RunPaths
-from tests.benchmarks.scale_driver import _step, make_run
 
 _RUNS = int(os.environ.get("HLATCTL_BENCH_RUNS", "5000"))
 _STEPS = int(os.environ.get("HLATCTL_BENCH_STEPS", "2000000").split(",")[-1])

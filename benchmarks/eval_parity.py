@@ -19,13 +19,7 @@ from typing import Any
 
 from pyarrow import parquet
 
-from conf.compose import compose
-from eval import harness, plan
-from eval.suites import Task
-from hlatctl.report import items as item_lines
-from hlatctl.run import files
-from hlatctl.run.runs import list_runs
-from tests.benchmarks.eval_command import (
+from benchmarks.eval_command import (
     BATCH_SIZE,
     DATA,
     MODEL,
@@ -37,6 +31,12 @@ from tests.benchmarks.eval_command import (
     evaluate,
     run_directory,
 )
+from conf.compose import compose
+from eval import harness, plan
+from eval.suites import Task
+from hlatctl.report import items as item_lines
+from hlatctl.run import files
+from hlatctl.run.runs import list_runs
 
 _TASKS = os.environ.get("HLATCTL_BENCH_TASKS", "mmlu,bbh,math,bias,piqa,hellaswag,nq_open,reading").split(",")
 _MODELS = os.environ.get("HLATCTL_BENCH_MODELS", "stories260K,checkpoint").split(",")

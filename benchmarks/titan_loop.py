@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from benchmarks import peers
 from conf.devices import DEVICES
 from conf.load import load
 from conf.schema import Config, ModelConfig
-from tests.benchmarks import peers
 
 
 def main() -> None:

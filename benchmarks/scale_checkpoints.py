@@ -286,7 +286,7 @@ def _real() -> None:
         env = {**os.environ, **node.one_machine(job), JOB_FOLDER_ENV: os.fspath(job), "OMP_NUM_THREADS": "1"}
         torchrun = ("torch.distributed.run", f"--nproc-per-node={_PROCESSES}")
         script = Path(__file__).with_name("checkpoint_ranks.py")
-        root = Path(__file__).parents[2]
+        root = Path(__file__).parents[1]
         argv = [sys.executable, "-m", *torchrun, os.fspath(script), os.fspath(Path(folder) / "run")]
         subprocess.run(argv, env={**env, "PYTHONPATH": os.fspath(root)}, check=True)
 

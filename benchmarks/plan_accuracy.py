@@ -18,7 +18,7 @@ _GIB = 1 << 30
 #: Goals for figures to which nothing was fitted: median and largest error of step times and of memory, in percent.
 GOALS = {"step": (7.0, 26.0), "memory": (5.0, 15.0)}
 #: The tables of docs/planning.md are between these lines.
-BEGIN, END = "<!-- begin: python -m tests.benchmarks plan_accuracy -->", "<!-- end -->"
+BEGIN, END = "<!-- begin: python -m benchmarks plan_accuracy -->", "<!-- end -->"
 
 #: Pairs of published runs that differ in the number of devices alone.
 _PAIRS = (

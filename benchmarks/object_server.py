@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks.object_server FOLDER LATENCY_S``: a folder by the S3 protocol, read only, on loopback.
+"""``python -m benchmarks.object_server FOLDER LATENCY_S``: a folder by the S3 protocol, read only, on loopback.
 
 Prints its port. It answers listings, ``HEAD`` and ``GET`` with a range, each after the latency, in parallel.
 moto's server, which the tests use, answers too few requests a second to measure a reader.

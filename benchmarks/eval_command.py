@@ -10,14 +10,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import DATA_FOLDER
 from conf.compose import compose
 from conf.load import dump
 from hlatctl.run.paths import RunPaths
 
-#: Has the datasets in ``eval``, in the layout of ``eval.data_dir``, and a small pre-trained model in ``weights``.
-_FOLDER = Path(os.environ.get("HLATCTL_BENCH_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
-DATA = _FOLDER / "eval"
-MODEL = _FOLDER / "weights" / "stories260K"
+DATA = DATA_FOLDER / "eval"
+#: A small pre-trained model.
+MODEL = DATA_FOLDER / "weights" / "stories260K"
 #: Further settings of our evaluation, such as ``eval.share_prefixes=true``.
 FURTHER = os.environ.get("HLATCTL_BENCH_SETTINGS", "").split()
 SEED, SEQ_LEN, BATCH_SIZE, TOKENS = 1234, 512, 16, 1000

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks import peers
 from conf.load import load
 from conf.schema import ModelConfig
-from tests.benchmarks import peers
 
 
 class Block(nn.Module):

@@ -15,8 +15,8 @@ import time
 import traceback
 from pathlib import Path
 
+from benchmarks.eval_command import DATA, MODEL, TOKENS, run_directory
 from hlatctl.run.paths import RunPaths
-from tests.benchmarks.eval_command import DATA, MODEL, TOKENS, run_directory
 
 _TASK = os.environ.get("HLATCTL_BENCH_TASK", "hellaswag")
 _LIMIT = int(os.environ.get("HLATCTL_BENCH_LIMIT", "300"))

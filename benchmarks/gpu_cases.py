@@ -14,7 +14,7 @@ from conf import load
 from conf.schema import Config
 from hlatctl.plan.memory import memory
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[1]
 #: Models for "the largest that fits", largest first; the smallest is the one of all other cases.
 _MODELS = ("llama_7b", "llama_3b", "llama_1b")
 _SHAPES = {"llama_3b": {"hidden_size": 3072, "intermediate_size": 8192, "num_layers": 26, "num_heads": 24}}
@@ -29,7 +29,7 @@ class Case:
     Args:
         changes: changes to the configuration, by group.
         model: its shape.
-        program: module of ``tests.benchmarks`` that measures.
+        program: module of ``benchmarks`` that measures.
         flags: arguments of the program.
     """
 
