@@ -25,16 +25,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hlatctl.report.run_view import INTERRUPTED, RunView, status_of, view_run
-from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, RunNotFoundError, StorageError, suggest
+from hlatctl.report.run_view import RunView, view_run
+from hlatctl.run import files, reader
+from hlatctl.run.errors import ConfigError, RunNotFoundError, suggest
 from hlatctl.run.evaluations import headlines
 from hlatctl.run.files import DAMAGED, from_plain
-from hlatctl.run.fold import apply, code, follow, source_crc
+from hlatctl.run.fold import code, source_crc
 from hlatctl.run.journal import number
 from hlatctl.run.lease import driver
 from hlatctl.run.pace import seconds_per_step, training_left_s
 from hlatctl.run.paths import RunPaths, cache_dir
+from hlatctl.run.reader import INTERRUPTED, status_of
 from hlatctl.run.runs import find_run, list_runs
 from hlatctl.run.state import RunState
 from hlatctl.units import count, queued
@@ -236,7 +237,8 @@ def _index_file(runs_dir: Path) -> Path:
 
 @cache
 def _code() -> int:
-    return source_crc(Path(__file__).parent, ("run_list", "run_view"), code())
+    of_reader = source_crc(Path(reader.__file__).parent, ("reader",), code())
+    return source_crc(Path(__file__).parent, ("run_list", "run_view"), of_reader)
 
 
 #: Sort keys and a row's value of each; rows without a value come first.
@@ -381,7 +383,7 @@ class LiveRuns:
     """Follows the runs of a folder that matter now."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._followed = folder, dict[str, _Followed]()
+        self._folder, self._followed = folder, dict[str, RunView]()
         self._next_scan_s = 0.0
 
     def refresh(self) -> list[LiveRow]:
@@ -389,7 +391,7 @@ class LiveRuns:
         if time.monotonic() >= self._next_scan_s:
             self._scan()
             self._next_scan_s = time.monotonic() + SCAN_S
-        found = [followed.row() for followed in self._followed.values()]
+        found = [live_row(view.refresh()) for view in self._followed.values()]
         return sorted(found, key=lambda row: (not row.needs_person, row.status not in ALIVE))
 
     def _scan(self) -> None:
@@ -399,32 +401,7 @@ class LiveRuns:
             run, alive = RunPaths(Path(row.path)), row.status in ALIVE
             if alive or (ended < _MOST_ENDED and now_unix_s - _changed_unix_s(run) < _DAY_S):
                 ended += not alive
-                self._followed[row.run_id] = before.get(row.run_id) or _Followed(run)
-
-
-class _Followed:
-    def __init__(self, run: RunPaths) -> None:
-        self._run = run
-        self._view = view_run(run)
-        self._tail = None
-        with suppress(StorageError):  # the run is damaged, and stays damaged
-            self._state, self._tail = follow(run)
-
-    def row(self) -> LiveRow:
-        if self._tail is None:
-            return live_row(self._view)
-        state, view = self._state, self._view
-        try:
-            for event in self._tail.stream():
-                if event["kind"] == "config_amended":
-                    view = self._view = view_run(self._run)
-                apply(state, event)
-        except StorageError as error:
-            return live_row(RunView(view.run, state, "damaged", None, view.config, error.message))
-        held_by = driver(self._run)
-        status = "damaged" if view.problem else status_of(state, is_driven=held_by is not None)
-        pid = held_by.pid if held_by else None
-        return live_row(RunView(view.run, state, status, pid, view.config, view.problem))
+                self._followed[row.run_id] = before.get(row.run_id) or RunView(run)
 
 
 def live_row(view: RunView) -> LiveRow:
