@@ -13,7 +13,7 @@ from conf.compose import compose
 from flows import pretrain
 from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
-from flows.stages.train import training_job
+from flows.stages.attempt import training_job
 from hlatctl.run import files
 from hlatctl.run.runs import list_runs
 

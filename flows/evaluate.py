@@ -19,8 +19,8 @@ from conf.schema import Config
 from flows.launchers import open_context
 from flows.pretrain import Ahead, Caller, PlainCaller
 from flows.runtime.context import FlowContext
+from flows.runtime.driver import Observer
 from flows.runtime.jobs import end_staying
-from flows.runtime.observer import Observer
 from flows.stages.evaluate import Asked, ask_contracts, evaluate_milestone, title, weights_of
 from flows.stages.provenance import record_provenance
 from flows.stages.report import write_report

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from conf.load import flatten
 from conf.of_run import of_run
 from conf.schema import Config
-from flows.runtime.context import is_mock
+from flows.runtime.context import is_simulated
 from flows.tracking import mlflow_client
 from flows.tracking.mirrors.base import Attempts
 from flows.tracking.mirrors.points import chances, point, scores
@@ -544,7 +544,7 @@ class MirrorRun:
         if any(event["kind"] == "stage_finished" and event.get("stage") == "data" for event in events):
             self._client.log_inputs(run_id, datasets(self._run))
         copy_amendments(self._client, run_id, self._run, events)
-        copy_labels(self._client, run_id, self._run, events, simulated=is_mock(self._config))
+        copy_labels(self._client, run_id, self._run, events, simulated=is_simulated(self._config))
         newest = next((e for e in reversed(events) if e["kind"] in ("head_started", "run_finished")), None)
         if newest is None:
             return

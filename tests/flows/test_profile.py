@@ -14,7 +14,7 @@ from conf.schema import BackendConfig, Config
 from flows import profile
 from flows.launchers import open_context
 from flows.runtime.amended import Orders
-from flows.stages.train import training_job
+from flows.stages.attempt import training_job
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError
 from hlatctl.run.fold import read_state

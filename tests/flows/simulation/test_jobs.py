@@ -13,8 +13,7 @@ from conf.compose import compose
 from conf.schema import Config, FailureRatesConfig
 from flows import forecast, pretrain
 from flows.recovery import policy
-from flows.simulation.draws import OF_CLUSTER, Failures
-from flows.simulation.world import WORLD_WRITER
+from flows.simulation.cluster import CLUSTER_WRITER
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.run.errors import TrainingError
 from hlatctl.run.fold import fold
@@ -80,7 +79,7 @@ def test_the_flow_finds_the_cause_of_each_failure(
     events = read_events(run)
     state = fold(events)
     assert (state.status, state.simulated) == ("finished", True)
-    assert any(event.get("failure") == kind and event["writer"] == WORLD_WRITER for event in events)
+    assert any(event.get("failure") == kind and event["writer"] == CLUSTER_WRITER for event in events)
     causes = Counter(attempt.cause for attempt in state.attempts)
     assert set(causes) == {cause, "finished"}
     assert {attempt.decision for attempt in state.attempts[:-1]} <= decisions
@@ -153,31 +152,3 @@ def test_without_automatic_restarts_the_run_waits_for_a_person(tmp_path: Path) -
     assert automatic.message == waiting.message == ""
     assert waiting.uptime_fraction < automatic.uptime_fraction - 0.05
     assert not list(tmp_path.iterdir()), "a forecast leaves no files"
-
-
-def test_failures_are_drawn_at_their_rates() -> None:
-    import random
-
-    hosts = tuple(f"mock-{number}" for number in range(50))
-    failures = Failures(
-        FailureRatesConfig(**{**dataclasses.asdict(NONE), "hang": 2.0, "head_crash": 10.0}), hosts, random.Random(1)
-    )
-    drawn = [failure for _ in range(2000) if (failure := failures.next())]
-    hours = sum(failure.after_s for failure in drawn) / 3600
-    kinds = Counter(failure.kind for failure in drawn)
-    assert kinds["hang"] / hours == pytest.approx(0.1, rel=0.1)
-    assert kinds["head_crash"] / hours == pytest.approx(0.01, rel=0.2), "the cluster has one driver"
-    assert Failures(NONE, hosts, random.Random(1)).next() is None
-
-
-@pytest.mark.parametrize("kind", OF_CLUSTER)
-def test_what_fails_once_per_cluster_does_not_fail_more_often_on_more_nodes(kind: str) -> None:
-    import random
-
-    def first_s(nodes: int) -> float:
-        hosts = tuple(f"mock-{number}" for number in range(nodes))
-        failure = Failures(only(kind, 10.0), hosts, random.Random(1)).next()
-        assert failure
-        return failure.after_s
-
-    assert first_s(2048) == first_s(64)

@@ -1,13 +1,17 @@
-"""The virtual clock: turns, the order of actions, and what a lost driver ends."""
+"""The simulated cluster: turns on its clock, what a lost driver ends, and how often failures are drawn."""
 
 from __future__ import annotations
 
-import threading
+import dataclasses
+import random
+from collections import Counter
 
 import pytest
 
-from flows.runtime.clock import DriverLostError, RealClock, VirtualClock
-from tests.waiting import WAIT_S, wait_for
+from conf.schema import FailureRatesConfig
+from flows.simulation.cluster import OF_CLUSTER, DriverLostError, Failures, VirtualClock
+
+NONE = FailureRatesConfig(**dict.fromkeys((f.name for f in dataclasses.fields(FailureRatesConfig)), 0.0))
 
 
 def test_actions_run_in_order_while_a_thread_waits() -> None:
@@ -79,53 +83,6 @@ def test_a_wait_that_can_never_end_is_an_error() -> None:
         VirtualClock(0.0).wait_for_event(1.0)
 
 
-def test_the_real_clock_runs_work_beside() -> None:
-    assert RealClock().beside(lambda: 7).result(timeout=WAIT_S) == 7
-
-
-@pytest.mark.parametrize("most", [1, 2])
-def test_the_real_clock_works_on_no_more_than_it_may_at_once(most: int) -> None:
-    clock, go, begun, lock = RealClock(), threading.Event(), list[int](), threading.Lock()
-
-    def work() -> int:
-        with lock:
-            begun.append(1)
-            at_once = len(begun)
-        go.wait(WAIT_S)
-        return at_once
-
-    results = [clock.beside(work, most=most) for _ in range(3)]
-    wait_for(lambda: len(begun) >= most)
-    assert len(begun) == most, "the others wait for a free thread"
-    go.set()
-    assert sorted(result.result(timeout=WAIT_S) for result in results) == [1, 2, 3]
-    failed = clock.beside(lambda: 1 // 0)
-    assert isinstance(failed.exception(timeout=WAIT_S), ZeroDivisionError)
-
-
-def test_the_real_clock_starts_more_threads_for_queued_work_and_later_ends_them() -> None:
-    clock, permits, begun, lock = RealClock(), threading.Semaphore(0), list[int](), threading.Lock()
-
-    def work() -> None:
-        with lock:
-            begun.append(1)
-        permits.acquire(timeout=WAIT_S)
-
-    results = [clock.beside(work) for _ in range(5)]
-    wait_for(lambda: len(begun) == 1)
-    clock.let_work(3)
-    wait_for(lambda: len(begun) == 3)
-    clock.let_work(1)
-    permits.release()
-    permits.release()
-    wait_for(lambda: sum(result.done() for result in results) == 2)
-    permits.release()
-    wait_for(lambda: len(begun) == 4)
-    assert sum(result.done() for result in results) == 3, "one at a time again"
-    permits.release(2)
-    assert [result.result(timeout=WAIT_S) for result in results] == [None] * 5
-
-
 def test_threads_for_queued_work_are_added_and_ended_in_virtual_time() -> None:
     clock = VirtualClock(0.0)
 
@@ -140,3 +97,25 @@ def test_threads_for_queued_work_are_added_and_ended_in_virtual_time() -> None:
     clock.let_work(1)
     clock.sleep(100.0)
     assert [result.result(0) for result in results] == [10.0, 15.0, 20.0, 25.0, 35.0]
+
+
+def test_failures_are_drawn_at_their_rates() -> None:
+    hosts = tuple(f"simulated-{number}" for number in range(50))
+    failures = Failures(dataclasses.replace(NONE, hang=2.0, head_crash=10.0), hosts, random.Random(1))
+    drawn = [failure for _ in range(2000) if (failure := failures.next())]
+    hours = sum(failure.after_s for failure in drawn) / 3600
+    kinds = Counter(failure.kind for failure in drawn)
+    assert kinds["hang"] / hours == pytest.approx(0.1, rel=0.1)
+    assert kinds["head_crash"] / hours == pytest.approx(0.01, rel=0.2), "the cluster has one driver"
+    assert Failures(NONE, hosts, random.Random(1)).next() is None
+
+
+@pytest.mark.parametrize("kind", OF_CLUSTER)
+def test_what_fails_once_per_cluster_does_not_fail_more_often_on_more_nodes(kind: str) -> None:
+    def first_s(nodes: int) -> float:
+        hosts = tuple(f"simulated-{number}" for number in range(nodes))
+        failure = Failures(dataclasses.replace(NONE, **{kind: 10.0}), hosts, random.Random(1)).next()
+        assert failure
+        return failure.after_s
+
+    assert first_s(2048) == first_s(64)
