@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from conf.schema import Config, FailureRatesConfig
-from flows.launch.base import Allocation, Handle, Job, Launcher, JobPlan, Status
+from flows.launch.base import Allocation, Handle, Job, JobPlan, Launcher, Status
 from flows.launch.local import LocalLauncher
 from flows.runtime.driver import settle
 from hlatctl.run.errors import HlatctlError, LaunchError, PreflightError, StorageError, TrainingError, dump_error
