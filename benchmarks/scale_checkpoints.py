@@ -171,7 +171,7 @@ def _costs(folder: Path, ranks: int) -> Iterator[tuple[str, tuple[float, str]]]:
 
     def first() -> None:
         received = [[StoredChunk(*chunk) for chunk in json.loads(text)] for text in sent]
-        made.append(compose(dict(zip(shards, received, strict=True)), whole=True))
+        made.append(compose(dict(zip(shards, received, strict=True))))
 
     yield "index_compose", (_seconds(first, 1), note)
     index = made[0]
