@@ -13,7 +13,7 @@ help:
 	@echo "make test       ruff, mypy, import-linter and pytest"
 	@echo "make test-fast  only the tests that start no process (two minutes)"
 	@echo "make docs       build the documentation in site/ (open site/index.html)"
-	@echo "make benchmark  the benchmarks of tests/benchmarks"
+	@echo "make benchmark  the benchmarks of benchmarks"
 	@echo "make image      container image IMAGE=cpu, cuda, neuron or driver, with podman, buildah or docker"
 	@echo "make clean      remove $(VENV) and caches; runs/ is never touched"
 
@@ -52,7 +52,7 @@ docs: $(STAMP)
 	@echo "site/index.html"
 
 benchmark: $(STAMP)
-	$(BIN)/python -m tests.benchmarks
+	$(BIN)/python -m benchmarks
 
 # BASE=NAME@sha256:DIGEST pins what the image is made from; BUILD_FLAGS goes to the builder.
 IMAGE ?= cpu

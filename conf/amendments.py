@@ -1,6 +1,6 @@
 """Amendments of a run's configuration: which keys may change, when a change begins, and what it redoes. Pure.
 
-``ROWS`` has a row for every key; a row for a whole group ends with a dot, and the longest matching name counts. An
+``RULES`` has a row for every key; a row for a whole group ends with a dot, and the longest matching name counts. An
 amendment is a ``config_amended`` event. Its keys are the fields of the schema, so a mapping such as ``backend.env``
 changes as a whole.
 """
@@ -31,7 +31,7 @@ IN_WORDS: dict[When, str] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class AmendmentRule:
     """One row of the table.
 
     Args:
@@ -51,62 +51,64 @@ _NODES = f"preflight, {_GRAPHS}"
 _MODEL = "the checkpoints have weights of this shape"
 _CORPUS = "the position in the corpus would mean other documents"
 
-ROWS: tuple[Row, ...] = (
-    Row("experiment_name", "never", "the run's folder has the name"),
-    Row("runs_dir", "never", "the run is in this folder"),
-    Row("runs_mode", "never", "the run's folders exist; `chmod -R` changes them"),
-    Row("seed", "never", "it gave the initial weights and the order of documents"),
-    Row("model.", "never", _MODEL),
-    Row("tokenizer.", "never", "the weights belong to these tokens"),
-    Row("tokenizer.path", "next_attempt", "preparation of the corpus; `hlatctl data accept` if it differs"),
-    Row("data.", "never", _CORPUS),
-    Row("data.path", "next_attempt", "preparation of the corpus; `hlatctl data accept` if it differs"),
-    Row("data.mask_across_documents", "never", "the model has learned with this attention"),
-    Row("data.skip_steps", "never", "`hlatctl data skip RUN --steps N` skips batches of a run that has begun"),
-    Row("data.prefetch_batches", "next_attempt", _NOTHING),
-    Row("optimizer.", "next_attempt", "compilation with backend.name=nxd"),
-    Row("optimizer.name", "never", "the checkpoints have the moments of this optimizer"),
-    Row("optimizer.lr", "next_attempt", _NOTHING),
-    Row("optimizer.min_lr_fraction", "next_attempt", _NOTHING),
-    Row("optimizer.warmup_steps", "next_attempt", _NOTHING),
-    Row("optimizer.warmup_tokens", "next_attempt", _NOTHING),
-    Row("optimizer.schedule", "next_attempt", _NOTHING),
-    Row("optimizer.wsd_decay_fraction", "next_attempt", _NOTHING),
-    Row("precision.name", "next_attempt", _GRAPHS),
-    Row("precision.fp8_scaling", "next_attempt", _GRAPHS),
-    Row("parallel.", "next_attempt", _GRAPHS),
-    Row("train.init_from", "never", "the run has begun with these weights"),
-    Row("train.tokens", "next_attempt", "the schedule's remaining part"),
-    Row("train.max_steps", "next_attempt", "the schedule's remaining part"),
-    Row("train.global_batch_size", "never", "tokens and schedule are counted in steps of this size"),
-    Row("train.seq_len", "never", "tokens and packing are counted in sequences of this length"),
-    Row("train.micro_batch_size", "next_attempt", _GRAPHS),
-    Row("train.z_loss", "next_attempt", _NOTHING),
-    Row("train.on_nonfinite", "next_attempt", _NOTHING),
-    Row("train.max_nonfinite_steps", "next_attempt", _NOTHING),
-    Row("fork.", "never", "the run has begun from this checkpoint"),
-    Row("checkpoint.mode", "next_attempt", _NOTHING),
-    Row("checkpoint.every_steps", "at_once", _NOTHING),
-    Row("checkpoint.keep", "at_once", _NOTHING),
-    Row("checkpoint.keep_every_tokens", "at_once", _NOTHING),
-    Row("checkpoint.when_busy", "at_once", _NOTHING),
-    Row("checkpoint.survived_after_steps", "at_once", _NOTHING),
-    Row("checkpoint.fast_dir", "next_attempt", _NOTHING),
-    Row("checkpoint.remote_url", "next_attempt", "copies of later checkpoints"),
-    Row("checkpoint.remote_keep", "at_once", _NOTHING),
-    Row("eval.", "at_once", "evaluations that begin later"),
-    Row("recovery.", "at_once", _NOTHING),
-    Row("recovery.straggler_factor", "next_attempt", _NOTHING),
-    Row("recovery.straggler_steps", "next_attempt", _NOTHING),
-    Row("tracking.", "next_driver", _NOTHING),
-    Row("notify.", "next_driver", _NOTHING),
-    Row("backend.", "next_attempt", _NODES),
-    Row("cluster.", "next_attempt", _NODES),
-    Row("cluster.price_usd_per_node_hour", "at_once", _NOTHING),
-    Row("cluster.hardware.", "at_once", _NOTHING),
-    Row("cluster.baseline.", "at_once", _NOTHING),
-    Row("preflight.", "at_once", "the next preflight"),
-    Row("rehearsal.", "next_driver", "only a simulated run has these keys"),
+RULES: tuple[AmendmentRule, ...] = (
+    AmendmentRule("experiment_name", "never", "the run's folder has the name"),
+    AmendmentRule("runs_dir", "never", "the run is in this folder"),
+    AmendmentRule("runs_mode", "never", "the run's folders exist; `chmod -R` changes them"),
+    AmendmentRule("seed", "never", "it gave the initial weights and the order of documents"),
+    AmendmentRule("model.", "never", _MODEL),
+    AmendmentRule("tokenizer.", "never", "the weights belong to these tokens"),
+    AmendmentRule("tokenizer.path", "next_attempt", "preparation of the corpus; `hlatctl data accept` if it differs"),
+    AmendmentRule("data.", "never", _CORPUS),
+    AmendmentRule("data.path", "next_attempt", "preparation of the corpus; `hlatctl data accept` if it differs"),
+    AmendmentRule("data.mask_across_documents", "never", "the model has learned with this attention"),
+    AmendmentRule(
+        "data.skip_steps", "never", "`hlatctl data skip RUN --steps N` skips batches of a run that has begun"
+    ),
+    AmendmentRule("data.prefetch_batches", "next_attempt", _NOTHING),
+    AmendmentRule("optimizer.", "next_attempt", "compilation with backend.name=nxd"),
+    AmendmentRule("optimizer.name", "never", "the checkpoints have the moments of this optimizer"),
+    AmendmentRule("optimizer.lr", "next_attempt", _NOTHING),
+    AmendmentRule("optimizer.min_lr_fraction", "next_attempt", _NOTHING),
+    AmendmentRule("optimizer.warmup_steps", "next_attempt", _NOTHING),
+    AmendmentRule("optimizer.warmup_tokens", "next_attempt", _NOTHING),
+    AmendmentRule("optimizer.schedule", "next_attempt", _NOTHING),
+    AmendmentRule("optimizer.wsd_decay_fraction", "next_attempt", _NOTHING),
+    AmendmentRule("precision.name", "next_attempt", _GRAPHS),
+    AmendmentRule("precision.fp8_scaling", "next_attempt", _GRAPHS),
+    AmendmentRule("parallel.", "next_attempt", _GRAPHS),
+    AmendmentRule("train.init_from", "never", "the run has begun with these weights"),
+    AmendmentRule("train.tokens", "next_attempt", "the schedule's remaining part"),
+    AmendmentRule("train.max_steps", "next_attempt", "the schedule's remaining part"),
+    AmendmentRule("train.global_batch_size", "never", "tokens and schedule are counted in steps of this size"),
+    AmendmentRule("train.seq_len", "never", "tokens and packing are counted in sequences of this length"),
+    AmendmentRule("train.micro_batch_size", "next_attempt", _GRAPHS),
+    AmendmentRule("train.z_loss", "next_attempt", _NOTHING),
+    AmendmentRule("train.on_nonfinite", "next_attempt", _NOTHING),
+    AmendmentRule("train.max_nonfinite_steps", "next_attempt", _NOTHING),
+    AmendmentRule("fork.", "never", "the run has begun from this checkpoint"),
+    AmendmentRule("checkpoint.mode", "next_attempt", _NOTHING),
+    AmendmentRule("checkpoint.every_steps", "at_once", _NOTHING),
+    AmendmentRule("checkpoint.keep", "at_once", _NOTHING),
+    AmendmentRule("checkpoint.keep_every_tokens", "at_once", _NOTHING),
+    AmendmentRule("checkpoint.when_busy", "at_once", _NOTHING),
+    AmendmentRule("checkpoint.survived_after_steps", "at_once", _NOTHING),
+    AmendmentRule("checkpoint.fast_dir", "next_attempt", _NOTHING),
+    AmendmentRule("checkpoint.remote_url", "next_attempt", "copies of later checkpoints"),
+    AmendmentRule("checkpoint.remote_keep", "at_once", _NOTHING),
+    AmendmentRule("eval.", "at_once", "evaluations that begin later"),
+    AmendmentRule("recovery.", "at_once", _NOTHING),
+    AmendmentRule("recovery.straggler_factor", "next_attempt", _NOTHING),
+    AmendmentRule("recovery.straggler_steps", "next_attempt", _NOTHING),
+    AmendmentRule("tracking.", "next_driver", _NOTHING),
+    AmendmentRule("notify.", "next_driver", _NOTHING),
+    AmendmentRule("backend.", "next_attempt", _NODES),
+    AmendmentRule("cluster.", "next_attempt", _NODES),
+    AmendmentRule("cluster.price_usd_per_node_hour", "at_once", _NOTHING),
+    AmendmentRule("cluster.hardware.", "at_once", _NOTHING),
+    AmendmentRule("cluster.baseline.", "at_once", _NOTHING),
+    AmendmentRule("preflight.", "at_once", "the next preflight"),
+    AmendmentRule("rehearsal.", "next_driver", "only a simulated run has these keys"),
 )
 
 #: Keys that the trainer reads again while it trains. They change without a restart.
@@ -121,10 +123,10 @@ LIVE = (
     "eval.every_tokens",
 )
 
-_BY_KEYS = {row.keys: row for row in ROWS}
+_BY_KEYS = {row.keys: row for row in RULES}
 
 
-def row_of(key: str) -> Row:
+def rule_of(key: str) -> AmendmentRule:
     """Return the row of a key.
 
     Raises:
@@ -141,7 +143,7 @@ def row_of(key: str) -> Row:
 def begins(keys: Iterable[str]) -> When:
     """Return when an amendment of these keys begins; its latest key decides."""
     order: tuple[When, ...] = ("at_once", "next_driver", "next_attempt", "never")
-    return max((row_of(key).when for key in keys), key=order.index, default="at_once")
+    return max((rule_of(key).when for key in keys), key=order.index, default="at_once")
 
 
 def with_resume(hint: str, run_id: str) -> str:
@@ -160,7 +162,7 @@ def with_resume(hint: str, run_id: str) -> str:
 @cache
 def _changeable() -> frozenset[str]:
 
-    return frozenset(key for key in fields_of(Config()) if row_of(key).when != "never")
+    return frozenset(key for key in fields_of(Config()) if rule_of(key).when != "never")
 
 
 Changes = dict[str, list[Any]]

@@ -1,4 +1,4 @@
-"""Bounds (``Range``) and choices (``Literal``) of single fields, as parts of their types, and their check.
+"""Bounds (``Range``) and choices (``Literal``, ``Registry``) of single fields, as parts of their types; their check.
 
 Rules across fields are in ``conf.validate``.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Literal
 
 from hlatctl.run.errors import ConfigError
+from hlatctl.run.registry import Registry
 
 #: The largest signed 64-bit number; torch, NumPy, Arrow and SQLite support no larger one.
 _MAX_INT = 2**63 - 1
@@ -87,7 +88,9 @@ def _check(key: str, value: Any, expected: Any) -> Iterator[ConfigError]:
         yield from _check_scalar(key, value, *_rules(expected, kind))
 
 
-def _check_scalar(key: str, value: Any, bounds: Range | None, choices: tuple[str, ...]) -> Iterator[ConfigError]:
+def _check_scalar(
+    key: str, value: Any, bounds: Range | None, choices: tuple[str, ...] | Registry[Any]
+) -> Iterator[ConfigError]:
     if choices and value not in choices:
         yield ConfigError(f"{key}={value}: not known", hint=f"use one of: {', '.join(choices)}")
     if isinstance(value, float) and not math.isfinite(value):
@@ -106,12 +109,13 @@ def plain_type(expected: Any) -> Any:
 
 
 @functools.cache
-def _rules(expected: Any, kind: Any) -> tuple[Range | None, tuple[str, ...]]:
+def _rules(expected: Any, kind: Any) -> tuple[Range | None, tuple[str, ...] | Registry[Any]]:
     """Return a type's bounds and choices; for a union, those of the member of this kind, or of the first member."""
     if typing.get_origin(expected) is Literal:
         return None, typing.get_args(expected)
     if typing.get_origin(expected) is Annotated:
-        return expected.__metadata__[0], ()
+        rule = expected.__metadata__[0]
+        return (None, rule) if isinstance(rule, Registry) else (rule, ())
     members = typing.get_args(expected)
     if not members:
         return None, ()

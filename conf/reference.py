@@ -7,16 +7,17 @@ import dataclasses
 import fnmatch
 import functools
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import conf.schema
 from conf.constraints import Range, field_types
 from conf.schema import Config, SweepConfig
 from hlatctl.run.errors import ConfigError, nearest
+from hlatctl.run.registry import Registry
 
 _WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "anything"}
 _GLOB = set("*?[")
@@ -71,7 +72,7 @@ def _all() -> tuple[Key, ...]:
 
 
 def _keys_of(cls: type, prefix: str) -> Iterator[Key]:
-    meanings = _meanings()[cls.__name__]
+    meanings = _meanings(cls.__module__)[cls.__name__]
     for field in dataclasses.fields(cls):
         expected, name = field_types(cls)[field.name], f"{prefix}{field.name}"
         if dataclasses.is_dataclass(expected) and isinstance(expected, type):
@@ -107,6 +108,8 @@ def _choices(expected: Any) -> tuple[str, ...]:
     origin, inner = typing.get_origin(expected), typing.get_args(expected)
     if origin is Literal:
         return tuple(map(str, inner))
+    if origin is Annotated and isinstance(inner[1], Registry):
+        return tuple(inner[1])
     if origin in (types.UnionType, typing.Union):
         return tuple(choice for kind in inner for choice in _choices(kind))
     return {bool: ("true", "false"), types.NoneType: ("null",)}.get(expected, ())
@@ -115,6 +118,8 @@ def _choices(expected: Any) -> tuple[str, ...]:
 def _accepts(expected: Any) -> str:
     """Return a type and its rule in words, such as ``whole number greater than 0``."""
     origin, inner = typing.get_origin(expected), typing.get_args(expected)
+    if origin is Annotated and isinstance(inner[1], Registry):
+        return _either(inner[1])
     if origin is Annotated:
         rules = [str(rule) for rule in inner[1:] if isinstance(rule, Range)]
         return " ".join([_accepts(inner[0]), *rules])
@@ -148,9 +153,9 @@ def _plural(expected: Any) -> str:
 
 
 @functools.cache
-def _meanings() -> dict[str, dict[str, str]]:
+def _meanings(module: str) -> dict[str, dict[str, str]]:
     meanings: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(conf.schema)).body:
+    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
         if isinstance(node, ast.ClassDef):
             pairs = zip(node.body, node.body[1:], strict=False)
             meanings[node.name] = dict(entry for pair in pairs if (entry := _documented(*pair)))

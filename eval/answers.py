@@ -26,7 +26,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eval.scoring import Answer, Request, rows_of
+from eval.scoring import Answer, TokenizedRequest, rows_of
 from hlatctl.run.files import DAMAGED, MAX_FILE_BYTES, lines, parse_json
 
 _SYNC_EVERY_S = 5.0
@@ -116,7 +116,9 @@ def text_batches(requests: Sequence[Any], batch_size: int, tokens: Callable[[str
     return [batch for group in ordered for batch in _cut(group, batch_size)]
 
 
-def likelihood_batches(requests: Sequence[Request], batch_size: int, *, by_prefix: bool = False) -> list[Batch]:
+def likelihood_batches(
+    requests: Sequence[TokenizedRequest], batch_size: int, *, by_prefix: bool = False
+) -> list[Batch]:
     """Return the batches of continuations, from the longest sequence.
 
     Args:
@@ -204,7 +206,7 @@ class Remembering:
         pair: tuple[list[int], list[int]] = type(self._lm)._encode_pair(self, context, continuation)
         return pair
 
-    def _loglikelihood_tokens(self, requests: Sequence[Request], **options: Any) -> list[Answer]:
+    def _loglikelihood_tokens(self, requests: Sequence[TokenizedRequest], **options: Any) -> list[Answer]:
         """Return the answers to all requests of a task; called by the harness.
 
         With the option ``override_bs`` the requests are windows of long texts, already a batch.
@@ -263,5 +265,5 @@ class Remembering:
         torch.manual_seed(seed)
 
 
-def _token_bytes(batch: list[Request]) -> bytes:
+def _token_bytes(batch: list[TokenizedRequest]) -> bytes:
     return b"".join(array("q", [len(ids), *ids]).tobytes() for _, *pair in batch for ids in pair)

@@ -62,7 +62,7 @@ def _numbers(run: RunPaths | None, present: Contracts, *, new: bool) -> dict[str
 
 
 def _contract(
-    run: RunPaths | None, config: Config, planned: plan.Plan, scratch: Path, external: Path | None
+    run: RunPaths | None, config: Config, planned: plan.EvaluationPlan, scratch: Path, external: Path | None
 ) -> Contracts:
     """Return the contracts of an evaluation of a run or an external model; the run's model needs no export for it."""
     if external:

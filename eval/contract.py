@@ -35,7 +35,7 @@ _VARIABLES = (
 
 def make(
     config: Config,
-    planned: plan.Plan,
+    planned: plan.EvaluationPlan,
     held_out: Path | None,
     scratch: Path,
     *,

@@ -22,7 +22,7 @@ from lm_eval.models.huggingface import HFLM
 from eval import memory, prefixes, scoring
 from eval.model import Loaded
 from eval.pool import Pool
-from eval.scoring import Answer, Request, Row
+from eval.scoring import Answer, ScoringRow, TokenizedRequest
 
 BatchSize = int | Literal["auto"]
 _T = TypeVar("_T")
@@ -77,14 +77,14 @@ class HuggingFace(HFLM):  # type: ignore[misc]  # lm_eval publishes no types
         """How many requests to ask for together."""
         return self.requests_per_batch
 
-    def score(self, rows: Sequence[Row]) -> list[list[Answer]]:
+    def score(self, rows: Sequence[ScoringRow]) -> list[list[Answer]]:
         """Return the answers' log-likelihoods of each row of a batch; with ``auto`` in parts that fit into memory.
 
         Raises:
             EvaluationError: memory is exhausted.
         """
 
-        def score(part: Sequence[Row]) -> list[list[Answer]]:
+        def score(part: Sequence[ScoringRow]) -> list[list[Answer]]:
             return scoring.score(self.model, part, max_length=self.max_length, share_prefixes=self.share_prefixes)
 
         if self._is_auto:
@@ -126,11 +126,11 @@ class HuggingFace(HFLM):  # type: ignore[misc]  # lm_eval publishes no types
             at_once = min(len(items), self.requests_per_batch)
             raise memory.too_large(error, at_once, can_be_auto=not self._is_auto) from error
 
-    def _scored(self, batches: Sequence[Sequence[Row]]) -> Iterator[list[list[Answer]]]:
+    def _scored(self, batches: Sequence[Sequence[ScoringRow]]) -> Iterator[list[list[Answer]]]:
         return map(self.score, batches)
 
     def _loglikelihood_tokens(
-        self, requests: Sequence[Request], disable_tqdm: bool = False, override_bs: int | None = None
+        self, requests: Sequence[TokenizedRequest], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[Answer]:
         """Return the log-likelihood of each request, in order; the harness calls it with tokens.
 
@@ -141,7 +141,7 @@ class HuggingFace(HFLM):  # type: ignore[misc]  # lm_eval publishes no types
         """
         size = self.requests_per_batch
         starts = range(0, len(requests), size) if override_bs else range(len(requests) and 1)
-        batches: list[tuple[list[Row], list[list[int]]]] = []
+        batches: list[tuple[list[ScoringRow], list[list[int]]]] = []
         for start in starts:
             rows, indices = scoring.rows_of(
                 requests[start : start + size] if override_bs else requests,
@@ -214,7 +214,7 @@ class Replicas(HuggingFace):
             for start in range(0, len(ordered), self.requests_per_batch):
                 yield ordered[start : start + self.requests_per_batch]
 
-    def _scored(self, batches: Sequence[Sequence[Row]]) -> Iterator[list[list[Answer]]]:
+    def _scored(self, batches: Sequence[Sequence[ScoringRow]]) -> Iterator[list[list[Answer]]]:
         jobs = ({"rows": [astuple(row) for row in rows]} for rows in batches)
         for rows in self._pool.map("score", jobs):
             yield [[(nats, is_greedy) for nats, is_greedy in answers] for answers in rows]

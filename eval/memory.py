@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from conf.devices import DEVICES
-from eval.scoring import Row
+from eval.scoring import ScoringRow
 from hlatctl.run.errors import EvaluationError
 from hlatctl.run.processes import free_host_bytes
 
@@ -81,7 +81,7 @@ class Budget:
         self._cost, self.free_bytes = cost, free_bytes
         self._tried_bytes = free_bytes
 
-    def fitting_rows(self, rows: Sequence[Row]) -> int:
+    def fitting_rows(self, rows: Sequence[ScoringRow]) -> int:
         """Return how many of the first rows fit, at least one."""
         longest, scored, self._tried_bytes = 0, 0, 0.0
         for count, row in enumerate(rows, 1):

@@ -98,7 +98,7 @@ def _wait() -> Callable[[Holder], None]:
     return wait
 
 
-def _prepare(subject: Subject, config: Config, scratch: Path) -> tuple[plan.Plan, Path | None, Contracts]:
+def _prepare(subject: Subject, config: Config, scratch: Path) -> tuple[plan.EvaluationPlan, Path | None, Contracts]:
     """Check tasks, packages and model; return the plan, the held-out text (None if not scored) and the contracts."""
     planned = plan.make(config.eval, scratch)
     runners.check(config.eval.runner)
@@ -118,7 +118,9 @@ class _Evaluation:
         is_chosen: the plan isn't that of the run's own suite.
     """
 
-    def __init__(self, runner: TaskRunner, planned: plan.Plan, remarks: list[str], *, is_chosen: bool) -> None:
+    def __init__(
+        self, runner: TaskRunner, planned: plan.EvaluationPlan, remarks: list[str], *, is_chosen: bool
+    ) -> None:
         self._runner, self._plan, self._remarks = runner, planned, remarks
         self._is_chosen = is_chosen
         self._tasks: dict[str, suites.Task | None] = {suites.VALIDATION: None} if runner.held_out else {}

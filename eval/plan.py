@@ -1,7 +1,7 @@
 """Turn the configuration ``eval.*`` into the tasks to run, and refuse unknown names, missing files and unfit settings.
 
-:class:`Asked` is a task of the harness with a suite's settings, before its data is looked up; :class:`Plan` is the
-result.
+:class:`Asked` is a task of the harness with a suite's settings, before its data is looked up; :class:`EvaluationPlan`
+is the result.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class EvaluationPlan:
     """The tasks and groups of an evaluation.
 
     Args:
@@ -144,7 +144,7 @@ def uses_network(wanted: EvalConfig) -> bool:
     return wanted.data_dir is None and bool(wanted.groups or set(wanted.tasks) - set(_built_in(wanted)))
 
 
-def make(wanted: EvalConfig, scratch: Path) -> Plan:
+def make(wanted: EvalConfig, scratch: Path) -> EvaluationPlan:
     """Return the tasks to run, with their files.
 
     Args:
@@ -168,7 +168,7 @@ def make(wanted: EvalConfig, scratch: Path) -> Plan:
     tasks = [_with_settings(task, wanted) for task in tasks]
     _refuse_unknown_items(wanted, tasks)
     validation = suites.VALIDATION in wanted.tasks or not wanted.tasks
-    return Plan(validation=validation, tasks=tasks, figures=figures, notes=notes)
+    return EvaluationPlan(validation=validation, tasks=tasks, figures=figures, notes=notes)
 
 
 def ask(wanted: EvalConfig) -> tuple[list[Asked], list[Figure]]:

@@ -49,7 +49,7 @@ _DTYPES = {"hf": DTYPE, "vllm": "bfloat16", "neuron": "bfloat16"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class RunnerArguments:
     """The arguments of a runner.
 
     Args:
@@ -119,7 +119,7 @@ def dtype(name: str, wanted: EvalConfig) -> str:
     return wanted.dtype or _DTYPES[name]
 
 
-def make(name: str, request: Request) -> Any:
+def make(name: str, request: RunnerArguments) -> Any:
     """Return the harness's model of a runner; call :func:`check` first."""
     quiet()
     if name == "hf":
@@ -133,12 +133,12 @@ def make(name: str, request: Request) -> Any:
     return NEURON_HF(**arguments(name, request))
 
 
-def requests_at_once(lm: Any, request: Request) -> int:
+def requests_at_once(lm: Any, request: RunnerArguments) -> int:
     """Return how many requests to pass to a runner's model together."""
     return int(getattr(lm, "requests_at_once", request.batch_size))
 
 
-def arguments(name: str, request: Request) -> dict[str, Any]:
+def arguments(name: str, request: RunnerArguments) -> dict[str, Any]:
     """Return the arguments of the harness's class for an optional runner."""
     common = {
         "pretrained": str(request.folder),

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 Answer = tuple[float, bool]
 Order = Literal["length", "prefix", "given"]
 #: A request of the harness: its texts, and the tokens of its context and of its continuation.
-Request = tuple[Any, list[int], list[int]]
+TokenizedRequest = tuple[Any, list[int], list[int]]
 
 
 @dataclass(frozen=True)
-class Row:
+class ScoringRow:
     """One input of the model, which can score several answers that differ only in their last token.
 
     Args:
@@ -49,7 +49,9 @@ class Row:
         return max(map(len, self.answers))
 
 
-def rows_of(requests: Sequence[Request], *, order: Order = "length") -> tuple[list[Row], list[list[int]]]:
+def rows_of(
+    requests: Sequence[TokenizedRequest], *, order: Order = "length"
+) -> tuple[list[ScoringRow], list[list[int]]]:
     """Return the rows of requests, and the indices of each row's requests.
 
     Args:
@@ -71,11 +73,13 @@ def rows_of(requests: Sequence[Request], *, order: Order = "length") -> tuple[li
         ordered.sort(key=by_length)
     elif order == "prefix":
         ordered = [ordered[index] for index in prefixes.ordered([tokens for tokens, _ in ordered])]
-    rows = [Row(list(tokens), [requests[index][2] for index in indices]) for tokens, indices in ordered]
+    rows = [ScoringRow(list(tokens), [requests[index][2] for index in indices]) for tokens, indices in ordered]
     return rows, [indices for _, indices in ordered]
 
 
-def score(model: Any, rows: Sequence[Row], *, max_length: int, share_prefixes: bool = False) -> list[list[Answer]]:
+def score(
+    model: Any, rows: Sequence[ScoringRow], *, max_length: int, share_prefixes: bool = False
+) -> list[list[Answer]]:
     """Return the answers' log-likelihoods of each row.
 
     Args:
@@ -96,7 +100,7 @@ def score(model: Any, rows: Sequence[Row], *, max_length: int, share_prefixes: b
     return [scores[index] for index in range(len(rows))]
 
 
-def _scores(model: Any, batch: list[Packed], rows: Sequence[Row], is_shared: bool) -> dict[int, list[Answer]]:
+def _scores(model: Any, batch: list[Packed], rows: Sequence[ScoringRow], is_shared: bool) -> dict[int, list[Answer]]:
     """Return the answers' log-likelihoods by the index of their row; one call of the model."""
     import torch
 
@@ -124,7 +128,7 @@ def _padded(batch: list[Packed], device: Any) -> Tensor:
     return torch.tensor([row.tokens + [0] * (longest - len(row.tokens)) for row in batch], device=device)
 
 
-def _check_fits(rows: Sequence[Row], max_length: int) -> None:
+def _check_fits(rows: Sequence[ScoringRow], max_length: int) -> None:
     longest = max(row.scored_tokens for row in rows)
     if longest > max_length:
         raise EvaluationError(

@@ -114,7 +114,7 @@ class TaskRunner:
         config, device = self.config, runners.vllm_device(self.config)
         if config.eval.runner == "vllm":
             model.check_devices(config, device)
-        request = runners.Request(
+        request = runners.RunnerArguments(
             folder=self.subject.model_folder,
             loaded=lambda: self.loaded,
             max_length=config.train.seq_len,

@@ -24,7 +24,7 @@ from typing import Any
 from conf.devices import DEVICES
 from conf.sampling import Sampling
 from eval import generation, harness, memory, model, validation
-from eval.scoring import Answer, Row
+from eval.scoring import Answer, ScoringRow
 from hlatctl.run import peers, processes
 from hlatctl.run.errors import HlatctlError, run_main, to_record
 
@@ -48,7 +48,7 @@ class _Worker:
         self._lm = harness.wrap(self._loaded, **options)
 
     def score(self, rows: list[tuple[list[int], list[list[int]]]]) -> list[list[Answer]]:
-        scores: list[list[Answer]] = self._lm.score([Row(tokens, answers) for tokens, answers in rows])
+        scores: list[list[Answer]] = self._lm.score([ScoringRow(tokens, answers) for tokens, answers in rows])
         return scores
 
     def generate(self, requests: list[tuple[str, dict[str, Any]]], seed: int) -> list[str]:

@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from conf import compose, tracking
-from conf.amendments import Changes, When, begins, changes_between, row_of, waiting
+from conf.amendments import Changes, When, begins, changes_between, rule_of, waiting
 from conf.fork import have_same_tensors, is_of_weights
 from conf.of_run import CONFIG_AMENDED, newest_amendment, of_run, write_amended
 from conf.schema import Config
 from flows.runtime.amended import next_start, train_like
-from flows.runtime.context import is_mock, refuse_archived
+from flows.runtime.context import is_simulated, refuse_archived
 from flows.runtime.programs import ask_about
 from flows.stages.validate import check, check_remote, check_shape
 from hlatctl.run import files
@@ -117,7 +117,7 @@ def _check_run(run: RunPaths, state: RunState, config: Config, is_driven: bool) 
         raise ConfigError(
             f"{run.run_id}: evaluates a model and trains none", hint="`hlatctl eval MODEL` with other eval.* keys"
         )
-    if is_mock(config) and is_driven:
+    if is_simulated(config) and is_driven:
         raise ConfigError(
             f"{run.run_id}: is simulated and runs now; its simulated cluster can't change",
             hint=f"`hlatctl stop {run.run_id}`, then `hlatctl resume {run.run_id} key=value`",
@@ -129,7 +129,7 @@ def _at_step(
 ) -> int | None:
     if at is None:
         return None
-    if is_mock(before):
+    if is_simulated(before):
         raise ConfigError(f"--at={at}: simulated training doesn't end for an amendment", hint="leave out --at")
     if changes and begins(changes) == "at_once":
         raise ConfigError(f"--at={at}: {next(iter(changes))} changes at once, without a restart", hint="leave out --at")
@@ -163,7 +163,7 @@ def _steps_in(state: RunState, seconds: float) -> int:
 
 def _check_keys(run: RunPaths, state: RunState, changes: Changes, overrides: Sequence[str]) -> None:
     for key, (old, new) in changes.items():
-        row = row_of(key)
+        row = rule_of(key)
         if row.when == "never":
             raise ConfigError(
                 f"{key}={new}: can't change in a run that exists (it is {old}), because {row.redoes}",
@@ -208,7 +208,7 @@ def _check_values(run: RunPaths, state: RunState, before: Config, after: Config)
             hint=f"`hlatctl stop {run.run_id}` ends it now; a later end needs more than "
             f"{after.tokens_at(trained)} tokens",
         )
-    if is_mock(before) != is_mock(after):
+    if is_simulated(before) != is_simulated(after):
         raise ConfigError(
             f"cluster.launcher={after.cluster.launcher}: a run is simulated from its beginning or not at all",
             hint="`hlatctl train` begins another run",
@@ -244,7 +244,7 @@ def _check_order(state: RunState, changes: Changes, at_step: int | None) -> None
 
 def _check_like_new(run: RunPaths, before: Config, after: Config, changes: Changes) -> None:
     check(after, begun=True)
-    if not is_mock(after):
+    if not is_simulated(after):
         check_shape(after)
     if after.checkpoint.remote_url != before.checkpoint.remote_url:
         check_remote(after, run.run_id)
@@ -255,7 +255,7 @@ def _check_like_new(run: RunPaths, before: Config, after: Config, changes: Chang
 
 
 def _check_contract(run: RunPaths, config: Config) -> None:
-    if is_mock(config):
+    if is_simulated(config):
         return
     try:
         ask_about("eval.check", config, "--run-dir", os.fspath(run.root), timeout_s=_TIMEOUT_S)

@@ -13,10 +13,10 @@ from conf.schema import Config
 from flows.launch.base import Launcher
 from flows.launch.slurm.launcher import SlurmLauncher
 from flows.launchers import launcher_for
-from flows.runtime.context import cache_root, is_mock
+from flows.runtime.context import cache_root, is_simulated
 from flows.runtime.programs import ask_about
+from flows.stages.attempt import training_job
 from flows.stages.compile import graph_key, no_coverage, nothing_ahead
-from flows.stages.train import training_job
 from hlatctl.cache.store import MANIFEST
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.paths import RunPaths
@@ -84,13 +84,13 @@ def describe(config: Config) -> FlowDescription:
         launch_script=plan.script,
         nodes_script=plan.nodes_script,
         collisions=[str(collision) for collision in environment.collisions(config, os.environ)],
-        simulated=is_mock(config),
+        simulated=is_simulated(config),
     )
 
 
 def _launcher(config: Config) -> Launcher:
     """Return a launcher whose script can show the job: one machine's script can't start a job of several nodes."""
-    if is_mock(config) and config.cluster.nodes > 1:
+    if is_simulated(config) and config.cluster.nodes > 1:
         return SlurmLauncher(config.cluster)
     return launcher_for(config)
 

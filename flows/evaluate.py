@@ -19,8 +19,8 @@ from conf.schema import Config
 from flows.launchers import open_context
 from flows.pretrain import Ahead, Caller, PlainCaller
 from flows.runtime.context import FlowContext
+from flows.runtime.driver import Observer
 from flows.runtime.jobs import end_staying
-from flows.runtime.observer import Observer
 from flows.stages.evaluate import Asked, ask_contracts, evaluate_milestone, title, weights_of
 from flows.stages.provenance import record_provenance
 from flows.stages.report import write_report
@@ -43,7 +43,7 @@ _CONTEXT_TOKENS = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class EvaluationRequest:
     """What to evaluate, and how.
 
     Args:
@@ -71,14 +71,14 @@ def of_run(
     step: int | None = None,
     new_contract: bool = False,
     asked: Asked | None = None,
-) -> Request:
+) -> EvaluationRequest:
     """Return the request for every milestone that a run has reached, or for one of them.
 
     Args:
         config: the run's configuration, possibly with other evaluation settings.
         at: evaluate only the milestone at this number of tokens.
         step: evaluate only this checkpoint.
-        new_contract, asked: as in ``Request``.
+        new_contract, asked: as in ``EvaluationRequest``.
 
     Raises:
         ConfigError: there is no such milestone.
@@ -91,7 +91,7 @@ def of_run(
             hint=f"`hlatctl compare {run.run_id} RUN` shows them beside those of a run",
         )
     if state.evaluates:
-        return Request(
+        return EvaluationRequest(
             run=run, config=config, steps={0: 0}, new_contract=new_contract, model=Path(state.evaluates), asked=asked
         )
     planned = {
@@ -101,10 +101,10 @@ def of_run(
     known = planned | {tokens: milestone.step for tokens, milestone in state.milestones.items()}
     if step is not None:
         tokens = next((t for t, s in known.items() if s == step), config.tokens_at(step))
-        return Request(run=run, config=config, steps={tokens: step}, new_contract=new_contract)
+        return EvaluationRequest(run=run, config=config, steps={tokens: step}, new_contract=new_contract)
     if at is not None:
         chosen = _milestone_at(run, known, at)
-        return Request(run=run, config=config, steps={chosen: known[chosen]}, new_contract=new_contract)
+        return EvaluationRequest(run=run, config=config, steps={chosen: known[chosen]}, new_contract=new_contract)
     reached = {
         t: s for t, s in sorted(known.items()) if t in state.milestones or (run.checkpoint(s) / MANIFEST).is_file()
     }
@@ -113,7 +113,7 @@ def of_run(
             f"{run.run_id}: no checkpoint of a milestone yet; the first is at {count(min(known))} tokens",
             hint=f"`hlatctl status {run.run_id}` shows its progress; TARGET can also be the folder of a checkpoint",
         )
-    return Request(run=run, config=config, steps=reached, new_contract=new_contract)
+    return EvaluationRequest(run=run, config=config, steps=reached, new_contract=new_contract)
 
 
 def create(config: Config, folder: Path, *, argv: list[str]) -> tuple[RunPaths, Asked]:
@@ -144,7 +144,7 @@ def create(config: Config, folder: Path, *, argv: list[str]) -> tuple[RunPaths, 
     return runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), mode, begin), asked
 
 
-def drive(request: Request, observer: Observer | None = None) -> list[Path]:
+def drive(request: EvaluationRequest, observer: Observer | None = None) -> list[Path]:
     """Evaluate pending milestones, and return the results folders of all requested ones.
 
     Raises:
@@ -183,7 +183,7 @@ def drive(request: Request, observer: Observer | None = None) -> list[Path]:
         return folders
 
 
-def pipeline(ctx: FlowContext, caller: Caller, request: Request, folders: list[Path], ahead: Ahead) -> None:
+def pipeline(ctx: FlowContext, caller: Caller, request: EvaluationRequest, folders: list[Path], ahead: Ahead) -> None:
     """Run the stages in order and add the results folders to ``folders``; ``ahead`` has determined the contracts."""
     folders.clear()  # not empty if Prefect failed during an earlier call
     if request.model and not ctx.run.provenance.is_file():
@@ -207,7 +207,7 @@ def pipeline(ctx: FlowContext, caller: Caller, request: Request, folders: list[P
         caller.call("report", partial(write_report, ctx))
 
 
-def contracts_of(request: Request) -> Asked:
+def contracts_of(request: EvaluationRequest) -> Asked:
     """Return the contracts of an evaluation; it raises the errors of ``ask_contracts``."""
     if request.asked:
         return request.asked
@@ -242,7 +242,7 @@ def _has(ctx: FlowContext, milestone_tokens: int, asked: Asked, number: str) -> 
     return True
 
 
-def _conclude(ctx: FlowContext, request: Request, failed: list[int], folders: list[Path]) -> None:
+def _conclude(ctx: FlowContext, request: EvaluationRequest, failed: list[int], folders: list[Path]) -> None:
     if failed:
         why = ctx.state.milestones[failed[-1]].last_failure
         raise EvaluationError(
@@ -256,12 +256,12 @@ def _conclude(ctx: FlowContext, request: Request, failed: list[int], folders: li
         )
 
 
-def _is_alone(ctx: FlowContext, request: Request) -> bool:
+def _is_alone(ctx: FlowContext, request: EvaluationRequest) -> bool:
     """Return whether no driver writes the run's report and copies its journal to MLflow."""
     return request.model is not None or driver_pid(ctx.run) is None
 
 
-def _run(ctx: FlowContext, request: Request, folders: list[Path]) -> None:
+def _run(ctx: FlowContext, request: EvaluationRequest, folders: list[Path]) -> None:
     from flows.tracking.prefect_flow import run_under_prefect
 
     ahead = Ahead()
@@ -275,7 +275,7 @@ def _run(ctx: FlowContext, request: Request, folders: list[Path]) -> None:
         stages(ctx, PlainCaller(ctx.clock))
 
 
-def _finish(ctx: FlowContext, request: Request, outcome: str, message: str) -> None:
+def _finish(ctx: FlowContext, request: EvaluationRequest, outcome: str, message: str) -> None:
     """Journal the end of an external model's run (any other run has its own end), and copy the journal to MLflow."""
     if request.model:
         ctx.event("run_finished", outcome=outcome, step=0, tokens=0, message=message)

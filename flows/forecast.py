@@ -13,7 +13,7 @@ from typing import Any
 
 from conf.schema import Config
 from flows import pretrain
-from flows.runtime.clock import Clock
+from flows.runtime.driver import Clock
 from hlatctl.report import goodput as measured
 from hlatctl.report.forecast import Simulation
 from hlatctl.report.goodput import measure_goodput

@@ -19,7 +19,7 @@ from conf.schema import Config, ForkConfig
 from flows import pretrain
 from flows.checkpoint_link import adopt_checkpoint
 from flows.runtime.amended import train_like
-from flows.runtime.context import is_mock
+from flows.runtime.context import is_simulated
 from hlatctl.run import files
 from hlatctl.run.checkpoint import Manifest, checkpoint_steps, read_manifest, why_invalid
 from hlatctl.run.errors import CheckpointError, ConfigError
@@ -54,7 +54,7 @@ def fork(
         DataError, DependencyError, LaunchError, RunExistsError, StorageError: as :func:`flows.pretrain.create`.
     """
     before = replace(of_run(parent), runs_dir=os.fspath(parent.root.parent))  # the parent may have been moved
-    if is_mock(before):
+    if is_simulated(before):
         raise ConfigError(
             f"{parent.run_id}: is simulated, so its checkpoints contain no weights", hint="fork a run that has trained"
         )

@@ -24,17 +24,16 @@ from conf.origins import Origins
 from conf.schema import Config
 from flows.launchers import launcher_for, open_context
 from flows.runtime import amended
-from flows.runtime.clock import Clock, DriverLostError
-from flows.runtime.context import FlowContext, is_mock, refuse_archived
-from flows.runtime.observer import Observer
-from flows.simulation.world import START_UNIX_S
+from flows.runtime.context import FlowContext, is_simulated, refuse_archived
+from flows.runtime.driver import Clock, Observer
+from flows.simulation.cluster import START_UNIX_S, DriverLostError
+from flows.stages.attempt import announce_milestones, next_attempt, run_attempt
 from flows.stages.compile import check_coverage, compile_graphs, warm_cache
 from flows.stages.data import prepare_data
 from flows.stages.evaluate import Evaluations, due_milestones, remove_left_over
 from flows.stages.preflight import preflight
 from flows.stages.provenance import record_provenance
 from flows.stages.report import finish_report, write_report
-from flows.stages.train import announce_milestones, next_attempt, run_attempt
 from flows.stages.validate import check, check_notify, check_remote, check_shape, validate
 from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
@@ -170,9 +169,9 @@ def create(
         check_remote(config, run_id)
         tracking.check_mirrors(config)
         check_notify(config)
-    now_unix_s = (lambda: START_UNIX_S) if is_mock(config) else time.time
+    now_unix_s = (lambda: START_UNIX_S) if is_simulated(config) else time.time
     place: dict[str, Any] = {"sweep": of.sweep, "trial": of.trial} if of else {}
-    fields = {"run_id": run_id, "simulated": is_mock(config), "argv": [hide(word) for word in argv], **place}
+    fields = {"run_id": run_id, "simulated": is_simulated(config), "argv": [hide(word) for word in argv], **place}
 
     def begin(run: RunPaths) -> None:
         if origins is not None:
@@ -204,7 +203,7 @@ def drive(
             ctx.close()
             raise
         _adopt(ctx)
-        if ctx.state.status == "finished" and next_attempt(ctx) is None:
+        if ctx.state.status == "finished" and next_attempt(ctx.refresh(), ctx.config) is None:
             ctx.message(f"run {run.run_id} is finished")
             ctx.close()
             return ctx.state
@@ -237,12 +236,12 @@ def _drive(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) 
         return None
     except HlatctlError as error:
         _finish(ctx, "stopped" if isinstance(error, StoppedError) else "failed", error.message, error.hint)
-        if ctx.world and (after_s := ctx.world.resumed_after_s(error, ctx.state)) is not None:
+        if ctx.simulation and (after_s := ctx.simulation.resumed_after_s(error, ctx.state)) is not None:
             return after_s
         _report_anyway(ctx)
         raise
     except DriverLostError:
-        return ctx.config.rehearsal.head_restart_s
+        return ctx.simulation.driver_restart_s if ctx.simulation else None
     except KeyboardInterrupt:
         ctx.signals.take()
         at_once = ctx.state.stop_requested  # set by the first interrupt
@@ -261,10 +260,10 @@ def _drive(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) 
 def _successor(ctx: FlowContext, after_s: float) -> FlowContext:
     """Return the context of the next driver of a dry run. It reads the journal, like `hlatctl resume`."""
     ctx.message(f"dry run: the run is resumed after {duration(after_s)}")
-    if ctx.world:
-        ctx.world.pass_without_driver(after_s)
+    if ctx.simulation:
+        ctx.simulation.pass_without_driver(after_s)
     ctx.close()
-    successor = open_context(ctx.run, ctx.observer, world=ctx.world)
+    successor = open_context(ctx.run, ctx.observer, simulation=ctx.simulation)
     _adopt(successor)
     _journal_start(successor)
     return successor
@@ -278,12 +277,13 @@ def _adopt(ctx: FlowContext) -> bool:
     before = amended.adopt(ctx)
     if before.cluster != ctx.config.cluster:
         ctx.launcher.release(ctx.run.root)
-        ctx.launcher = ctx.world.launcher() if ctx.world else launcher_for(ctx.config)
+        ctx.launcher = ctx.simulation.launcher() if ctx.simulation else launcher_for(ctx.config)
     return before != ctx.config
 
 
 def _journal_start(ctx: FlowContext) -> None:
-    token: dict[str, Any] = {} if ctx.world else {"token": driver_token(ctx.run)}  # equal seeds give equal journals
+    # A dry run has none, because equal seeds give equal journals.
+    token: dict[str, Any] = {} if ctx.simulation else {"token": driver_token(ctx.run)}
     ctx.event("head_started", pid=os.getpid(), host=platform.node(), **token)
 
 
@@ -336,7 +336,7 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
     try:
         for left_over in due_milestones(ctx):
             evaluations.add(left_over)
-        while (number := next_attempt(ctx)) is not None:
+        while (number := next_attempt(ctx.refresh(), ctx.config)) is not None:
             if ctx.config.eval.placement == "between" and not ctx.training_lives():
                 evaluations.finish()
             _keep_up(ctx, caller)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from conf.devices import DEVICES
 from conf.of_run import of_run
 from conf.schema import Config
-from flows.runtime.context import is_mock
+from flows.runtime.context import is_simulated
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, RunBusyError, StorageError
 from hlatctl.run.fold import apply, follow, read_state
@@ -106,7 +106,7 @@ def table(run: RunPaths, profile: ProfileState) -> str:
 def _check_backend(run: RunPaths, config: Config, state: RunState) -> None:
     if state.evaluates:
         raise ConfigError(f"run {run.run_id}: evaluates a model and trains none", hint="name a run that trains")
-    if is_mock(config):
+    if is_simulated(config):
         raise ConfigError(
             f"run {run.run_id}: is simulated, and no process trains", hint="`hlatctl runs` lists the runs that train"
         )

@@ -18,7 +18,7 @@ import conf.load
 from conf.of_run import of_run
 from conf.schema import Config
 from flows.launchers import launcher_for
-from flows.runtime.context import is_mock, live_training
+from flows.runtime.context import is_simulated, live_training
 from hlatctl.cache.remote import CONFIG, Copy, complete_copies
 from hlatctl.cache.store import Objects
 from hlatctl.run import files, runs, sweep
@@ -119,7 +119,7 @@ def check_idle(run: RunPaths) -> None:
         config = of_run(run)
     except HlatctlError:
         return  # a damaged run has no job to query
-    if not is_mock(config) and live_training(state, launcher_for(config)):
+    if not is_simulated(config) and live_training(state, launcher_for(config)):
         raise RunBusyError(
             f"run {run.run_id}: training still runs, without a driver",
             hint=f"`hlatctl stop {run.run_id}`, then try again",

@@ -20,10 +20,10 @@ from conf.of_run import of_run
 from conf.schema import Config
 from flows.checkpoint_link import adopt_checkpoint
 from flows.launchers import launcher_for
-from flows.runtime.context import FlowContext, is_mock
+from flows.runtime.context import FlowContext, is_simulated
 from flows.runtime.jobs import run_job
 from flows.runtime.programs import ask
-from flows.stages.train import training_job
+from flows.stages.attempt import training_job
 from hlatctl.run import files, runs
 from hlatctl.run.checkpoint import checkpoint_steps
 from hlatctl.run.errors import CheckpointError, ConfigError, DataError, RunBusyError
@@ -109,7 +109,7 @@ def verify(
         HlatctlError: the training failed.
     """
     state = read_state(run)
-    if is_mock(of_run(run)):
+    if is_simulated(of_run(run)):
         raise ConfigError(f"{run.run_id}: is simulated, so there are no losses to compare", hint="choose another run")
     if holder := driver(run):
         raise RunBusyError(
@@ -197,7 +197,7 @@ def _train(again: RunPaths, config: Config, *, last: int, save_at: int | None) -
         ctx.event("attempt_started", attempt=1, handle={})
         try:
             job = training_job(ctx.config, again, 1)
-            job = replace(job, excluded_hosts=ctx.place().left_out)
+            job = replace(job, excluded_hosts=ctx.nodes.place().left_out)
             run_job(ctx, job, until=lambda: ctx.refresh().step >= last and _is_saved(ctx, save_at))
         finally:
             ctx.launcher.release(again.root)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import copy
 import gc
 import os
 import socket
@@ -13,15 +12,12 @@ import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-import hydra
 import pytest
-from hydra import compose as _hydra_compose
 from hypothesis import HealthCheck, settings
-from omegaconf import DictConfig
 from xdist.scheduler.loadfile import LoadFileScheduling
 
-import conf.compose
 from flows.tracking import local_server, prefect_api
+from tests import compositions
 
 # A busy machine is no failure, and a test run leaves nothing in the tree.
 settings.register_profile("hlatctl", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
@@ -98,26 +94,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         _in_unmarked_test = False
 
 
-def _compose_once() -> None:
-    """Keep what Hydra composes from our own files: it takes 0.2 s of processor time, and many tests ask for the same.
-
-    Everything else of a composition happens each time: defaults of the user, resolvers, types and rules. Users' folders
-    and runs' configurations are composed each time too.
-    """
-    composed: dict[tuple[object, ...], DictConfig] = {}
-
-    def compose(name: str, overrides: list[str]) -> DictConfig:
-        if name != "config" or any(text.startswith("hydra.searchpath") for text in overrides):
-            return _hydra_compose(name, overrides=overrides)
-        key = (os.fspath(conf.compose.CONF_DIR), *overrides)
-        if key not in composed:
-            composed[key] = _hydra_compose(name, overrides=overrides)
-        return copy.deepcopy(composed[key])
-
-    hydra.compose = compose  # type: ignore[assignment]  # as conf.compose calls it
-
-
-_compose_once()
+compositions.install()
 
 
 def pytest_collection_finish() -> None:

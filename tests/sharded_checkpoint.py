@@ -52,7 +52,7 @@ def write_run(
         for rank in range(2)
     ]  # fmt: skip
     shards = [write_shard(folder / file_name(rank + 1), chunks) for rank, chunks in enumerate(parts)]
-    files.write_text(folder / INDEX, compose({str(s.entry["path"]): s.chunks for s in shards}, whole=True).text)
+    files.write_text(folder / INDEX, compose({str(s.entry["path"]): s.chunks for s in shards}).text)
     files.write_json(folder / MODEL, asdict(model))
     write_manifest(folder, step=STEP, tokens=1000, world={"data_parallel_size": 2})
     return run

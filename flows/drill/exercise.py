@@ -16,7 +16,7 @@ from flows.drill import arena as small_disk
 from flows.drill.arena import LAUNCHERS, Arena, NotRecovered, NotTried
 from flows.drill.faults import FAULTS, Seen, no_tracking
 from flows.drill.tracking import Servers
-from flows.runtime.signals import Signals
+from flows.runtime.driver import Signals
 from hlatctl.report.build import build
 from hlatctl.run.errors import ConfigError, LaunchError, suggest
 from hlatctl.run.journal import DRILL_WRITER, JournalWriter

@@ -99,7 +99,7 @@ class Allocation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class JobPlan:
     """A job and the exact text of its script.
 
     ``nodes_script`` is the script that keeps the job's nodes, if a scheduler does.
@@ -169,13 +169,13 @@ class Launcher(Protocol):
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the hosts that a job on this many nodes can use, including spare ones."""
 
-    def render(self, job: Job) -> Plan:
+    def render(self, job: Job) -> JobPlan:
         """Return the job as text, without changing anything."""
 
-    def handle(self, plan: Plan) -> Handle:
+    def handle(self, plan: JobPlan) -> Handle:
         """Return the handle that the job will have."""
 
-    def submit(self, plan: Plan) -> Handle:
+    def submit(self, plan: JobPlan) -> Handle:
         """Start the job; return when it can be found through its handle."""
 
     def status(self, handle: Handle) -> Status:

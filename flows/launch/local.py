@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.launch.base import Allocation, Handle, Job, Plan, Status, export_lines, quote
+from flows.launch.base import Allocation, Handle, Job, JobPlan, Status, export_lines, quote
 from hlatctl import node
 from hlatctl.run import files, processes
 from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, cannot_write
@@ -125,16 +125,16 @@ class LocalLauncher:
         """Return this machine."""
         return (platform.node(),)
 
-    def render(self, job: Job) -> Plan:
+    def render(self, job: Job) -> JobPlan:
         """Return the job as a shell script."""
         script_path = job.launch_dir / f"{job.name}.sh"
-        return Plan(job=job, script=_script(job), script_path=script_path)
+        return JobPlan(job=job, script=_script(job), script_path=script_path)
 
-    def handle(self, plan: Plan) -> Handle:
+    def handle(self, plan: JobPlan) -> Handle:
         """Return the job's launch folder and name."""
         return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
 
-    def submit(self, plan: Plan) -> Handle:
+    def submit(self, plan: JobPlan) -> Handle:
         """Start the script in a new session and wait for its start record.
 
         Raises:
@@ -211,7 +211,7 @@ class LocalLauncher:
         return processes.oom_kills()
 
 
-def _prepare(plan: Plan, handle: Handle) -> None:
+def _prepare(plan: JobPlan, handle: Handle) -> None:
     """Write the job's script, create its log, and remove the records of an earlier job of this name."""
     job = plan.job
     for stale in (*record_paths(handle), job.error_file):

@@ -192,7 +192,7 @@ class Answers:
         tokens, since, offset, count = (
             _whole(given.get(name), name) for name in ("tokens", "since", "offset", "count")
         )
-        wanted = items.Request(
+        wanted = items.ItemsRequest(
             task=given["task"],
             tokens=max(milestones, default=0) if tokens is None else tokens,
             since=since,
@@ -224,10 +224,10 @@ class Answers:
         return self.watcher.index.open(request.path_params["run_id"])
 
 
-def _wanted(request: Request) -> curves.Request:
+def _wanted(request: Request) -> curves.CurvesRequest:
     given = request.query_params
     keys = tuple(dict.fromkeys(key for key in given.get("keys", "loss").split(",") if key))
-    return curves.Request(
+    return curves.CurvesRequest(
         keys=keys,
         points=_whole(given.get("points"), "points") or curves.DEFAULT_POINTS,
         first_step=_whole(given.get("from"), "from"),

@@ -1,24 +1,25 @@
-"""The node ledger: failures and checks of every host in a runs folder, and the hosts to avoid because of them.
+"""The node ledger: failures and checks of every host in a runs folder, and where jobs are placed because of them.
 
 The file is ``<runs_dir>/nodes.jsonl``, append-only, one entry per line; older entries count less. ``record`` writes it
-and ``read`` reads it. The other functions are pure, such as ``blamed_hosts``, which decides which hosts an attempt's
-end is held against.
+and ``read`` reads it. ``Nodes`` applies it to the hosts of one run: which of them a job leaves out, which are measured
+before they are used again, and which are to blame for the end of a job. The other functions are pure.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from flows.launch.base import Status
-from flows.recovery.failure_causes import NODE_CAUSES, Cause
+from flows.launch.base import Job, Launcher, Status
+from flows.recovery.failure_causes import NODE_CAUSES, Cause, Ending, failed_host
 from hlatctl.run.errors import StorageError, cannot_write
 from hlatctl.run.files import DAMAGED, locked_file, parse_json, read_bytes
+from hlatctl.run.state import AttemptState
 
 Kind = Literal["preflight_passed", "preflight_failed", "failure", "straggler"]
 
@@ -199,14 +200,14 @@ def _parse(line: str) -> Entry | None:
         return None
 
 
-def blamed_hosts(cause: Cause, status: Status, used: Sequence[str], failed_host: str) -> tuple[str, ...]:
+def blamed_hosts(cause: Cause, status: Status, used: Sequence[str], first_failed: str) -> tuple[str, ...]:
     """Return the hosts to blame; none if the cause is not the fault of a node, or if nothing identifies the node.
 
     Args:
         cause: cause of the end.
         status: status of the ended job; its hosts and blamed hosts count if the launcher reports them.
         used: the hosts of the attempt if the launcher doesn't report them.
-        failed_host: the host that torchrun names, or empty.
+        first_failed: the host that torchrun names, or empty.
     """
     hosts = status.hosts or tuple(used)
     if cause not in NODE_CAUSES:
@@ -218,4 +219,71 @@ def blamed_hosts(cause: Cause, status: Status, used: Sequence[str], failed_host:
     # A hanging job is ended from outside, so the order in which its nodes end means nothing.
     if status.hosts and cause != "hang":
         return status.blamed_hosts if len(status.blamed_hosts) < len(hosts) else ()
-    return tuple(host for host in hosts if host == failed_host)[:1]
+    return tuple(host for host in hosts if host == first_failed)[:1]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The hosts that one run can use, as the node ledger describes them now.
+
+    Args:
+        ledger: file of the ledger.
+        launcher: knows the hosts.
+        needed: number of nodes of a job with all processes.
+        now_unix_s: clock.
+    """
+
+    ledger: Path
+    launcher: Launcher
+    needed: int
+    now_unix_s: Callable[[], float]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All hosts, including spare ones."""
+        return self.launcher.hosts(self.needed)
+
+    def used(self, left_out: Sequence[str]) -> list[str]:
+        """Return the hosts of a job that leaves out some, for launchers that don't report a job's hosts."""
+        return [host for host in self.hosts if host not in left_out][: self.needed]
+
+    def place(self) -> Placement:
+        """Return the hosts that a job leaves out."""
+        return place(self.hosts, self.needed, read(self.ledger), self.now_unix_s())
+
+    def suspects(self) -> set[str]:
+        """Return the hosts to measure before they are used again; spare hosts make the limit lower."""
+        hosts = self.hosts
+        found = suspects(read(self.ledger), self.now_unix_s(), replaceable=len(hosts) > self.needed)
+        return found.intersection(hosts).difference(self.place().left_out)
+
+    def rejected(self) -> set[str]:
+        """Return the hosts that preflight rejected."""
+        return set(rejected(read(self.ledger), self.now_unix_s())).intersection(self.hosts)
+
+    def rejected_since(self, ended: AttemptState) -> list[str]:
+        """Return the hosts of an ended attempt that preflight has rejected since: its end may be their fault."""
+        used = ended.hosts or self.used(ended.left_out_hosts)
+        return sorted(rejected_since(read(self.ledger), ended.ended_unix_s or 0.0).intersection(used))
+
+    def why_measure(self, job: Job, ended: AttemptState) -> str:
+        """Return why nodes are measured before a job that follows an attempt; empty: they are not.
+
+        They are if one of them is a suspect that no spare node of the job's allocation can replace, or if an unknown
+        one of several may have failed.
+        """
+        left_out, doubtful = self.place().left_out, self.suspects()
+        kept = self.launcher.allocation(replace(job, excluded_hosts=left_out))
+        if kept and kept.hosts:
+            doubtful &= set(kept.hosts)
+            if len(set(kept.hosts).difference(doubtful, left_out)) >= job.nodes:
+                doubtful = set()
+        if doubtful:
+            return f"{', '.join(sorted(doubtful))} failed before"
+        unknown = job.nodes > 1 and ended.cause in NODE_CAUSES and not ended.blamed_hosts
+        return "one of them may have failed" if unknown else ""
+
+    def blame(self, ending: Ending, status: Status, job: Job, log_tail: str) -> Ending:
+        """Return how a job ended, with the hosts to blame for it."""
+        used = self.used(job.excluded_hosts)
+        return replace(ending, hosts=blamed_hosts(ending.cause, status, used, failed_host(log_tail)))

@@ -254,7 +254,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Row:
+class PolicyRule:
     """One row of the policy; ``why`` and ``hint`` are filled in from the case."""
 
     action: Action
@@ -264,89 +264,89 @@ class Row:
 
 
 #: The first row that applies counts.
-POLICY: tuple[Row, ...] = (
-    Row("done", lambda c: c.cause == "finished", "training is finished"),
-    Row("stop", lambda c: c.cause == "stopped", "stopped on request after writing a checkpoint"),
-    Row("stop", lambda c: c.cause == "error", "a restart can't fix this"),
-    Row(
+POLICY: tuple[PolicyRule, ...] = (
+    PolicyRule("done", lambda c: c.cause == "finished", "training is finished"),
+    PolicyRule("stop", lambda c: c.cause == "stopped", "stopped on request after writing a checkpoint"),
+    PolicyRule("stop", lambda c: c.cause == "error", "a restart can't fix this"),
+    PolicyRule(
         "stop",
         lambda c: c.cause == "nonfinite",
         "a restart would compute the same numbers (train.on_nonfinite=rollback excludes such a batch)",
     ),
-    Row("stop", lambda c: c.cause == "disk_full", "the disk would still be full after a restart", "free space"),
-    Row("stop", lambda c: c.stop_requested, "stopped on request; it ended before it could write a checkpoint"),
-    Row(
+    PolicyRule("stop", lambda c: c.cause == "disk_full", "the disk would still be full after a restart", "free space"),
+    PolicyRule("stop", lambda c: c.stop_requested, "stopped on request; it ended before it could write a checkpoint"),
+    PolicyRule(
         "stop",
         lambda c: c.cause == "cancelled",
         "hlatctl did not cancel it, so it stops the run",
         "find out who cancelled the job",
     ),
-    Row("restart", lambda c: c.cause == "amended", "restarting {c.start} with the amendment"),
-    Row(
+    PolicyRule("restart", lambda c: c.cause == "amended", "restarting {c.start} with the amendment"),
+    PolicyRule(
         "stop",
         lambda c: not c.enabled and c.cause != "evaluation",
         "nothing is restarted automatically (recovery.enabled=false)",
     ),
-    Row(
+    PolicyRule(
         "stop",
         lambda c: c.cause in ("crashed", "data_error") and not c.made_a_step and c.repeats == 1,
         "it crashed before its first step: a fault of code or configuration",
     ),
-    Row(
+    PolicyRule(
         "stop",
         lambda c: c.out_of_memory >= 2,
         "out of memory again after a restart",
         "lower train.micro_batch_size, or set parallel.activation_checkpointing=full",
     ),
-    Row(
+    PolicyRule(
         "stop",
         lambda c: c.repeats >= 3 and c.cause == "storage_away",
         "the corpus in object storage could not be read {c.repeats} times",
         "check the storage and the credentials",
     ),
-    Row(
+    PolicyRule(
         "stop",
         lambda c: c.repeats >= 3 and not c.replaces_node and c.cause == "hang",
         "{c.place} has failed {c.repeats} times in the same way",
         "see the stacks in the logs; if it only needs longer, raise {c.patience_key}",
     ),
-    Row(
+    PolicyRule(
         "stop",
         lambda c: c.repeats >= 3 and not c.replaces_node,
         "{c.place} has failed {c.repeats} times in the same way",
         "fix the cause, or exclude the batch with `hlatctl data skip RUN --steps {c.step}`",
     ),
-    Row(
+    PolicyRule(
         "stop",
         lambda c: c.unexplained > c.limit and c.cause == "time_limit",
         "{c.limit} restarts in a row made no new checkpoint within the time limit",
         "raise cluster.slurm.time_limit_s, or lower checkpoint.every_steps",
     ),
-    Row(
+    PolicyRule(
         "stop",
         lambda c: c.unexplained > c.limit,
         "{c.limit} restarts in a row made no new checkpoint (recovery.max_restarts_without_progress={c.limit})",
     ),
-    Row(
+    PolicyRule(
         "stop",
         lambda c: c.suspected > c.node_limit,
         "{c.suspected} nodes failed without a new checkpoint, and preflight found no fault in them "
         "(recovery.max_nodes_without_progress={c.node_limit})",
         "look for a fault of software in the logs of these attempts",
     ),
-    Row(
+    PolicyRule(
         "skip_data",
         lambda c: c.repeats == 2 and c.cause == "data_error" and c.batch is not None,
         "step {c.step} has failed twice on its data: restarting {c.start} without batch {c.batch}",
     ),
-    Row(
+    PolicyRule(
         "walk_back",
         lambda c: c.repeats == 2 and c.earlier is not None and c.may_be_the_checkpoint,
         "{c.place} has failed twice in the same way: walking back from checkpoint {c.newest} to {c.earlier}",
     ),
-    Row("restart", lambda c: c.cause == "evaluation", "restarting {c.start} after the evaluation"),
-    Row("restart_without", lambda c: bool(c.left_out), "restarting {c.start} without {c.hosts}"),
-    Row("restart", lambda c: True, "restarting {c.start}"),
+    PolicyRule("restart", lambda c: c.cause == "evaluation", "restarting {c.start} after the evaluation"),
+    PolicyRule("restart_without", lambda c: bool(c.left_out), "restarting {c.start} without {c.hosts}"),
+    PolicyRule("restart", lambda c: True, "restarting {c.start}"),
 )
 
 

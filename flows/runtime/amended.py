@@ -20,12 +20,13 @@ from conf.amendments import beginning_at, ends_after, live, live_values, new_val
 from conf.of_run import of_run, write_amended
 from conf.schema import Config
 from flows.runtime.context import FlowContext
+from flows.runtime.driver import Clock
 from hlatctl.report.run_list import overrides_of
 from hlatctl.run import files
 from hlatctl.run.errors import StorageError
 from hlatctl.run.fold import read_state
 from hlatctl.run.paths import ProfileOrder, RunPaths
-from hlatctl.run.state import AmendmentState, AttemptState, RunState
+from hlatctl.run.state import AmendmentState, AttemptState, ProfileState, RunState
 
 #: Seconds between touches of the file of orders while the trainer is to end for an amendment. It doesn't end if the
 #: file was not touched recently: without a driver, nobody would start the next attempt.
@@ -91,12 +92,11 @@ def _begun(ctx: FlowContext, amendment: AmendmentState, step: int) -> None:
     ctx.message(f"amendment {amendment.number} is in force after step {step}{late}" + f": {keys}" * bool(keys))
 
 
-def pause_step(ctx: FlowContext) -> int | None:
+def pause_step(state: RunState, config: Config) -> int | None:
     """Return the step after which the newest attempt ends so that its nodes can evaluate; None: for no evaluation.
 
     It is the first milestone after the attempt's start that is not evaluated, except the last step.
     """
-    config, state = ctx.config, ctx.state
     if config.eval.placement != "between" or state.attempt is None:
         return None
     start, ceiling = state.attempt.resumed_from_step, state.attempt.max_checkpoint_step
@@ -114,32 +114,28 @@ def _is_settled(state: RunState, milestone_tokens: int) -> bool:
 class Orders:
     """The driver's orders to a running attempt about amendments and profiles: a small file that rank 0 reads."""
 
-    def __init__(self, ctx: FlowContext, attempt: AttemptState) -> None:
-        self._ctx, self._attempt = ctx, attempt
-        self._path = ctx.run.orders(attempt.number)
+    def __init__(self, run: RunPaths, attempt: AttemptState, clock: Clock) -> None:
+        self._path, self._attempt, self._clock = run.orders(attempt.number), attempt, clock
         self._written: dict[str, Any] = {}
         self._touched_s = 0.0
 
-    def give(self) -> None:
+    def give(self, state: RunState, config: Config) -> None:
         """Write the file if there is something new. On a full disk it is written later."""
-        if self._ctx.world is not None:
-            return
-        amendments, number = self._ctx.state.amendments, self._attempt.config_number
-        profile = self._profile()
+        amendments, number = state.amendments, self._attempt.config_number
+        profile = self._profile(state.open_profile)
         later = [a for a in live(amendments, number) if live_values([a])]
-        ends = (ends_after(amendments, number), pause_step(self._ctx))
+        ends = (ends_after(amendments, number), pause_step(state, config))
         end = min((step for step in ends if step is not None), default=None)
         order = {"numbers": [a.number for a in later], "values": live_values(later), "end_after_step": end}
         order["profile"] = profile
-        now_s = self._ctx.clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
         stale = end is not None and now_s - self._touched_s > _TOUCH_S
         if (later or end is not None or profile) and (order != self._written or stale):
             with suppress(StorageError):
                 files.write_json(self._path, order)
                 self._written, self._touched_s = order, now_s
 
-    def _profile(self) -> dict[str, Any] | None:
-        asked = self._ctx.state.open_profile
+    def _profile(self, asked: ProfileState | None) -> dict[str, Any] | None:
         if asked is None or asked.attempt != self._attempt.number:
             return None
         return asdict(ProfileOrder(asked.number, asked.steps, asked.ranks, asked.memory))

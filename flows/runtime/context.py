@@ -13,9 +13,7 @@ from conf import environment
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Launcher
 from flows.recovery import node_ledger
-from flows.runtime.clock import Clock, RealClock
-from flows.runtime.observer import DriverLog, Observer, SilentObserver
-from flows.runtime.signals import Signals
+from flows.runtime.driver import Clock, DriverLog, Observer, RealClock, Signals, SilentObserver
 from hlatctl.run import processes
 from hlatctl.run.errors import DISK_FULL, CheckpointError, HlatctlError, StoppedError, StorageError
 from hlatctl.run.fold import KEEP_BYTES, apply, follow, read_state
@@ -40,11 +38,13 @@ class JobOptions(TypedDict, total=False):
 _POLL_S = 0.5
 
 
-class World(Protocol):
+class Simulation(Protocol):
     """The simulated cluster, as a flow uses it."""
 
     #: Notify waiting threads after each step too.
     notifies_steps: bool
+    #: Seconds from the death of a driver to the start of the next one.
+    driver_restart_s: float
 
     @property
     def clock(self) -> Clock:
@@ -68,7 +68,7 @@ class FlowContext:
         launcher: starts the flow's jobs.
         writer: writer of the journal; each flow of a run has its own.
         heeds_stop: a request to stop the run ends this flow's jobs.
-        world: the simulated cluster of a dry run; None in a real run.
+        simulation: the simulated cluster of a dry run; None in a real run.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class FlowContext:
         *,
         writer: str = FLOW_WRITER,
         heeds_stop: bool = True,
-        world: World | None = None,
+        simulation: Simulation | None = None,
     ) -> None:
         self.run, self.config, self.launcher = run, config, launcher
         self.heeds_stop = heeds_stop
-        self.world = world
-        self.clock: Clock = world.clock if world else RealClock()
+        self.simulation = simulation
+        self.clock: Clock = simulation.clock if simulation else RealClock()
         self.observer = observer or SilentObserver()
         self.state, self._tail = follow(run)
         self._kept_bytes = self._tail.bytes_read
@@ -108,10 +108,11 @@ class FlowContext:
         with self._lock:
             newest = self.state.attempt
             self._journal.attempt = attempt if attempt is not None else (newest.number if newest else 0)
-            if self.world is None:
+            if self.simulation is None:
                 self._journal.after_unix_s = max(self._journal.after_unix_s, self._tail.clock_unix_s)
             # A dry run isn't resumed after a power cut, and must not wait for a disk.
-            self._tail.add(self._journal.append(kind, durable=self.world is None, **fields), self._journal.path.stem)
+            event = self._journal.append(kind, durable=self.simulation is None, **fields)
+            self._tail.add(event, self._journal.path.stem)
             self.refresh()
 
     def require_journal(self) -> None:
@@ -162,7 +163,7 @@ class FlowContext:
         self.clock.wait(seconds, self.check_stop)
 
     def _check_driver(self) -> None:
-        if self.world is None:  # a dry run drives no jobs
+        if self.simulation is None:  # a dry run drives no jobs
             check_driver(self.run)
 
     def _check_written(self) -> None:
@@ -208,31 +209,21 @@ class FlowContext:
     def job(self, name: str, *argv: str, **options: Unpack[JobOptions]) -> Job:
         """Return a job of this run (see :func:`make_job`), without the hosts that the node ledger leaves out."""
         job = make_job(self.config, self.run, name, *argv, **options)
-        return dataclasses.replace(job, excluded_hosts=self.place().left_out)
+        return dataclasses.replace(job, excluded_hosts=self.nodes.place().left_out)
 
     @property
     def ledger(self) -> Path:
         """The node ledger's file; a dry run has its own, in its run directory."""
-        return nodes_file(self.run.root if self.world else Path(self.config.runs_dir))
+        return nodes_file(self.run.root if self.simulation else Path(self.config.runs_dir))
 
     @property
-    def hosts(self) -> tuple[str, ...]:
-        """The hosts that this run's jobs can use."""
-        return self.launcher.hosts(self.config.cluster.nodes)
+    def nodes(self) -> node_ledger.Nodes:
+        """The hosts that this run's jobs can use, as the node ledger describes them."""
+        return node_ledger.Nodes(self.ledger, self.launcher, self.config.cluster.nodes, self.clock.now_unix_s)
 
     def training_lives(self) -> bool:
         """Return whether the newest attempt's job is running now, whoever started it."""
         return live_training(self.state, self.launcher) is not None
-
-    def place(self) -> node_ledger.Placement:
-        """Return the hosts that the node ledger leaves out now."""
-        entries = node_ledger.read(self.ledger)
-        return node_ledger.place(self.hosts, self.config.cluster.nodes, entries, self.clock.now_unix_s())
-
-    def rejected_hosts(self) -> set[str]:
-        """Return the hosts of this run that the node ledger lists as rejected."""
-        rejected = node_ledger.rejected(node_ledger.read(self.ledger), self.clock.now_unix_s())
-        return set(rejected).intersection(self.hosts)
 
     def hold_against(self, hosts: Iterable[str], kind: node_ledger.Kind, detail: str, *, attempt: int = 0) -> None:
         """Add an entry for each host to the node ledger; if that fails, show a message."""
@@ -275,10 +266,10 @@ def refuse_archived(run: RunPaths, state: RunState) -> None:
 def cache_root(config: Config) -> Path:
     """Return the folder of prepared corpora and compiled graphs that runs share; dry runs have their own."""
     root = cache_dir(Path(config.runs_dir))
-    return root / "mock" if is_mock(config) else root
+    return root / "mock" if is_simulated(config) else root
 
 
-def is_mock(config: Config) -> bool:
+def is_simulated(config: Config) -> bool:
     """Return whether jobs are simulated."""
     return config.cluster.launcher == "mock"
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flows.launch.base import Handle, Job, Launcher, Plan, Status
+from flows.launch.base import Handle, Job, JobPlan, Launcher, Status
 from flows.recovery import failure_causes
 from flows.runtime.context import FlowContext
 from hlatctl.run import orders, rank_output
@@ -243,7 +243,7 @@ def _watch(
     return None if one.given and not orders.is_done(one.orders, one.given) else True
 
 
-def _is_submitted(plan: Plan) -> bool:
+def _is_submitted(plan: JobPlan) -> bool:
     """Return whether the newest job of this name has this script."""
     try:
         return plan.script_path.read_text(encoding="utf-8") == plan.script

@@ -83,16 +83,16 @@ def _fit_nodes(ctx: FlowContext) -> tuple[str, ...]:
     failed: set[str] = set()
     waits = _Waits(ctx)
     while True:
-        placement = ctx.place()
+        placement = ctx.nodes.place()
         if placement.message:
             ctx.message(f"nodes: {placement.message}")
         try:
             _measure(ctx)
             return placement.left_out
         except PreflightError as error:
-            newly = ctx.rejected_hosts().difference(placement.left_out)
+            newly = ctx.nodes.rejected().difference(placement.left_out)
             failed |= newly
-            if newly and failed.issubset(ctx.place().left_out):
+            if newly and failed.issubset(ctx.nodes.place().left_out):
                 ctx.message(f"preflight: {error.message}; measuring again with another node")
             elif waits.may_wait(newly):
                 waits.wait(failed, error)

@@ -18,7 +18,7 @@ from flows.launch.kubernetes import api as kubernetes_limits
 from flows.launch.kubernetes.api import ApiAwayError
 from flows.launch.slurm import limits
 from flows.launch.slurm.commands import SchedulerAwayError
-from flows.runtime.context import FlowContext, is_mock
+from flows.runtime.context import FlowContext, is_simulated
 from flows.runtime.programs import ask, ask_about
 from flows.stages import run_stage
 from hlatctl import machine_checks
@@ -97,7 +97,7 @@ def refused(config: Config) -> list[HlatctlError]:
 def _checks(config: Config, *, begun: bool = False) -> list[Callable[[], object]]:
     """Return the checks beyond the configuration's own rules, cheapest first."""
     checks: list[Callable[[], object]] = [partial(check, config) for check in (check_memory, _software, _own_tasks)]
-    if is_mock(config):
+    if is_simulated(config):
         return checks  # corpus, weights and the suite's packages are on the cluster, and CI has none of them
     wanted, backend = config.eval, config.backend
     if config.cluster.launcher == "local" and backend.device != "cpu" and backend.name == "torch_native":
@@ -140,7 +140,7 @@ def check_notify(config: Config) -> None:
     Raises:
         ConfigError: an address can't be read.
     """
-    if not is_mock(config):
+    if not is_simulated(config):
         tracking.check_notify_urls(config)
 
 
@@ -153,7 +153,7 @@ def check_remote(config: Config, run_id: str) -> None:
         RunExistsError: the remote folder has checkpoints of a run with this id.
     """
     url = config.checkpoint.remote_url
-    if url is None or is_mock(config):
+    if url is None or is_simulated(config):
         return
     try:
         ask("hlatctl.cache.remote", "--url", url, "--new-run", run_id, timeout_s=_TIMEOUT_S)
@@ -186,7 +186,7 @@ def check_shape(config: Config) -> str:
 
 def _check_shape(ctx: FlowContext) -> None:
     """Do the same for an existing run. A scheduler that is silent now may answer when a job is submitted."""
-    if is_mock(ctx.config) or ctx.training_lives():
+    if is_simulated(ctx.config) or ctx.training_lives():
         return
     try:
         if warning := check_shape(ctx.config):
@@ -207,7 +207,7 @@ def refuse_simulation(config: Config, *, hint: str, done: str = "trained") -> No
     Raises:
         ConfigError: its jobs would be simulated.
     """
-    if is_mock(config):
+    if is_simulated(config):
         raise ConfigError(
             f"cluster.launcher=mock: simulates jobs and starts none, so nothing would be {done} "
             f"(cluster.name={config.cluster.name}, cluster.nodes={config.cluster.nodes})",

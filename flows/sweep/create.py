@@ -46,7 +46,7 @@ _LEAST_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SweepPlan:
     """What a sweep takes at most; trials that are ended early take less.
 
     Args:
@@ -86,7 +86,7 @@ class Plan:
         )
 
 
-def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> Plan:
+def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> SweepPlan:
     """Predict what a sweep takes.
 
     Args:
@@ -101,7 +101,7 @@ def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> Plan:
     complete = len(costs) == len(known)
     days = sum(one.days for one in costs)
     usd = [one.usd for one in costs if one.usd is not None]
-    return Plan(
+    return SweepPlan(
         arms=space.arms,
         seeds=space.settings.seeds,
         trials=space.trials,
@@ -167,7 +167,7 @@ class Prepared:
     """A sweep that is checked and can be created."""
 
     space: Space
-    plan: Plan
+    plan: SweepPlan
     objective: Objective
     runs_dir: Path
     runs_mode: str

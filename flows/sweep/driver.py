@@ -24,7 +24,7 @@ from conf.schema import Config
 from flows import control, pretrain
 from flows.runtime import programs
 from flows.runtime.context import FlowContext
-from flows.runtime.signals import Signals
+from flows.runtime.driver import Signals
 from flows.stages.validate import refuse_simulation
 from flows.sweep import report, study
 from flows.sweep.book import Book
@@ -167,8 +167,8 @@ class Trial:
 
 
 def _player(ctx: FlowContext) -> _Player:
-    assert ctx.world is not None
-    ctx.world.notifies_steps = True  # the pruner needs them
+    assert ctx.simulation is not None
+    ctx.simulation.notifies_steps = True  # the pruner needs them
     return _Player(ctx.clock)
 
 

@@ -38,7 +38,7 @@ def start(ctx: FlowContext) -> list[Follower]:
         process = _started("mirrors.sync", ctx.run.root, log_dir / f"mirror-{name}.log", name)
         late = f"{service.title} is not up to date yet; to copy the rest: hlatctl sync {run_id}"
         followers.append(Follower(process, late))
-    if ctx.config.notify.urls and not ctx.world and not ctx.state.sweep:
+    if ctx.config.notify.urls and not ctx.simulation and not ctx.state.sweep:
         notifier = _started("notify.follower", ctx.run.root, log_dir / "notify.log")
         followers.append(Follower(notifier, f"messages are not sent yet; to send them: hlatctl notify {run_id}"))
     return followers

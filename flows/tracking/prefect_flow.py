@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from conf.schema import Config
-from flows.runtime.clock import Clock
 from flows.runtime.context import FlowContext
+from flows.runtime.driver import Clock
 from flows.tracking import links, prefect_api, prefect_stale, ui_record
 from flows.tracking.prefect_stale import LOCK
 from hlatctl.run.errors import RunBusyError, StoppedError, StorageError

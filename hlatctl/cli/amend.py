@@ -35,9 +35,9 @@ _OF_TRAINING = ("optimizer.", "precision.", "parallel.", "train.", "data.", "che
 
 def _show_table(wanted: bool) -> None:
     if wanted:
-        from conf.amendments import IN_WORDS, ROWS
+        from conf.amendments import IN_WORDS, RULES
 
-        rows = [[row.keys.rstrip(".") + ".*" * row.keys.endswith("."), IN_WORDS[row.when], row.redoes] for row in ROWS]
+        rows = [[row.keys.rstrip(".") + ".*" * row.keys.endswith("."), IN_WORDS[row.when], row.redoes] for row in RULES]
         write(columns([["key", "changes", "redoes, or why not"], *rows]))
         raise typer.Exit
 
@@ -92,7 +92,7 @@ def make(run: RunPaths, overrides: list[str], *, why: str, at: str | None = None
 
 
 def _consequences(amended: Amended) -> list[str]:
-    from conf.amendments import row_of
+    from conf.amendments import rule_of
     from conf.training_rules import learning_rate
 
     lines = []
@@ -111,13 +111,13 @@ def _consequences(amended: Amended) -> list[str]:
         lines.append(f"learning rate of step {step}: {before} -> {after}")
     if amended.before.total_steps != amended.after.total_steps:
         lines.append(f"last step: {amended.before.total_steps} -> {amended.after.total_steps}")
-    redone = dict.fromkeys(row_of(key).redoes for key in amended.changes)
+    redone = dict.fromkeys(rule_of(key).redoes for key in amended.changes)
     redone.pop("nothing", None)
     return [*lines, f"redoes: {'; '.join(redone)}"] if redone else lines
 
 
 def _when(run: RunPaths, amended: Amended) -> str:
-    from conf.amendments import IN_WORDS, row_of
+    from conf.amendments import IN_WORDS, rule_of
 
     ahead = amended.at_step is not None and amended.at_step > amended.step
     if ahead or (amended.at_step is not None and amended.is_driven):
@@ -127,5 +127,5 @@ def _when(run: RunPaths, amended: Amended) -> str:
         return f"begins when the run continues: `hlatctl resume {run.run_id}`"
     if amended.begins != "next_attempt":
         return f"begins {IN_WORDS[amended.begins]}"
-    late = next(key for key in amended.changes if row_of(key).when == "next_attempt")
+    late = next(key for key in amended.changes if rule_of(key).when == "next_attempt")
     return f"begins with the next attempt, because of {late}; `hlatctl amend {run.run_id} --at now` begins it now"

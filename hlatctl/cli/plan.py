@@ -140,7 +140,7 @@ def _evaluation(config: Config) -> list[Section]:
 
 def _rest(run: RunPaths, overrides: list[str], *, as_json: bool) -> None:
     """Print what overrides would change in a run that has begun, and the rest of the run."""
-    from conf.amendments import IN_WORDS, changes_between, row_of
+    from conf.amendments import IN_WORDS, changes_between, rule_of
     from conf.compose import amend, compose
     from conf.of_run import of_run
     from hlatctl.plan.sections import MEMORY, TIME, continuation_section, rate_chart, sections
@@ -159,7 +159,7 @@ def _rest(run: RunPaths, overrides: list[str], *, as_json: bool) -> None:
         print_json({"run_id": run.run_id, "changes": changes, "plan": figures})
         return
     rows = [
-        [key, value_text(old), value_text(new), IN_WORDS[row_of(key).when], row_of(key).redoes]
+        [key, value_text(old), value_text(new), IN_WORDS[rule_of(key).when], rule_of(key).redoes]
         for key, (old, new) in changes.items()
     ]
     if rows:

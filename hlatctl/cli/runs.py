@@ -31,7 +31,7 @@ from hlatctl.cli.common import (
     write,
 )
 from hlatctl.report import run_list
-from hlatctl.report.run_list import Row, rows
+from hlatctl.report.run_list import RunRow, rows
 from hlatctl.report.run_view import view_run, view_sweep
 from hlatctl.run import files, labels
 from hlatctl.run.errors import ConfigError, RunNotFoundError
@@ -120,7 +120,7 @@ def _sweep_of(name: str, runs_dir: Path | None) -> str:
     return found.run_id
 
 
-def _print_sweeps(folder: Path, found: list[Row]) -> None:
+def _print_sweeps(folder: Path, found: list[RunRow]) -> None:
     shown = {row.sweep for row in found if row.sweep}
     lines = []
     for paths in list_sweeps(folder):
@@ -134,7 +134,7 @@ def _print_sweeps(folder: Path, found: list[Row]) -> None:
         say(f"`hlatctl runs {lines[-1][0]}` lists the trials of a sweep")
 
 
-def _table(found: list[Row], now_unix_s: float) -> str:
+def _table(found: list[RunRow], now_unix_s: float) -> str:
     """Return the columns that have a value in some row and, on a terminal, fit."""
     cells = [_cells(row, differs, now_unix_s) for row, differs in zip(found, run_list.differing(found), strict=True)]
     shown = [name for name in _COLUMNS if not _COLUMNS[name] or any(row[name] not in ("", "-") for row in cells)]
@@ -157,7 +157,7 @@ def _fitting(shown: list[str], cells: list[dict[str, str]], width: int) -> list[
     return shown
 
 
-def _cells(row: Row, differs: str, now_unix_s: float) -> dict[str, str]:
+def _cells(row: RunRow, differs: str, now_unix_s: float) -> dict[str, str]:
     scores = {task: value for task, value in row.scores.items() if not task.startswith("validation")}
     return {
         "RUN": row.run_id,

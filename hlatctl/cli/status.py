@@ -16,7 +16,7 @@ from hlatctl.report.eval_queue import (
     tasks_text,
     waiting_text,
 )
-from hlatctl.report.run_view import INTERRUPTED, RunView, view_run, view_sweep
+from hlatctl.report.run_view import RunView, view_run, view_sweep
 from hlatctl.run import continuations
 from hlatctl.run.evaluations import in_words, skipped_in_words
 from hlatctl.run.journal import number
@@ -25,6 +25,7 @@ from hlatctl.run.labels import in_words as in_words_of_tags
 from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
 from hlatctl.run.paths import SweepPaths
 from hlatctl.run.processes import host_names
+from hlatctl.run.reader import INTERRUPTED
 from hlatctl.run.runs import LATEST
 from hlatctl.run.state import MilestoneState, RunState
 from hlatctl.units import count, duration, one_line, queued, size, utc, value_text

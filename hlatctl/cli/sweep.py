@@ -28,7 +28,7 @@ from hlatctl.run.errors import ConfigError
 from hlatctl.run.labels import WARNING, change, write_label
 
 if TYPE_CHECKING:
-    from flows.sweep.create import Plan
+    from flows.sweep.create import SweepPlan
 
 
 def sweep(
@@ -83,7 +83,7 @@ def _extend(name: str, overrides: list[str], runs_dir: Path | None, *, yes: bool
     drive(extended, detach=detach)
 
 
-def _confirm(plan: Plan, above_usd: float, *, yes: bool) -> None:
+def _confirm(plan: SweepPlan, above_usd: float, *, yes: bool) -> None:
     """Ask for confirmation if a sweep costs more than the limit, or its cost is unknown.
 
     Raises:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from conf.schema import Config
-    from flows.runtime.observer import Observer
+    from flows.runtime.driver import Observer
     from hlatctl.run.state import RunState
 
 

@@ -212,7 +212,7 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(RowTitle):
+class ScoreRow(RowTitle):
     """One row; None if the column has no value."""
 
     cells: list[Cell | None]
@@ -223,7 +223,7 @@ class Comparison:
     """The table; ``notes`` are the differences of contracts and the notes of the published scores."""
 
     columns: list[Column]
-    rows: list[Row]
+    rows: list[ScoreRow]
     notes: list[str]
 
 
@@ -329,7 +329,7 @@ def _is_own(contract: Mapping[str, Any]) -> bool:
     return any(fields.get("own") for fields in (contract, *contract.get("tasks", {}).values()))
 
 
-def _differences(rows: Sequence[Row], runs: Sequence[RunScores]) -> list[str]:
+def _differences(rows: Sequence[ScoreRow], runs: Sequence[RunScores]) -> list[str]:
     """Return notes on how runs' contracts differ from those of the leftmost runs, one per first differing field."""
     asked = {score.known.key: score.known.fields for run in runs for score in run.scores.values() if score.known.fields}
     found: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
@@ -392,10 +392,10 @@ def _best(layout: Layout, metric: str) -> str | float:
     return baselines.LOWEST if metric in LOWER_IS_BETTER else layout.fractions.get(metric, baselines.UNKNOWN)
 
 
-def _row(spec: RowSpec, runs: Sequence[RunScores], models: Sequence[Model]) -> Row:
+def _row(spec: RowSpec, runs: Sequence[RunScores], models: Sequence[Model]) -> ScoreRow:
     cells = [*(_run_cell(spec, run) for run in runs), *(_model_cell(spec, model) for model in models)]
     cells = ranked(spec.best, marked(cells))
-    return Row(**{each.name: getattr(spec, each.name) for each in fields(RowTitle)}, cells=cells)
+    return ScoreRow(**{each.name: getattr(spec, each.name) for each in fields(RowTitle)}, cells=cells)
 
 
 def _run_cell(spec: RowSpec, run: RunScores) -> Cell | None:
@@ -433,7 +433,7 @@ def _model_cell(spec: RowSpec, model: Model) -> Cell | None:
     )
 
 
-def _shown(rows: list[Row]) -> list[Row]:
+def _shown(rows: list[ScoreRow]) -> list[ScoreRow]:
     filled = {(row.section, row.group) for row in rows if any(row.cells) and row.part}
     return [row for row in rows if any(row.cells) or (not row.part and (row.section, row.group) in filled)]
 

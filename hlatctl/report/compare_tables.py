@@ -15,7 +15,7 @@ from typing import Any
 from hlatctl.report import compare
 from hlatctl.report import tabular as latex_text
 from hlatctl.report.baselines import PERCENT, PLAIN
-from hlatctl.report.compare import Cell, Column, Comparison, Row
+from hlatctl.report.compare import Cell, Column, Comparison, ScoreRow
 from hlatctl.report.summary import GUESSING
 from hlatctl.run.contract import digest
 from hlatctl.units import count
@@ -136,12 +136,12 @@ def _titles(comparison: Comparison) -> list[str]:
     return ["", "shots", "n", "metric", *[GUESSING] * known]
 
 
-def _guessing(row: Row, style: _Style) -> str:
+def _guessing(row: ScoreRow, style: _Style) -> str:
     chance = next((cell.chance for cell in row.cells if cell and cell.chance is not None), None)
     return "" if chance is None else style.escape(f"{chance:.{2 if row.unit == PERCENT else 3}f}")
 
 
-def _measured(row: Row, cell: Cell | None) -> tuple[str, str]:
+def _measured(row: ScoreRow, cell: Cell | None) -> tuple[str, str]:
     if cell is None:
         return "", ""
     without = row.shots is None and (row.unit == PLAIN or cell.conditions.whole is not None)
@@ -153,7 +153,7 @@ def _known(value: int | None) -> str:
     return "?" if value is None else str(value)
 
 
-def _otherwise(row: Row, cell: Cell, first: Cell | None) -> str:
+def _otherwise(row: ScoreRow, cell: Cell, first: Cell | None) -> str:
     if first is None or cell is first:
         return ""
     (shots, items), own = _measured(row, first), _measured(row, cell)
@@ -162,7 +162,7 @@ def _otherwise(row: Row, cell: Cell, first: Cell | None) -> str:
     return f" ({', '.join(differences)})" if differences else ""
 
 
-def _figure(row: Row, cell: Cell | None, first: Cell | None, style: _Style) -> str:
+def _figure(row: ScoreRow, cell: Cell | None, first: Cell | None, style: _Style) -> str:
     if cell is None:
         return style.escape(_NOTHING.rjust(6) if style.align else _NOTHING)
     digits = 2 if row.unit == PERCENT else 3

@@ -25,16 +25,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hlatctl.report.run_view import INTERRUPTED, RunView, status_of, view_run
-from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, RunNotFoundError, StorageError, suggest
+from hlatctl.report.run_view import RunView, view_run
+from hlatctl.run import files, reader
+from hlatctl.run.errors import ConfigError, RunNotFoundError, suggest
 from hlatctl.run.evaluations import headlines
 from hlatctl.run.files import DAMAGED, from_plain
-from hlatctl.run.fold import apply, code, follow, source_crc
+from hlatctl.run.fold import code, source_crc
 from hlatctl.run.journal import number
 from hlatctl.run.lease import driver
 from hlatctl.run.pace import seconds_per_step, training_left_s
 from hlatctl.run.paths import RunPaths, cache_dir
+from hlatctl.run.reader import INTERRUPTED, status_of
 from hlatctl.run.runs import find_run, list_runs
 from hlatctl.run.state import RunState
 from hlatctl.units import count, queued
@@ -46,7 +47,7 @@ Files = dict[str, list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class RunRow:
     """What `hlatctl runs` shows of a run. The fields are the keys of ``--json``.
 
     Args:
@@ -93,7 +94,7 @@ class Entry:
     driven: str | None
 
 
-def rows(runs_dir: Path) -> list[Row]:
+def rows(runs_dir: Path) -> list[RunRow]:
     """Return a row for each run of a folder, oldest first."""
     known = read_index(runs_dir)
     found, entries = [], {}
@@ -124,18 +125,18 @@ def called(runs_dir: Path, name: str) -> RunPaths | None:
     return find_run(runs_dir, ids[0]) if ids else None
 
 
-def row_from(run: RunPaths, entry: Entry) -> Row:
+def row_from(run: RunPaths, entry: Entry) -> RunRow:
     """Return the row of a run whose files are those of an entry."""
     status = entry.driven if entry.driven and driver(run) else str(entry.row["status"])
-    return Row(**{**entry.row, "path": str(run.root), "status": status})
+    return RunRow(**{**entry.row, "path": str(run.root), "status": status})
 
 
-def row_of(view: RunView) -> Row:
+def row_of(view: RunView) -> RunRow:
     """Return the row of a run's state."""
     state, last = view.state, view.state.last_step
     hours = _node_hours(view)
     price = view.config.cluster.price_usd_per_node_hour if view.config else None
-    return Row(
+    return RunRow(
         run_id=view.run.run_id,
         status=view.status,
         simulated=state.simulated,
@@ -215,7 +216,7 @@ def read_index(runs_dir: Path) -> dict[str, Entry]:
             return {}
         entries = {str(name): from_plain(Entry, entry) for name, entry in index["runs"].items()}
         for entry in entries.values():
-            from_plain(Row, entry.row)
+            from_plain(RunRow, entry.row)
     except (OSError, *DAMAGED):
         return {}
     return entries
@@ -236,7 +237,8 @@ def _index_file(runs_dir: Path) -> Path:
 
 @cache
 def _code() -> int:
-    return source_crc(Path(__file__).parent, ("run_list", "run_view"), code())
+    of_reader = source_crc(Path(reader.__file__).parent, ("reader",), code())
+    return source_crc(Path(__file__).parent, ("run_list", "run_view"), of_reader)
 
 
 #: Sort keys and a row's value of each; rows without a value come first.
@@ -270,7 +272,7 @@ class Filter:
     experiment: str | None
     since_unix_s: float | None
 
-    def takes(self, row: Row) -> bool:
+    def takes(self, row: RunRow) -> bool:
         """Return whether a row is shown."""
         if self.statuses and row.status not in self.statuses:
             return False
@@ -302,7 +304,7 @@ def since(text: str, now_unix_s: float) -> float:
         ) from None
 
 
-def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row]:
+def ordered(rows: Sequence[RunRow], key: str, *, reverse: bool = False) -> list[RunRow]:
     """Return rows in ascending order of a column.
 
     Raises:
@@ -313,7 +315,7 @@ def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row
     return sorted(rows, key=SORT_KEYS[key], reverse=reverse)
 
 
-def differing(rows: Sequence[Row]) -> list[str]:
+def differing(rows: Sequence[RunRow]) -> list[str]:
     """Return each row's overrides that some other row doesn't have, with the shortest distinct keys."""
     chosen = [dict(override.lstrip("+~").split("=", 1) for override in row.overrides) for row in rows]
     keys = dict.fromkeys(key for values in chosen for key in values)
@@ -329,7 +331,7 @@ def _short(keys: Iterable[str]) -> dict[str, str]:
     return {key: end if len(same) == 1 else key for end, same in last.items() for key in same}
 
 
-def age(row: Row, now_unix_s: float) -> str:
+def age(row: RunRow, now_unix_s: float) -> str:
     """Return the time since a run's newest event, in one unit: ``5 min``, ``3 h``, ``12 d``."""
     if row.last_event_unix_s is None:
         return "-"
@@ -381,7 +383,7 @@ class LiveRuns:
     """Follows the runs of a folder that matter now."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._followed = folder, dict[str, _Followed]()
+        self._folder, self._followed = folder, dict[str, RunView]()
         self._next_scan_s = 0.0
 
     def refresh(self) -> list[LiveRow]:
@@ -389,7 +391,7 @@ class LiveRuns:
         if time.monotonic() >= self._next_scan_s:
             self._scan()
             self._next_scan_s = time.monotonic() + SCAN_S
-        found = [followed.row() for followed in self._followed.values()]
+        found = [live_row(view.refresh()) for view in self._followed.values()]
         return sorted(found, key=lambda row: (not row.needs_person, row.status not in ALIVE))
 
     def _scan(self) -> None:
@@ -399,32 +401,7 @@ class LiveRuns:
             run, alive = RunPaths(Path(row.path)), row.status in ALIVE
             if alive or (ended < _MOST_ENDED and now_unix_s - _changed_unix_s(run) < _DAY_S):
                 ended += not alive
-                self._followed[row.run_id] = before.get(row.run_id) or _Followed(run)
-
-
-class _Followed:
-    def __init__(self, run: RunPaths) -> None:
-        self._run = run
-        self._view = view_run(run)
-        self._tail = None
-        with suppress(StorageError):  # the run is damaged, and stays damaged
-            self._state, self._tail = follow(run)
-
-    def row(self) -> LiveRow:
-        if self._tail is None:
-            return live_row(self._view)
-        state, view = self._state, self._view
-        try:
-            for event in self._tail.stream():
-                if event["kind"] == "config_amended":
-                    view = self._view = view_run(self._run)
-                apply(state, event)
-        except StorageError as error:
-            return live_row(RunView(view.run, state, "damaged", None, view.config, error.message))
-        held_by = driver(self._run)
-        status = "damaged" if view.problem else status_of(state, is_driven=held_by is not None)
-        pid = held_by.pid if held_by else None
-        return live_row(RunView(view.run, state, status, pid, view.config, view.problem))
+                self._followed[row.run_id] = before.get(row.run_id) or RunView(run)
 
 
 def live_row(view: RunView) -> LiveRow:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hlatctl.report import baselines
-from hlatctl.report.compare import PUBLISHED_OTHERWISE, Cell, Comparison, Row, RunScores, compare, run_scores
+from hlatctl.report.compare import PUBLISHED_OTHERWISE, Cell, Comparison, RunScores, ScoreRow, compare, run_scores
 from hlatctl.run import contract, files
 from hlatctl.run.errors import EvaluationError
 from hlatctl.run.evaluations import ACCURACIES, HELD_OUT, headlines
@@ -35,7 +35,7 @@ class Course:
         published: cells by model name.
     """
 
-    row: Row
+    row: ScoreRow
     points: list[tuple[int, Cell]]
     published: dict[str, Cell]
 
@@ -110,11 +110,11 @@ def courses_of(scored: Sequence[RunScores], published: baselines.Baselines) -> R
     return RunCourses(courses=courses, table=_table(scored[-1], published))
 
 
-def _is_loss(row: Row) -> bool:
+def _is_loss(row: ScoreRow) -> bool:
     return row.id.startswith(HELD_OUT)
 
 
-def _course(row: Row, scored: Sequence[RunScores], published: baselines.Baselines) -> Course:
+def _course(row: ScoreRow, scored: Sequence[RunScores], published: baselines.Baselines) -> Course:
     own, models = row.cells[: len(scored)], row.cells[len(scored) :]
     points = [(run.tokens, cell) for run, cell in zip(scored, own, strict=True) if cell]
     return Course(

@@ -1,1 +1,0 @@
-"""Benchmarks: each prints a ratio measured in one run against a named peer. Only their arithmetic has tests."""

@@ -1,4 +1,4 @@
-"""The exact gradient to which ``tests.benchmarks.loss_case`` compares each loss."""
+"""The exact gradient to which ``benchmarks.loss_case`` compares each loss."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.benchmarks import loss_case
+from benchmarks import loss_case
 from trainer.model.loss import cross_entropy
 
 

@@ -1,4 +1,4 @@
-"""The arithmetic of the table of ``python -m tests.benchmarks gpu``, and the order of its cases."""
+"""The arithmetic of the table of ``python -m benchmarks gpu``, and the order of its cases."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu_cases import OURS, config_of, schedule
+from benchmarks.measured import SKIP_STEPS, Measured, compared, reason, row
 from conf import sizes
-from tests.benchmarks.gpu_cases import OURS, config_of, schedule
-from tests.benchmarks.measured import SKIP_STEPS, Measured, compared, reason, row
 
 CONFIG = config_of(OURS, Path("unused"), "cuda")
 PARAMETERS = sizes.parameters(CONFIG.model).total

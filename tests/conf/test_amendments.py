@@ -10,7 +10,7 @@ import pytest
 
 from conf.amendments import (
     LIVE,
-    ROWS,
+    RULES,
     beginning_at,
     begins,
     changes_between,
@@ -19,7 +19,7 @@ from conf.amendments import (
     live,
     live_values,
     new_values,
-    row_of,
+    rule_of,
     waiting,
     with_changes,
     with_resume,
@@ -31,9 +31,9 @@ from hlatctl.run.state import AmendmentState
 
 def test_every_key_of_the_schema_has_a_row_and_every_row_a_key() -> None:
     keys = list(fields_of(Config()))
-    used = {row_of(key).keys for key in keys}
-    assert used == {row.keys for row in ROWS}
-    assert len({row.keys for row in ROWS}) == len(ROWS)
+    used = {rule_of(key).keys for key in keys}
+    assert used == {row.keys for row in RULES}
+    assert len({row.keys for row in RULES}) == len(RULES)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_every_key_of_the_schema_has_a_row_and_every_row_a_key() -> None:
     ],
 )
 def test_the_most_special_row_of_a_key_counts(key: str, when: str) -> None:
-    assert row_of(key).when == when
+    assert rule_of(key).when == when
 
 
 def test_an_amendment_begins_as_late_as_its_latest_key() -> None:
@@ -65,7 +65,7 @@ def test_an_amendment_begins_as_late_as_its_latest_key() -> None:
 
 
 def test_what_the_trainer_reads_while_it_trains_changes_at_once() -> None:
-    assert {row_of(key).when for key in LIVE} == {"at_once"}
+    assert {rule_of(key).when for key in LIVE} == {"at_once"}
     assert set(LIVE) <= set(fields_of(Config()))
 
 

@@ -104,7 +104,7 @@ def test_a_rule_refuses_a_dockerfile_that_breaks_it(old: str, new: str, says: st
 
 
 def test_a_builder_gets_what_the_wheel_is_made_from_and_nothing_else() -> None:
-    for path in ("conf/schema.py", "hlatctl/cli/main.py", "pyproject.toml", "LICENSE", "deploy/images/requirements.py"):
+    for path in ("conf/load.py", "hlatctl/cli/main.py", "pyproject.toml", "LICENSE", "deploy/images/requirements.py"):
         assert is_in_context(path)
     for path in (".git/config", ".venv/bin/python", "runs/a/run.json", ".kube/config", "tests/waiting.py", "x.pem"):
         assert not is_in_context(path)

@@ -103,7 +103,8 @@ def loaded(model_folder: Path) -> model.Loaded:
 def lm(model_folder: Path, loaded: model.Loaded) -> Any:
     """The harness's model around it."""
     return runners.make(
-        "hf", runners.Request(folder=model_folder, loaded=lambda: loaded, max_length=256, batch_size=4, seed=1234)
+        "hf",
+        runners.RunnerArguments(folder=model_folder, loaded=lambda: loaded, max_length=256, batch_size=4, seed=1234),
     )
 
 

@@ -83,7 +83,7 @@ def golden_lm(tmp_path_factory: pytest.TempPathFactory) -> Any:
     llama.save_pretrained(folder)
     loaded = model.load(folder, seq_len=_TOKENS, device="cpu")
     return runners.make(
-        "hf", runners.Request(folder=folder, loaded=lambda: loaded, max_length=_TOKENS, batch_size=4, seed=1)
+        "hf", runners.RunnerArguments(folder=folder, loaded=lambda: loaded, max_length=_TOKENS, batch_size=4, seed=1)
     )
 
 

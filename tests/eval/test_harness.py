@@ -121,7 +121,7 @@ def test_the_numbers_in_a_conversation_about_chosen_items_are_those_of_the_harne
     )
     (task,) = plan.make(wanted, tmp_path).tasks
     chatting = model.load(chat_folder, seq_len=256, device="cpu")
-    request = runners.Request(folder=chat_folder, loaded=lambda: chatting, max_length=256, batch_size=4, seed=7)
+    request = runners.RunnerArguments(folder=chat_folder, loaded=lambda: chatting, max_length=256, batch_size=4, seed=7)
     ours = harness.run(runners.make("hf", request), task, tmp_path, seed=7, limit=1)
     prompt = ours.samples[0]["arguments"][0][0]
     assert prompt.startswith("<system>Be brief.\n<user>")

@@ -12,14 +12,14 @@ import torch
 from eval import memory
 from eval.hugging_face import HuggingFace
 from eval.model import Loaded
-from eval.scoring import Row
+from eval.scoring import ScoringRow
 from hlatctl.run.errors import EvaluationError
 
 _COST = memory.Cost(token=10, kept_token=5, logit_token=100)
 
 
-def _rows(*lengths: int) -> list[Row]:
-    return [Row([1] * length, [[2]]) for length in lengths]
+def _rows(*lengths: int) -> list[ScoringRow]:
+    return [ScoringRow([1] * length, [[2]]) for length in lengths]
 
 
 def test_rows_are_padded_to_the_longest_and_each_answer_has_its_logits() -> None:

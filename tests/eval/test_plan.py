@@ -18,7 +18,7 @@ from hlatctl.run.errors import ConfigError, DataError, DependencyError
 _WHOLE = compose(["eval=hlat"]).eval
 
 
-def _make(wanted: EvalConfig, tmp_path: Path, *tasks: str) -> plan.Plan:
+def _make(wanted: EvalConfig, tmp_path: Path, *tasks: str) -> plan.EvaluationPlan:
     return plan.make(replace(wanted, tasks=list(tasks)), tmp_path)
 
 

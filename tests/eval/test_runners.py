@@ -11,7 +11,7 @@ import pytest
 from conf.schema import BackendConfig, Config, EvalConfig
 from eval import runners
 from eval.model import package_folder
-from eval.runners import Request, arguments
+from eval.runners import RunnerArguments, arguments
 
 
 def parameters(module: str, name: str) -> set[str]:
@@ -35,7 +35,9 @@ def test_the_harness_takes_what_an_optional_runner_gives(runner: str, module: st
     def loaded() -> Any:
         raise AssertionError("these load the folder themselves")
 
-    request = Request(folder=tmp_path, loaded=loaded, max_length=512, batch_size=4, seed=7, tensor_parallel_size=8)
+    request = RunnerArguments(
+        folder=tmp_path, loaded=loaded, max_length=512, batch_size=4, seed=7, tensor_parallel_size=8
+    )
     given = arguments(runner, request)
     assert given.keys() <= parameters(module, name)
     assert 8 in given.values(), "how many devices"

@@ -51,7 +51,7 @@ def test_an_answer_that_greedy_decoding_gives_is_recognized(loaded: Loaded) -> N
     context = [5, 6, 7]
     with torch.inference_mode():
         best = int(loaded.model(torch.tensor([context])).logits[0, -1].argmax())
-    (answers,) = scoring.score(loaded.model, [scoring.Row(context, [[best], [best + 1]])], max_length=256)
+    (answers,) = scoring.score(loaded.model, [scoring.ScoringRow(context, [[best], [best + 1]])], max_length=256)
     assert [is_greedy for _, is_greedy in answers] == [True, False]
     assert answers[0][0] > answers[1][0]
 
@@ -59,7 +59,7 @@ def test_an_answer_that_greedy_decoding_gives_is_recognized(loaded: Loaded) -> N
 def test_requests_with_equal_inputs_are_one_row_and_long_rows_come_first() -> None:
     rows, indices = scoring.rows_of([*_REQUESTS, _SAME_TEXT])
     assert indices == [[3], [2], [0, 1, 5], [4]]
-    assert rows[2] == scoring.Row([5, 6, 7, 8], [[9], [10], [8, 9]])
+    assert rows[2] == scoring.ScoringRow([5, 6, 7, 8], [[9], [10], [8, 9]])
     assert rows[2].scored_tokens == 2
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from conf.compose import compose
 from conf.schema import Config
-from flows.runtime.observer import Observer
+from flows.runtime.driver import Observer
 from hlatctl.run.state import RunState
 
 

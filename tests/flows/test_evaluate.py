@@ -11,8 +11,8 @@ import pytest
 from conf.schema import Config
 from flows import evaluate, pretrain
 from flows.runtime.context import FlowContext
-from flows.simulation import checkpoints
-from flows.simulation.world import SCRIPTS, Script
+from flows.simulation.cluster import Script
+from flows.simulation.jobs import SCRIPTS, write_checkpoint
 from flows.tracking import follower
 from hlatctl.run.errors import CheckpointError, ConfigError, EvaluationError, RunBusyError
 from hlatctl.run.fold import fold
@@ -32,7 +32,7 @@ def unevaluated(mock_config: Config) -> RunPaths:
     pretrain.drive(run)
     for step in mock_config.milestones:  # a run without evaluations keeps no checkpoints of them
         if not run.checkpoint(step).is_dir():
-            checkpoints.write(run, mock_config, step)
+            write_checkpoint(run, mock_config, step)
     return run
 
 
@@ -74,7 +74,7 @@ def test_one_milestone_or_one_checkpoint_may_be_chosen(unevaluated: RunPaths, mo
     assert _drive(unevaluated, mock_config, at=tokens[1]) == [unevaluated.eval(tokens[1])]
     assert sorted(_state(unevaluated).milestones) == [tokens[1]]
     own = 50 * mock_config.tokens_per_step
-    checkpoints.write(unevaluated, mock_config, 50)
+    write_checkpoint(unevaluated, mock_config, 50)
     assert _drive(unevaluated, mock_config, step=50) == [unevaluated.eval(own)]
     with pytest.raises(
         ConfigError, match=r"--at=5: .* has no milestone of 5 tokens\nhint: nearest: 409\.6K \(409600\), 833"
@@ -101,7 +101,7 @@ def test_a_final_failure_is_reported_and_the_next_call_continues(
     unevaluated: RunPaths, mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setitem(SCRIPTS, "eval", lambda world, job: _fails())
+        patch.setitem(SCRIPTS, "eval", lambda cluster, job: _fails())
         with pytest.raises(EvaluationError, match=r"3 of 3 evaluations failed, the last: job eval-.* exit code 1"):
             _drive(unevaluated, mock_config)
     assert [e["final"] for e in read_events(unevaluated) if e["kind"] == "eval_failed"] == [False, True] * 3

@@ -16,9 +16,10 @@ from flows import pretrain
 from flows.describe import describe
 from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
-from flows.simulation.world import SCRIPTS, Script, World
+from flows.simulation.cluster import Script, SimulatedCluster
+from flows.simulation.jobs import SCRIPTS
+from flows.stages.attempt import training_job
 from flows.stages.compile import merge_nodes
-from flows.stages.train import training_job
 from hlatctl.run import files
 from hlatctl.run.errors import CompileError, DependencyError, dump_error
 from hlatctl.run.fold import fold
@@ -79,7 +80,7 @@ def test_a_dry_run_compiles_under_the_neuron_compiler_and_passes_the_gate(mock_c
 
 
 def test_a_missing_graph_ends_the_run_before_training(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacks_one(world: World, job: Job) -> Script:
+    def lacks_one(cluster: SimulatedCluster, job: Job) -> Script:
         yield 1.0
         dump_error(CompileError("graphs that a short attempt needs and the cache lacks: 1"), job.error_file)
         return CompileError.exit_code

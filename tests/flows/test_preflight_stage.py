@@ -12,7 +12,8 @@ import pytest
 from conf.schema import Config
 from flows import pretrain
 from flows.launch.base import Job
-from flows.simulation.world import SCRIPTS, Script, World, argument
+from flows.simulation.cluster import Script, SimulatedCluster
+from flows.simulation.jobs import SCRIPTS, argument
 from flows.stages.preflight import _differences
 from hlatctl.report.goodput import account
 from hlatctl.run import files
@@ -42,10 +43,10 @@ def one_of_two_breaks(config: Config, monkeypatch: pytest.MonkeyPatch, **recover
     """Let the second of two nodes break at the end of the first attempt; there is no spare one."""
     normal = SCRIPTS["train"]
 
-    def breaks(world: World, job: Job) -> Script:
-        code = yield from normal(world, job)
+    def breaks(cluster: SimulatedCluster, job: Job) -> Script:
+        code = yield from normal(cluster, job)
         if argument(job, "--attempt") == "1":
-            world.broken["mock-1"] = world.clock.now_unix_s() + REPAIR_S
+            cluster.broken["simulated-1"] = cluster.clock.now_unix_s() + REPAIR_S
         return code
 
     monkeypatch.setitem(SCRIPTS, "train", breaks)
@@ -64,10 +65,10 @@ def test_a_run_that_trained_waits_in_the_queue_until_a_node_is_repaired(
     run = pretrain.create(one_of_two_breaks(mock_config, monkeypatch), argv=[])
     state = pretrain.drive(run, recorder)
     assert (state.status, state.queued) == ("finished", {})
-    assert state.attempts[0].rejected_hosts == ["mock-1"], "the restart policy knows that its end was a node's fault"
+    assert state.attempts[0].rejected_hosts == ["simulated-1"], "its end was a node's fault"
     waits = [event for event in read_events(run) if event.get("job") == "preflight"]
     assert {event["kind"] for event in waits} == {"job_queued", "job_left_queue"}
-    assert waits[0]["reason"] == "mock-1: not fit to train, and no spare node"
+    assert waits[0]["reason"] == "simulated-1: not fit to train, and no spare node"
     assert waits[-1]["kind"] == "job_left_queue"
     assert waits[-1]["time_unix_s"] - waits[0]["time_unix_s"] == pytest.approx(REPAIR_S, abs=400)
     assert sum("no spare node, measuring again every 300 s" in message for message in recorder.messages) == 1

@@ -16,10 +16,11 @@ from flows.launch.base import Allocation, Job
 from flows.launchers import open_context
 from flows.pretrain import PlainCaller
 from flows.recovery import node_ledger
-from flows.runtime.clock import RealClock
 from flows.runtime.context import FlowContext
-from flows.simulation.world import SCRIPTS, START_UNIX_S, MockLauncher, Script, World, argument
-from flows.stages.train import _start, training_job
+from flows.runtime.driver import RealClock
+from flows.simulation.cluster import START_UNIX_S, Script, SimulatedCluster, SimulatedLauncher
+from flows.simulation.jobs import SCRIPTS, argument
+from flows.stages.attempt import Attempt
 from hlatctl.run import files
 from hlatctl.run.checkpoint import checkpoint_steps
 from hlatctl.run.errors import (
@@ -132,7 +133,7 @@ def test_driving_a_finished_run_changes_nothing(mock_config: Config, recorder: R
 def test_a_failed_stage_ends_the_run_with_its_error_and_resume_continues(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unfit(world: World, job: Job) -> Script:
+    def unfit(cluster: SimulatedCluster, job: Job) -> Script:
         yield 1.0
         dump_error(PreflightError("worker w7: clock skew 9 s, preflight.max_clock_skew_s=2"), job.error_file)
         return PreflightError.exit_code
@@ -166,7 +167,7 @@ def test_one_interrupt_is_a_request_and_a_second_one_stops_without_a_checkpoint(
 
 def test_restarts_without_progress_are_bounded(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     codes = iter((137, 134, 139, 135, 137))
-    monkeypatch.setitem(SCRIPTS, "train", lambda world, job: ends_with(next(codes)))
+    monkeypatch.setitem(SCRIPTS, "train", lambda cluster, job: ends_with(next(codes)))
     run = pretrain.create(mock_config, argv=[])
     with pytest.raises(TrainingError, match="3 restarts in a row made no new checkpoint"):
         pretrain.drive(run)
@@ -178,15 +179,15 @@ def ends_with(code: int) -> Script:
     return code
 
 
-def dies_after_step_153(world: World, job: Job) -> Script:
+def dies_after_step_153(cluster: SimulatedCluster, job: Job) -> Script:
     """Simulate a later attempt that dies at the same step as the dry run's first one."""
     ceiling = int(argument(job, "--max-checkpoint-step")) if "--max-checkpoint-step" in job.argv else 10**9
-    first = max(step for step in checkpoint_steps(world.run) if step <= ceiling)
-    with world.journal(train_writer(0), int(argument(job, "--attempt"))) as journal:
-        journal.append("train_started", resumed_from_step=first, tokens=first * world.config.tokens_per_step)
+    first = max(step for step in checkpoint_steps(cluster.run) if step <= ceiling)
+    with cluster.journal(train_writer(0), int(argument(job, "--attempt"))) as journal:
+        journal.append("train_started", resumed_from_step=first, tokens=first * cluster.config.tokens_per_step)
         for step in range(first + 1, 154):
             yield 1.0
-            journal.append("step", step=step, tokens=step * world.config.tokens_per_step, loss=2.0, step_s=1.0)
+            journal.append("step", step=step, tokens=step * cluster.config.tokens_per_step, loss=2.0, step_s=1.0)
     return 137
 
 
@@ -195,7 +196,7 @@ def test_the_same_failure_walks_back_then_stops_the_run_with_its_evidence(
 ) -> None:
     normal = SCRIPTS["train"]
     monkeypatch.setitem(
-        SCRIPTS, "train", lambda world, job: (normal if "1" in job.argv else dies_after_step_153)(world, job)
+        SCRIPTS, "train", lambda cluster, job: (normal if "1" in job.argv else dies_after_step_153)(cluster, job)
     )
     run = pretrain.create(mock_config, argv=[])
     with pytest.raises(TrainingError, match="died of signal 9; step 154 has failed 3 times in the same way") as caught:
@@ -218,15 +219,15 @@ def test_a_batch_that_fails_twice_is_excluded_by_number(
 ) -> None:
     normal = SCRIPTS["train"]
 
-    def bad_data(world: World, job: Job) -> Script:
-        if any(event["kind"] == "amended" for event in read_events(world.run)):
-            return (yield from normal(world, job))
-        code = yield from (normal if "1" in job.argv else dies_after_step_153)(world, job)
+    def bad_data(cluster: SimulatedCluster, job: Job) -> Script:
+        if any(event["kind"] == "amended" for event in read_events(cluster.run)):
+            return (yield from normal(cluster, job))
+        code = yield from (normal if "1" in job.argv else dies_after_step_153)(cluster, job)
         if where == "in the journal":
-            with world.journal(train_writer(0), 1) as journal:
+            with cluster.journal(train_writer(0), 1) as journal:
                 journal.append("step", step=150, tokens=150 * mock_config.tokens_per_step, batch=152, step_s=1.0)
         else:
-            files.write_json(world.run.checkpoint(150) / "ranks.json", {"loader": [[152, 0, 0]]})
+            files.write_json(cluster.run.checkpoint(150) / "ranks.json", {"loader": [[152, 0, 0]]})
         dump_error(DataError("part-00000.arrow: damaged"), job.error_file)
         return code
 
@@ -248,15 +249,15 @@ def test_a_node_that_fails_repeatedly_is_left_out_if_another_can_replace_it(
     )
     run = pretrain.create(config, argv=[])
     ledger = nodes_file(run.root)
-    bad = node_ledger.Entry(time_unix_s=START_UNIX_S, host="mock-0", kind="failure", run_id="earlier", attempt=1)
+    bad = node_ledger.Entry(time_unix_s=START_UNIX_S, host="simulated-0", kind="failure", run_id="earlier", attempt=1)
     node_ledger.record(ledger, [bad] * 4)
     assert pretrain.drive(run, recorder).status == "finished"
-    assert {worker["host"] for worker in files.read_json(run.preflight)["workers"]} == {"mock-1", "mock-2"}
+    assert {worker["host"] for worker in files.read_json(run.preflight)["workers"]} == {"simulated-1", "simulated-2"}
     left_out = [event["left_out_hosts"] for event in read_events(run) if event["kind"] == "attempt_started"]
-    assert left_out == [["mock-0"]] * 2
-    assert "nodes: left out because of the node ledger: mock-0" in recorder.messages
+    assert left_out == [["simulated-0"]] * 2
+    assert "nodes: left out because of the node ledger: simulated-0" in recorder.messages
     passed = [entry.host for entry in node_ledger.read(ledger) if entry.kind == "preflight_passed"]
-    assert passed == ["mock-1", "mock-2"]
+    assert passed == ["simulated-1", "simulated-2"]
 
 
 def test_a_suspect_node_is_measured_again_before_the_next_attempt(
@@ -265,14 +266,14 @@ def test_a_suspect_node_is_measured_again_before_the_next_attempt(
     codes = iter((137, 134))
     normal = SCRIPTS["train"]
     monkeypatch.setitem(
-        SCRIPTS, "train", lambda world, job: ends_with(code) if (code := next(codes, 0)) else normal(world, job)
+        SCRIPTS, "train", lambda cluster, job: ends_with(code) if (code := next(codes, 0)) else normal(cluster, job)
     )
     run = pretrain.create(mock_config, argv=[])
     assert pretrain.drive(run, recorder).status == "finished"
     starts = [e for e in read_events(run) if e["kind"] == "attempt_started" or e.get("stage") == "preflight"]
     order = [event["kind"].removesuffix("_started") for event in starts if event["kind"].endswith("_started")]
     assert order == ["stage", "attempt", "attempt", "stage", "attempt"]
-    assert "nodes: mock-0 failed before; measuring again before the next attempt" in recorder.messages
+    assert "nodes: simulated-0 failed before; measuring again before the next attempt" in recorder.messages
 
 
 def test_nodes_that_a_scheduler_gives_anew_are_measured_before_training(
@@ -280,15 +281,17 @@ def test_nodes_that_a_scheduler_gives_anew_are_measured_before_training(
 ) -> None:
     given, codes, normal = ["allocation-0001"], iter((137, 137)), SCRIPTS["train"]
 
-    def train(world: World, job: Job) -> Script:
+    def train(cluster: SimulatedCluster, job: Job) -> Script:
         code = next(codes, 0)
         if job.launch_dir.name == "attempt-0002":
             given.append("allocation-0002")
-        return ends_with(code) if code else normal(world, job)
+        return ends_with(code) if code else normal(cluster, job)
 
     monkeypatch.setitem(SCRIPTS, "train", train)
-    monkeypatch.setattr(MockLauncher, "keeps_nodes", True)
-    monkeypatch.setattr(MockLauncher, "allocation", lambda *_: Allocation(name=given[-1], hosts=("mock-0", "spare")))
+    monkeypatch.setattr(SimulatedLauncher, "keeps_nodes", True)
+    monkeypatch.setattr(
+        SimulatedLauncher, "allocation", lambda *_: Allocation(name=given[-1], hosts=("simulated-0", "spare"))
+    )
     run = pretrain.create(mock_config, argv=[])
     assert pretrain.drive(run, recorder).status == "finished"
     starts = [e for e in read_events(run) if e["kind"] == "attempt_started" or e.get("stage") == "preflight"]
@@ -302,7 +305,7 @@ def test_a_failing_evaluation_does_not_stop_training_and_resume_retries_it(
 ) -> None:
     run = pretrain.create(mock_config, argv=[])
     with monkeypatch.context() as patch:
-        patch.setitem(SCRIPTS, "eval", lambda world, job: ends_with(1))
+        patch.setitem(SCRIPTS, "eval", lambda cluster, job: ends_with(1))
         with pytest.raises(EvaluationError, match="3 of 3 milestone evaluations failed; training is finished"):
             pretrain.drive(run)
     assert kinds(run, "eval_failed") == ["eval_failed"] * 6, "each milestone is tried twice"
@@ -314,7 +317,7 @@ def test_after_a_driver_died_while_a_job_ran_the_next_one_re_attaches(mock_confi
     run = pretrain.create(mock_config, argv=[])
     dead = open_context(run)
     dead.event("head_started", pid=1, host="gone")
-    _start(dead, training_job(mock_config, run, 1), 1, None, [])  # as far as submitting the first attempt
+    Attempt.start(dead, 1)
     dead.close()
     state = pretrain.drive(run)
     assert [attempt.number for attempt in state.attempts] == [1, 2], "attempt 1 was not started again"

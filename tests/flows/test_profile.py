@@ -14,7 +14,7 @@ from conf.schema import BackendConfig, Config
 from flows import profile
 from flows.launchers import open_context
 from flows.runtime.amended import Orders
-from flows.stages.train import training_job
+from flows.stages.attempt import training_job
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError
 from hlatctl.run.fold import read_state
@@ -99,10 +99,10 @@ def test_the_driver_passes_a_request_on_once_and_a_second_one_has_to_wait(
         asked = request(run, ranks=[1, 0, 1], memory=False)
         assert refused(run) == "run run: profile 1 is being made, for ana"
         state = ctx.refresh()
-        Orders(ctx, dataclasses.replace(state.attempts[0], number=2)).give()
+        Orders(ctx.run, dataclasses.replace(state.attempts[0], number=2), ctx.clock).give(state, ctx.config)
         assert not run.orders(2).exists(), "it was asked of attempt 1"
-        orders = Orders(ctx, state.attempts[0])
-        orders.give()
+        orders = Orders(ctx.run, state.attempts[0], ctx.clock)
+        orders.give(ctx.state, ctx.config)
         order = {"number": 1, "steps": 5, "ranks": [0, 1], "memory": False}
         assert files.read_json(run.orders(1))["profile"] == order
         trained(run, "profiled", number=1, first_step=73, step=77, bytes=5000)

@@ -17,8 +17,8 @@ from flows import control, pretrain
 from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
 from flows.launchers import open_context
-from flows.runtime.clock import RealClock, VirtualClock
-from flows.simulation.world import SCRIPTS, Script, World, argument
+from flows.simulation.cluster import Script, SimulatedCluster, VirtualClock
+from flows.simulation.jobs import SCRIPTS, argument
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError, PreflightError, StoppedError, StorageError, dump_error
 from hlatctl.run.fold import fold
@@ -34,8 +34,8 @@ def of_kind(run: RunPaths, kind: str) -> list[Event]:
     return [event for event in read_events(run) if event["kind"] == kind]
 
 
-def ask_to_stop(world: World) -> None:
-    with world.journal(OPERATOR_WRITER) as journal:
+def ask_to_stop(cluster: SimulatedCluster) -> None:
+    with cluster.journal(OPERATOR_WRITER) as journal:
         journal.append("stop_requested", by="test")
 
 
@@ -48,10 +48,10 @@ def no_room(*_: Any) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def first(script: Callable[[World, Job], Script], name: str) -> Callable[[World, Job], Script]:
+def first(script: Callable[[SimulatedCluster, Job], Script], name: str) -> Callable[[SimulatedCluster, Job], Script]:
     """Return the script for the first job, then the normal one of that name."""
     normal, scripts = SCRIPTS[name], iter([script])
-    return lambda world, job: next(scripts, normal)(world, job)
+    return lambda cluster, job: next(scripts, normal)(cluster, job)
 
 
 def test_training_that_cannot_write_events_on_a_full_disk_is_not_hung(
@@ -59,14 +59,14 @@ def test_training_that_cannot_write_events_on_a_full_disk_is_not_hung(
 ) -> None:
     normal = SCRIPTS["train"]
 
-    def on_a_full_disk(world: World, job: Job) -> Script:
-        with world.journal(train_writer(0), int(argument(job, "--attempt"))) as journal:
+    def on_a_full_disk(cluster: SimulatedCluster, job: Job) -> Script:
+        with cluster.journal(train_writer(0), int(argument(job, "--attempt"))) as journal:
             journal.append("warning", message="the last event that there is room for")
         for beat in range(1, 101):
             yield 100.0
             os.utime(journal.path, (beat, beat))
-            world.clock.notify(job.name)
-        return (yield from normal(world, job))
+            cluster.clock.notify(job.name)
+        return (yield from normal(cluster, job))
 
     monkeypatch.setitem(SCRIPTS, "train", first(on_a_full_disk, "train"))
     run = pretrain.create(mock_config, argv=[])
@@ -158,9 +158,9 @@ def test_a_request_to_stop_that_cannot_be_written_names_the_driver_or_ends_the_j
 
 
 def test_a_stop_during_the_back_off_starts_no_attempt(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(world: World, job: Job) -> Script:
+    def dies(cluster: SimulatedCluster, job: Job) -> Script:
         yield 1.0
-        world.clock.at(world.clock.now_unix_s() + 100.0, lambda: ask_to_stop(world))
+        cluster.clock.at(cluster.clock.now_unix_s() + 100.0, lambda: ask_to_stop(cluster))
         return 137
 
     monkeypatch.setitem(SCRIPTS, "train", first(dies, "train"))
@@ -173,24 +173,16 @@ def test_a_stop_during_the_back_off_starts_no_attempt(mock_config: Config, monke
     assert pretrain.drive(run).status == "finished"
 
 
-def test_a_wait_of_the_real_clock_ends_when_its_check_raises() -> None:
-    def check() -> None:
-        raise StoppedError("now")
-
-    with pytest.raises(StoppedError):
-        RealClock().wait(3600.0, check)
-
-
 def test_a_stop_during_the_last_evaluation_stops_the_run_and_resume_completes_it(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     normal, last = SCRIPTS["eval"], max(mock_config.milestones.values())
 
-    def asked_meanwhile(world: World, job: Job) -> Script:
+    def asked_meanwhile(cluster: SimulatedCluster, job: Job) -> Script:
         if int(argument(job, "--milestone-tokens")) == last:
-            world.clock.at(world.clock.now_unix_s() + 1.0, lambda: ask_to_stop(world))
-            world.clock.at(world.clock.now_unix_s() + 2.0, lambda: world.clock.notify(job.name))
-        return normal(world, job)
+            cluster.clock.at(cluster.clock.now_unix_s() + 1.0, lambda: ask_to_stop(cluster))
+            cluster.clock.at(cluster.clock.now_unix_s() + 2.0, lambda: cluster.clock.notify(job.name))
+        return normal(cluster, job)
 
     run = pretrain.create(mock_config, argv=[])
     with monkeypatch.context() as patch:
@@ -209,7 +201,7 @@ def test_a_stop_during_the_last_evaluation_stops_the_run_and_resume_completes_it
 def test_a_stage_whose_job_is_killed_is_restarted(
     stage: str, mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
-    monkeypatch.setitem(SCRIPTS, stage, first(lambda world, job: ends_with(137), stage))
+    monkeypatch.setitem(SCRIPTS, stage, first(lambda cluster, job: ends_with(137), stage))
     run = pretrain.create(mock_config, argv=[])
     assert pretrain.drive(run, recorder).status == "finished"
     (failed,) = of_kind(run, "stage_failed")
@@ -221,11 +213,11 @@ def test_stages_have_a_limit_of_restarts_and_crashes_are_not_restarted(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = pretrain.create(mock_config, argv=[])
-    monkeypatch.setitem(SCRIPTS, "data", lambda world, job: ends_with(137))
+    monkeypatch.setitem(SCRIPTS, "data", lambda cluster, job: ends_with(137))
     with pytest.raises(LaunchError, match=r"3 restarts did not help \(recovery.max_restarts_without_progress=3\)"):
         pretrain.drive(run)
     assert [event["restart"] for event in of_kind(run, "stage_failed")] == [True] * 3 + [False]
-    monkeypatch.setitem(SCRIPTS, "data", lambda world, job: ends_with(1))
+    monkeypatch.setitem(SCRIPTS, "data", lambda cluster, job: ends_with(1))
     with pytest.raises(LaunchError, match="a restart can't fix this"):
         pretrain.drive(run)
     assert len(of_kind(run, "stage_failed")) == 5
@@ -235,10 +227,10 @@ def test_stages_have_a_limit_of_restarts_and_crashes_are_not_restarted(
 def test_a_preflight_that_takes_too_long_names_its_own_error_or_else_the_key_of_its_limit(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch, says_why: bool
 ) -> None:
-    def slow(world: World, job: Job) -> Script:
+    def slow(cluster: SimulatedCluster, job: Job) -> Script:
         if says_why:
             dump_error(PreflightError("worker n4: run directory is not the same folder"), job.error_file)
-        world.clock.at(world.clock.now_unix_s() + 130.0, lambda: world.clock.notify(job.name))
+        cluster.clock.at(cluster.clock.now_unix_s() + 130.0, lambda: cluster.clock.notify(job.name))
         yield 1000.0
         return 0
 

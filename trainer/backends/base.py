@@ -89,7 +89,8 @@ class StepMetrics:
         signal: sum of all processes' signals.
         grad_norm: norm of the whole model's gradients before clipping; counts each parameter once.
         param_norm: norm of the whole model's parameters before the update; counts each parameter once.
-        others: further numbers by name, such as ``router_entropy``; ``hlatctl.run.step_metrics`` can describe them.
+        others: the model's :class:`trainer.model.decoder.StepNumbers` by name; ``hlatctl.run.step_metrics`` can
+            describe them.
     """
 
     loss: float
@@ -99,10 +100,15 @@ class StepMetrics:
     others: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, sums: Sequence[float]) -> StepMetrics:
-        """Make metrics from loss, signal and the squares of both norms, summed over all processes."""
-        loss, signal, grad_square, param_square = sums
-        return cls(loss, signal, math.sqrt(grad_square), math.sqrt(param_square))
+    def of(cls, sums: Sequence[float], names: Sequence[str] = ()) -> StepMetrics:
+        """Make metrics from sums over all processes: loss, signal, the squares of both norms, and ``StepNumbers``."""
+        loss, signal, grad_square, param_square, *totals = sums
+        others = {
+            name: total / count
+            for name, total, count in zip(names, totals[::2], totals[1::2], strict=True)
+            if count and math.isfinite(total)
+        }
+        return cls(loss, signal, math.sqrt(grad_square), math.sqrt(param_square), others)
 
     @property
     def stops(self) -> bool:

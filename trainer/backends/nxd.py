@@ -24,7 +24,7 @@ from hlatctl.run import peers
 from trainer.backends.base import HostStopwatch, Optimizer, StepMetrics, Stopwatch, TorchDistributed, largest_difference
 from trainer.backends.nxd_library import import_library, join, set_environment
 from trainer.checkpoint.shards import ShardFile, ShardIndex, load_tensors, save_tensors
-from trainer.model.decoder import Llama, initial_slice, initialize
+from trainer.model.decoder import Llama, StepNumbers, initial_slice, initialize
 from trainer.optim.adamw import local
 from trainer.parallel.layout import Layout, parameter_shards
 from trainer.parallel.tensor import SharedHeads, TensorParallel
@@ -58,6 +58,7 @@ class Nxd(TorchDistributed):
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.is_replica_leader, self.data_ranks = self._layout.is_replica_leader, self._layout.data_ranks(self.rank)
         self.nxd_model: Any = None
+        self._numbers = StepNumbers()
         self._optimizer: NxdAdamW | None = None
 
     def _describe(self) -> dict[str, Any]:
@@ -151,6 +152,7 @@ class Nxd(TorchDistributed):
         for parameter in llama.parameters():
             parameter.data = parameter.data.to(dtype)  # but rotary tables stay FP32
         initialize(llama, config.model, config.seed)
+        self._numbers = parts.numbers
         for layer in llama.blocks():
             layer.recompute = config.parallel.activation_checkpointing == "full"
             layer.attention.recompute_core = config.parallel.activation_checkpointing == "selective"
@@ -211,12 +213,13 @@ class Nxd(TorchDistributed):
         assert self._optimizer is not None
         assert optimizer is self._optimizer
         signals = torch.tensor([float(signal)]).to(self.device)  # data of the graph, not a constant in it
-        sums = self._optimizer.step(torch.cat((loss_share.reshape(1), signals)), lr=lr)
+        names, numbers = self._numbers.take(self.gather, loss_share)
+        sums = self._optimizer.step(torch.cat((loss_share.reshape(1), signals, numbers)), lr=lr)
         known: Future[StepMetrics] = Future()
 
         def fetch(values: Tensor) -> None:
             try:
-                known.set_result(StepMetrics.of(values.tolist()))
+                known.set_result(StepMetrics.of(values.tolist(), names))
             except Exception as error:  # raised again in the waiting thread
                 known.set_exception(error)
 

@@ -100,11 +100,10 @@ class NxdAdamW:
         """Update the parameters.
 
         Args:
-            shares: this process's share of the loss, and whether it was told to stop (2).
+            shares: this process's share of the loss, its signal, and its ``StepNumbers``.
 
         Returns:
-            Sums over all processes (4): loss, requests to stop, squared norms of gradients and of parameters before
-            the update.
+            Sums over all processes, for ``StepMetrics.of``.
         """
         # Everything that changes between steps must be data of the graph (``capturable``). torch-xla merges equal
         # Python numbers, so a bias correction that reaches 1 would change the graph.
@@ -205,7 +204,7 @@ class NxdAdamW:
             sum((self._square(name, tensor) for name, tensor in tensors.items()), start=self._shares.new_zeros(()))
             for tensors in (gradients, self._masters)
         ]
-        sums = torch.cat((self._shares, torch.stack(squares)))
+        sums = torch.cat((self._shares[:2], torch.stack(squares), self._shares[2:]))
         dist.all_reduce(sums)
         scale = (self._config.max_grad_norm / sums[2].sqrt().clamp_min(1e-12)).clamp_max(1.0)
         for gradient in gradients.values():

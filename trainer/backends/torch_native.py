@@ -31,7 +31,7 @@ from trainer.backends.base import (
     largest_difference,
 )
 from trainer.checkpoint.shards import ShardFile, ShardIndex, load_tensors, save_tensors
-from trainer.model.decoder import Llama, initialize
+from trainer.model.decoder import Llama, StepNumbers, initialize
 from trainer.optim.adamw import AdamW, clip_divisor, local
 from trainer.optim.muon import Muon
 from trainer.parallel.layout import OverlappedSum, before_micro_batch, loss_of, make_layout, parameter_shards, prepare
@@ -61,6 +61,7 @@ class TorchNative(TorchDistributed):
             self._layout = make_layout(config, self.device.type, self.world_size)
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.is_replica_leader, self.data_ranks = self._layout.is_replica_leader, self._layout.data_ranks(self.rank)
+        self._numbers = StepNumbers()
         self._pipeline: Pipeline | None = None
         self._sum: OverlappedSum | None = None
         if config.precision.name == "bf16":
@@ -99,6 +100,7 @@ class TorchNative(TorchDistributed):
         prepare(model, layout, self._precision, compile_backend=compiler)
         model.uses_flex_attention = self.compiles and self._facts.flex_attention
         model.to_empty(device=self.device)
+        self._numbers = model.parts.numbers
         initialize(model, config.model, config.seed)
         if config.parallel.pipeline_parallel_size > 1:
             from trainer.parallel.pipeline import Pipeline  # importing torch's pipelining takes half a second
@@ -170,22 +172,24 @@ class TorchNative(TorchDistributed):
             optimizer.collect_gradients()
         optimizer.sum_partial_gradients()
         # A new tensor from the signal's value would wait for the device.
-        shares = torch.cat((loss_share.reshape(1), loss_share.new_full((1,), signal), optimizer.squared_norms()))
+        own = (loss_share.reshape(1), loss_share.new_full((1,), signal), optimizer.squared_norms())
+        names, numbers = self._numbers.take(self.gather, loss_share)
+        shares = torch.cat((*own, numbers))
         self.reduce_sum(shares)
-        loss, _, squared_norm, _ = shares.unbind()
+        loss, _, squared_norm = shares[:3].unbind()
         skip = 1.0 - (loss.isfinite() & squared_norm.isfinite()).to(torch.float32)
         divisor = clip_divisor(squared_norm, self._config.optimizer.max_grad_norm)
         optimizer.step(lr=lr, number=step, divisor=divisor, skip=skip)
-        return self._later(shares)
+        return self._later(shares, names)
 
-    def _later(self, sums: Tensor) -> Callable[[], StepMetrics]:
+    def _later(self, sums: Tensor, names: list[str]) -> Callable[[], StepMetrics]:
         """Start copying a step's sums to the host; the returned function waits for them."""
         host = sums.to("cpu", non_blocking=True)
         copied = self._mark()
 
         def read() -> StepMetrics:
             copied()
-            return StepMetrics.of(host.tolist())
+            return StepMetrics.of(host.tolist(), names)
 
         return read
 

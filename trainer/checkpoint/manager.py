@@ -26,14 +26,14 @@ from conf.sizes import checkpoint_bytes
 from conf.training_rules import BLOCKING, SaveReason
 from hlatctl.run import files
 from hlatctl.run.checkpoint import RankStates, read_rank_states
-from hlatctl.run.errors import DISK_FULL, HlatctlError, StorageError, from_record
+from hlatctl.run.errors import DISK_FULL, StorageError
 from hlatctl.run.files import reading
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend
 from trainer.checkpoint.remote import Fetcher, Uploader
 from trainer.checkpoint.shards import ShardIndex, read_index
-from trainer.checkpoint.together import Together
+from trainer.checkpoint.together import Together, on_rank0
 from trainer.checkpoint.trust import CheckpointRecords, Tiers, Verifier
 from trainer.checkpoint.writer import STATE, Save, Writer
 
@@ -218,17 +218,7 @@ class CheckpointManager:
         self._records.note("initial_weights", path=os.fspath(folder))
 
     def _on_rank0(self, work: Callable[[], Any]) -> Any:
-        """Call ``work`` on rank 0; return its value, or raise its error, on every rank."""
-        result, failure = None, None
-        if self._backend.rank == 0:
-            try:
-                result = work()
-            except (HlatctlError, OSError) as error:
-                failure = self._together.failure_of(error)
-        result, failure = self._backend.from_rank0([result, failure])
-        if failure:
-            raise from_record(failure)
-        return result
+        return on_rank0(self._backend, work, self._tiers.folders[0])
 
     def _is_skipped(self, save: Save) -> bool:
         if self._writer.is_busy and not save.required and self._config.checkpoint.when_busy == "skip":

@@ -10,7 +10,7 @@ blocks' positions in their whole tensors, as torch.distributed.checkpoint writes
 ``tensors.jsonl`` is the index of all shards, so that no process reads all their headers. The first line is
 ``{"files": [...], "v": 1}``. Each other line is ``[name, dtype, shape, chunks]``, in order of names. A chunk is
 ``[number of its file, first byte, offset in each dimension, size in each dimension]``, flat. A reader parses only the
-lines of its tensors: 70B on 2,048 processes have 370,000 chunks, 17 MB. Without this file, it is made from the headers.
+lines of its tensors: 70B on 2,048 processes have 370,000 chunks, 17 MB.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from hlatctl.run.errors import CheckpointError, StorageError, code_of, hint_of
-from hlatctl.run.files import DAMAGED, fsync, parse_json, read_bytes, why
+from hlatctl.run.files import DAMAGED, fsync, parse_json, read_bytes, why, write_text
 from trainer.parallel.tensor import UnevenShard
 
 
@@ -366,12 +366,8 @@ class ShardIndex:
         return None
 
 
-def compose(shards: Mapping[str, Sequence[StoredChunk]], *, whole: bool) -> ShardIndex:
-    """Return the index of shards by file name.
-
-    Args:
-        shards: each shard's blocks, by file name.
-        whole: check that each tensor is complete, with every block once.
+def compose(shards: Mapping[str, Sequence[StoredChunk]]) -> ShardIndex:
+    """Return the index of shards, given as their blocks by file name.
 
     Raises:
         StorageError: parts of a tensor are in no shard, or in two.
@@ -384,9 +380,9 @@ def compose(shards: Mapping[str, Sequence[StoredChunk]], *, whole: bool) -> Shar
     for tensor, placed in sorted(by_tensor.items()):
         shape = [max(ends) for ends in zip(*(chunk.shape for _, chunk in placed), strict=True)]
         missing = _missing(shape, [chunk for _, chunk in placed])
-        if whole and missing > 0:
+        if missing > 0:
             raise StorageError(f"{tensor}: {missing} of {math.prod(shape)} elements were written by no process")
-        if whole and len({tuple(chunk.offsets) for _, chunk in placed}) < len(placed):
+        if len({tuple(chunk.offsets) for _, chunk in placed}) < len(placed):
             raise StorageError(f"{tensor}: two processes wrote the same block")
         rows = [[number, chunk.begin, *chunk.offsets, *chunk.sizes] for number, chunk in placed]
         lines.append(json.dumps([tensor, placed[0][1].dtype, shape, rows], separators=(",", ":")))
@@ -397,16 +393,11 @@ def read_index(folder: Path) -> ShardIndex:
     """Return the index of a checkpoint's folder; one process reads it and sends it to the others.
 
     Raises:
-        CheckpointError: it, or without it a shard's header, can't be read.
+        CheckpointError: it can't be read.
     """
     path = folder / INDEX
     try:
-        if path.is_file():
-            return ShardIndex(read_bytes(path, _MAX_INDEX_BYTES).decode())
-        shards = {}
-        for path in sorted(folder.glob(f"*{SUFFIX}")):
-            shards[path.name] = read_header(path)
-        return compose(shards, whole=False)
+        return ShardIndex(read_bytes(path, _MAX_INDEX_BYTES).decode())
     except (OSError, *DAMAGED) as error:
         raise CheckpointError(f"{path}: can't be read ({why(error)})") from None
 
@@ -453,6 +444,12 @@ def save_tensors(tensors: Mapping[str, Tensor], folder: Path, *, number: int = 1
         raise StorageError(text, hint=hint_of(error), code=code_of(error)) from None
 
 
+def save_whole(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Write whole tensors as the only process, with their index; raises as :func:`save_tensors`."""
+    shard = save_tensors(tensors, folder)
+    write_text(folder / INDEX, compose({file_name(1): shard.chunks if shard else []}).text)
+
+
 def load_tensors(tensors: Mapping[str, Tensor], folder: Path, index: ShardIndex | None = None) -> None:
     """Read into this process's shards in place, converted to their dtypes.
 
@@ -487,8 +484,6 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path, index: ShardIndex 
 
 def describe_tensors(folder: Path) -> dict[str, Tensor]:
     """Return every tensor of a folder by name, without values (on the meta device)."""
-    import torch
-
     with _damage_of(folder):
         return {
             stored.name: torch.empty(stored.shape, dtype=DTYPES[stored.dtype], device="meta")
@@ -498,8 +493,6 @@ def describe_tensors(folder: Path) -> dict[str, Tensor]:
 
 def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
     """Return the selected tensors, whole, by name."""
-    import torch
-
     described = {name: tensor for name, tensor in describe_tensors(folder).items() if wanted(name)}
     tensors = {name: torch.empty_like(tensor, device="cpu") for name, tensor in described.items()}
     load_tensors(tensors, folder)
@@ -524,8 +517,6 @@ def _overlaps(chunk: Chunk, stored: list[tuple[str, StoredChunk]]) -> Iterator[t
 
 def _read(file: BinaryIO, read: _Read) -> None:
     """Read whole rows of a block, directly into the target where its memory has the same form."""
-    import torch
-
     dtype, row_shape = DTYPES[read.block.dtype], read.block.sizes[1:]
     shape = [read.rows.stop - read.rows.start, *row_shape] if read.block.sizes else []
     target = read.target

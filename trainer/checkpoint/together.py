@@ -21,6 +21,31 @@ _BEAT_S = 5.0
 Failure = dict[str, str]
 
 
+def on_rank0(backend: Backend, work: Callable[[], Any], place: object) -> Any:
+    """Call short work on rank 0; return its JSON value, or raise its error, on every rank, in the training thread.
+
+    Args:
+        place: the folder named in errors that name none.
+    """
+    value, failure = None, None
+    if backend.rank == 0:
+        try:
+            value = work()
+        except (HlatctlError, OSError) as error:
+            failure = _failure_of(error, backend, place)
+    value, failure = backend.from_rank0([value, failure])
+    if failure:
+        raise from_record(failure)
+    return value
+
+
+def _failure_of(error: Exception, backend: Backend, place: object) -> Failure:
+    if not isinstance(error, HlatctlError):
+        text = f"{place}: rank {backend.rank}: {type(error).__name__}: {error}"
+        error = StorageError(text, hint=hint_of(error), code=code_of(error))
+    return to_record(error)
+
+
 class Together:
     """Runs work on all ranks, or on one for all. All ranks call each method together, from one thread at a time.
 
@@ -63,11 +88,7 @@ class Together:
 
     def failure_of(self, error: Exception) -> Failure:
         """Return an error in the form that is sent to other ranks."""
-        if not isinstance(error, HlatctlError):
-            where = f"{self._place}: rank {self._backend.rank}"
-            text = f"{where}: {type(error).__name__}: {error}"
-            error = StorageError(text, hint=hint_of(error), code=code_of(error))
-        return to_record(error)
+        return _failure_of(error, self._backend, self._place)
 
     def _no_answer(self, rank: int) -> StorageError:
         return StorageError(

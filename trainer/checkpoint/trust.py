@@ -353,7 +353,7 @@ class CheckpointRecords:
             if event["kind"] in _KINDS:
                 apply(self._state, event)
             if event["kind"] == "checkpoint_committed":
-                self._manifests[event["step"]] = event.get("manifest_sha256", "")
+                self._manifests[event["step"]] = event["manifest_sha256"]
             if event["kind"] == "checkpoint_written" and event["wall_s"] > 0:
                 self._bytes_per_s = event["bytes"] / event["wall_s"]
 

@@ -210,7 +210,7 @@ class Writer:
     def _make_index(self, written: list[dict[str, Any]], stored: list[Any]) -> None:
         pairs = zip(written, stored, strict=True)
         shards = {part["entry"]["path"]: [StoredChunk(*chunk) for chunk in chunks] for part, chunks in pairs if chunks}
-        self._index = compose(shards, whole=True)
+        self._index = compose(shards)
 
     def _commit(
         self,

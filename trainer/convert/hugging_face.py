@@ -17,7 +17,7 @@ from conf.load import decode_dataclass
 from conf.schema import Config, ModelConfig
 from hlatctl.run.checkpoint import why_invalid
 from hlatctl.run.errors import CheckpointError, ConfigError
-from trainer.checkpoint.shards import describe_tensors, load_tensors, read_index
+from trainer.checkpoint.shards import INDEX, describe_tensors, load_tensors, read_index
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -375,7 +375,7 @@ class Weights:
 
     def __init__(self, folder: Path, config: Config) -> None:
         self._folder, self._config = folder, config
-        stored = describe_tensors(folder)
+        stored = describe_tensors(folder) if (folder / INDEX).is_file() else {}  # a simulated one has no tensors
         self.ours = {name.removeprefix(WEIGHTS): stored[name] for name in stored if name.startswith(WEIGHTS)}
         if not self.ours:
             raise CheckpointError(f"{folder}: has no weights", hint="choose a trained run; --dry-run trains nothing")

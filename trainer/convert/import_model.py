@@ -24,7 +24,7 @@ from hlatctl.run.checkpoint import write_manifest
 from hlatctl.run.errors import CheckpointError, run_main
 from hlatctl.run.files import check_size, new_folder, why
 from hlatctl.units import size
-from trainer.checkpoint.shards import save_tensors
+from trainer.checkpoint.shards import save_whole
 from trainer.convert.hugging_face import from_hugging_face, model_config, to_hugging_face
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def import_model(source: Path, target: Path) -> dict[str, Any]:
     with new_folder(target) as partial:
         weights = _read_weights(source, model)
         ours = {f"model.{name}": tensor for name, tensor in from_hugging_face(weights, model).items()}
-        save_tensors(ours, partial)
+        save_whole(ours, partial)
         tokenizer = _copy_tokenizer(source, partial / "tokenizer")
         files.write_json(partial / MODEL, asdict(model))
         files.write_json(partial / "state.json", {"imported_from": os.fspath(source)})

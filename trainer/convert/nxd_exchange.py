@@ -100,7 +100,7 @@ def from_library(backend: Nxd, config: Config, source: Path, target: Path) -> di
         stored = backend.to_rank0_beside([shard.entry["path"], shard.chunks] if shard else None)
         if backend.rank == 0:
             shards = {path: [StoredChunk(*chunk) for chunk in chunks] for path, chunks in filter(None, stored)}
-            files.write_text(partial / INDEX, compose(shards, whole=True).text)
+            files.write_text(partial / INDEX, compose(shards).text)
             for name, value in {MODEL: asdict(config.model), **described["files"]}.items():
                 files.write_json(partial / name, value)
             write_manifest(partial, step=described["step"], tokens=described["tokens"], world=described["world"])

@@ -10,7 +10,7 @@ take 1 MB. Numbers are 64-bit and little-endian.
 
 A file in object storage is indexed through a stand-in: ``fill_headers`` fetches only its headers. Messages and footer
 are parsed as the format defines them (apache/arrow, ``format/Message.fbs`` and ``File.fbs``), because pyarrow can't
-locate messages without reading the content. ``Blocks`` keeps recently used offsets of such files in memory.
+locate messages without reading the content. Recently used offsets of such files stay in memory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ import hashlib
 import os
 import resource
 import struct
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -175,13 +173,13 @@ class Table:
     Args:
         starts: the first document of each file; at the end, the number of documents.
         files: array of :data:`FILE`.
-        batches: batches of all files; None if files are scanned when they are opened (version 2 of ``dataset.json``).
+        batches: batches of all files.
         skips: for each held-out document, the number of training documents before it.
     """
 
     starts: list[int]
     files: npt.NDArray[np.void]
-    batches: Batches | None
+    batches: Batches
     skips: Rows
 
     def document(self, position: int) -> int:
@@ -193,10 +191,8 @@ class Table:
         number = bisect_right(self.starts, document) - 1
         return number, document - self.starts[number]
 
-    def batches_of(self, number: int) -> Batches | None:
-        """Return the batches of a file; None if it has to be scanned."""
-        if self.batches is None:
-            return None
+    def batches_of(self, number: int) -> Batches:
+        """Return the batches of a file."""
         end = self.files["batch"][number + 1] if number + 1 < len(self.files) else len(self.batches)
         return self.batches[self.files["batch"][number] : end]
 
@@ -262,17 +258,6 @@ def load_table(description: Mapping[str, Any]) -> Table:
     return Table(starts, arrays["files"], arrays["batches"], arrays["skips"])
 
 
-def scanned_table(entries: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table of prepared files without an index: each is scanned when it is opened.
-
-    Args:
-        entries: entries of the files in ``dataset.json``.
-    """
-    starts = np.cumsum([0, *(int(entry["documents"]) for entry in entries)]).tolist()
-    rows = [(start, 0, -1, -1, -1 - number) for number, start in enumerate(starts[:-1])]
-    return Table(starts, np.array(rows, dtype=FILE), None, np.empty(0, dtype=np.int64))
-
-
 def _mapped(dtype: Any, *, path: str, sha256: str) -> Any:
     try:
         if files.sha256_file(Path(path)) != sha256:
@@ -289,43 +274,20 @@ def _mapped(dtype: Any, *, path: str, sha256: str) -> Any:
 _BLOCK_BYTES, _MOST_BLOCKS = 8 << 10, 8 << 10
 
 
-class Blocks:
-    """The most recently used blocks of objects; threads may share it."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[RemoteObject, int], bytes] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def read(self, remote: RemoteObject, position: int, size: int) -> bytes:
-        """Return bytes of an object.
-
-        Raises:
-            DataError: as :meth:`RemoteObject.read`.
-        """
-        first, last = position // _BLOCK_BYTES, (position + size - 1) // _BLOCK_BYTES
-        whole = b"".join(self._block(remote, number) for number in range(first, last + 1))
-        start = position - first * _BLOCK_BYTES
-        if len(whole) < start + size:
-            return remote.read(position, size)  # raises: the range is outside the object
-        return whole[start : start + size]
-
-    def _block(self, remote: RemoteObject, number: int) -> bytes:
-        key = (remote, number)
-        with self._lock:
-            content = self._kept.get(key)
-            if content is not None:
-                self._kept.move_to_end(key)
-                return content
-        start = number * _BLOCK_BYTES
-        content = remote.read(start, max(0, min(_BLOCK_BYTES, remote.size - start)))
-        with self._lock:
-            self._kept[key] = content
-            if len(self._kept) > _MOST_BLOCKS:
-                self._kept.popitem(last=False)
-        return content
+def read_in_blocks(remote: RemoteObject, position: int, size: int) -> bytes:
+    """Return bytes of an object from its recently used blocks; raises as :meth:`RemoteObject.read`."""
+    first, last = position // _BLOCK_BYTES, (position + size - 1) // _BLOCK_BYTES
+    whole = b"".join(_block(remote, number) for number in range(first, last + 1))
+    start = position - first * _BLOCK_BYTES
+    if len(whole) < start + size:
+        return remote.read(position, size)  # raises: the range is outside the object
+    return whole[start : start + size]
 
 
-BLOCKS = Blocks()
+@lru_cache(maxsize=_MOST_BLOCKS)
+def _block(remote: RemoteObject, number: int) -> bytes:
+    start = number * _BLOCK_BYTES
+    return remote.read(start, max(0, min(_BLOCK_BYTES, remote.size - start)))
 
 
 #: Column of the text in prepared files.
@@ -342,23 +304,21 @@ class TextFile:
 
     Args:
         path: the file; a stand-in's file is read from its object, which detects changes itself.
-        batches: its batches; None: scan for them now.
+        batches: its batches.
         size: required size in bytes; -1: any.
         mtime_ns: required modification time; -1: any.
-        documents: required number of rows.
         report: called with a damaged document; if it returns, the document has no text.
 
     Raises:
         DataError: the file is missing, or has changed since it was indexed.
     """
 
-    def __init__(
-        self, path: str, batches: Batches | None, *, size: int, mtime_ns: int, documents: int, report: Report = fail
-    ) -> None:
+    def __init__(self, path: str, batches: Batches, *, size: int, mtime_ns: int, report: Report = fail) -> None:
         self._path, self._report, self._prepared = path, report, mtime_ns == -1
+        self.batches, self._rows = batches, batches["row"]
         self._remote = remote_of(path)
-        if self._remote is not None and batches is not None:
-            self._path, self.batches, self._rows = self._remote.url, batches, batches["row"]
+        if self._remote is not None:
+            self._path = self._remote.url
             return
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -368,8 +328,6 @@ class TextFile:
         if not self._prepared and (status.st_size, status.st_mtime_ns) != (size, mtime_ns):
             what = f"{status.st_size:,} bytes, was {size:,}" if status.st_size != size else "its time of change"
             raise DataError(f"{path}: has changed since it was indexed ({what})", hint=_CHANGED_HINT)
-        self.batches = self._scanned(documents) if batches is None else batches
-        self._rows = self.batches["row"]
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if hasattr(self, "_descriptor"):
@@ -402,7 +360,7 @@ class TextFile:
 
     def _read_place(self, size: int, position: int) -> bytes:
         """Read bytes that contain positions of texts. For an object, keep the block for its other texts."""
-        return self._read(size, position) if self._remote is None else BLOCKS.read(self._remote, position, size)
+        return self._read(size, position) if self._remote is None else read_in_blocks(self._remote, position, size)
 
     def _read(self, size: int, position: int) -> bytes:
         if self._remote is not None:
@@ -415,16 +373,6 @@ class TextFile:
             raise self._unusable(f"it ends before byte {position + size:,}")
         return content
 
-    def _scanned(self, documents: int) -> Batches:
-        def refuse(error: DataError) -> None:
-            raise self._unusable(error.message.removeprefix(f"{self._path}: "))
-
-        indexed = index_file(Path(self._path), PREPARED_COLUMN, refuse)
-        rows = indexed.rows if indexed else 0
-        if indexed is None or rows != documents:
-            raise self._unusable(f"{rows} documents, not {documents}")
-        return indexed.batches
-
     def _unusable(self, why: str) -> DataError:
         if self._prepared:
             return DataError(f"{self._path}: prepared corpus is missing or damaged ({why})", hint=_PREPARED_HINT)
@@ -434,31 +382,6 @@ class TextFile:
         if self._prepared:
             return self._unusable(f"document {row}: {why}")
         return DataError(f"{self._path}:{row + 1}: {why}", hint=_DAMAGED_HINT)
-
-
-class OpenFiles:
-    """Keeps the most recently used files open; threads may share it.
-
-    Args:
-        open_file: opens a file by its number.
-    """
-
-    def __init__(self, open_file: Callable[[int], TextFile]) -> None:
-        self._open_file, self._lock = open_file, threading.Lock()
-        self._open: OrderedDict[int, TextFile] = OrderedDict()
-        self._most = most_open()
-
-    def get(self, number: int) -> TextFile:
-        """Return a file; it is closed once it is neither kept nor used."""
-        with self._lock:
-            file = self._open.get(number)
-            if file is None:
-                file = self._open[number] = self._open_file(number)
-                if len(self._open) > self._most:
-                    self._open.popitem(last=False)
-            else:
-                self._open.move_to_end(number)
-            return file
 
 
 def most_open() -> int:

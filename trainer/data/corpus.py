@@ -30,7 +30,7 @@ from hlatctl.units import one_line
 from trainer.data import formats, tokenizer
 from trainer.data.arrow_index import Indexed, Rows, TableWriter, fill_headers, held_out_rows, index_file
 from trainer.data.documents import SCHEMA
-from trainer.data.formats import LineRange, Report, Row, fail, format_of, read_lines
+from trainer.data.formats import LineRange, Report, TextRow, fail, format_of, read_lines
 from trainer.data.remote import drop, fetch, fetch_ends, in_words, remote_of, shown
 from trainer.data.workers import Progress, count, spread
 
@@ -108,7 +108,7 @@ def _check_files(corpus: Corpus, *, skip: bool) -> None:
         raise damage[0]
 
 
-def read_module(path: Path) -> Iterator[Row]:
+def read_module(path: Path) -> Iterator[TextRow]:
     """Yield the pieces of a Python module as rows; the text is None if it is not UTF-8."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -475,7 +475,7 @@ def _convert_piece(split: Split, piece: Piece, *, skip: bool) -> dict[str, Any]:
     }
 
 
-def _read(piece: Piece, lines: LineRange | None, report: Report) -> Iterator[Row]:
+def _read(piece: Piece, lines: LineRange | None, report: Report) -> Iterator[TextRow]:
     """Yield the rows of an input; the text of a row is None or blank if there is none."""
     if piece.modules:
         return read_module(piece.path)

@@ -24,11 +24,10 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, overload
@@ -41,7 +40,7 @@ from hlatctl.run import files
 from hlatctl.run.errors import DataError
 from hlatctl.run.files import fsync, open_regular, reading
 from trainer.data import formats, tokenizer
-from trainer.data.arrow_index import PREPARED_COLUMN, OpenFiles, Rows, Table, TextFile, load_table, scanned_table
+from trainer.data.arrow_index import PREPARED_COLUMN, Rows, Table, TextFile, load_table, most_open
 from trainer.data.formats import Report, fail
 from trainer.data.packing import Permutation
 from trainer.data.remote import RemoteObject, in_order, remote_of, shown
@@ -73,16 +72,7 @@ class Documents(Sequence[str]):
 
     def __init__(self, table: Table, path_of: Callable[[int], str], report: Report = fail) -> None:
         self.table, self._path_of, self._report = table, path_of, report
-        self._files = OpenFiles(self._open)
-
-    @classmethod
-    def prepared(cls, entries: Sequence[Mapping[str, Any]]) -> Documents:
-        """Return the documents of prepared files that have no index.
-
-        Args:
-            entries: the files of ``dataset.json``, with ``path`` and number of ``documents``.
-        """
-        return cls(scanned_table(entries), lambda number: str(entries[number]["path"]))
+        self._file = lru_cache(maxsize=most_open())(self._open)
 
     def __len__(self) -> int:
         return self.table.starts[-1] - len(self.table.skips)
@@ -116,7 +106,7 @@ class Documents(Sequence[str]):
             DataError: its file is missing or has changed; or, by default, it is damaged.
         """
         number, row = self.table.find(document)
-        return self._files.get(number).text(row)
+        return self._file(number).text(row)
 
     def input_and_row(self, position: int) -> tuple[int, int]:
         """Return a document's input, by its position in the source's inputs, and its 1-based row there."""
@@ -124,7 +114,7 @@ class Documents(Sequence[str]):
         at = int(self.table.files["input"][number])
         if at >= 0:
             return at, row + 1
-        batch = self._files.get(number).batch(row)
+        batch = self._file(number).batch(row)
         with pa.memory_map(self._path_of(number)) as source, pa.ipc.open_file(source) as reader:
             cells = reader.get_batch(int(batch["number"])).slice(row - int(batch["row"]), 1)
             return cells.column("file")[0].as_py(), cells.column("row")[0].as_py()
@@ -136,7 +126,6 @@ class Documents(Sequence[str]):
             self.table.batches_of(number),
             size=int(file["size"]),
             mtime_ns=int(file["mtime_ns"]),
-            documents=self.table.starts[number + 1] - self.table.starts[number],
             report=self._report,
         )
 
@@ -173,18 +162,15 @@ class Source:
         self.text_bytes = int(self._entry["text_bytes"])
         self._prepared = [entry for entry in dataset["files"] if entry["source"] == index]
         self._inputs: list[Any] | None = None
-        if "index" in self._entry:
-            report = _skip if dataset["on_corrupt"] == "skip" else fail
-            table = load_table(self._entry["index"])
-            prepared = int((table.files["input"] < 0).sum())
-            if prepared != len(self._prepared):
-                raise DataError(
-                    f"{self.name}: dataset.json names {len(self._prepared)} prepared files, its index {prepared}",
-                    hint=_HINT,
-                )
-            self.documents = Documents(table, self._path_of, report)
-        else:
-            self.documents = Documents.prepared(self._prepared)
+        report = _skip if dataset["on_corrupt"] == "skip" else fail
+        table = load_table(self._entry["index"])
+        prepared = int((table.files["input"] < 0).sum())
+        if prepared != len(self._prepared):
+            raise DataError(
+                f"{self.name}: dataset.json names {len(self._prepared)} prepared files, its index {prepared}",
+                hint=_HINT,
+            )
+        self.documents = Documents(table, self._path_of, report)
 
     def held_out_texts(self) -> _Picked:
         """Return the held-out texts of files that are used where they lie."""
@@ -542,8 +528,7 @@ class TokenDocuments(Sequence[Tokens]):
         #: For the i-th held-out document, the number of training documents before it.
         self._before = self._held_out - np.arange(len(self._held_out))
         self._vocab_size, self._eos_id = vocab_size, eos_id
-        self._open: OrderedDict[int, TokenFile] = OrderedDict()
-        self._lock = threading.Lock()
+        self._file = lru_cache(maxsize=_OPEN_FILES)(self._open)
 
     def __len__(self) -> int:
         return int(self._starts[-1]) - len(self._held_out)
@@ -608,18 +593,11 @@ class TokenDocuments(Sequence[Tokens]):
             hint="set tokenizer.path to the tokenizer that made these ids, or copy the files again",
         )
 
-    def _file(self, number: int) -> TokenFile:
-        """Return a mapped pair of files; the most recently used ones stay mapped."""
-        with self._lock:
-            if number not in self._open:
-                entry = self._entries[number]
-                file = TokenFile(Path(entry["path"]))
-                check_counts(entry, documents=len(file), tokens=file.tokens)
-                self._open[number] = file
-                if len(self._open) > _OPEN_FILES:
-                    self._open.popitem(last=False)
-            self._open.move_to_end(number)
-            return self._open[number]
+    def _open(self, number: int) -> TokenFile:
+        entry = self._entries[number]
+        file = TokenFile(Path(entry["path"]))
+        check_counts(entry, documents=len(file), tokens=file.tokens)
+        return file
 
 
 class HeldOut:

@@ -30,7 +30,7 @@ from hlatctl.run.errors import DataError
 #: Size limit of a document, and of a line that contains one. The longest of public corpora have about 10 MB.
 MAX_TEXT_BYTES = 64 << 20
 #: A row's number, and its text if it has one.
-Row = tuple[int, str | None]
+TextRow = tuple[int, str | None]
 #: Called with damage: raises it, or returns to skip the damaged part.
 Report = Callable[[DataError], None]
 
@@ -140,14 +140,14 @@ class LineRange:
             return count + (not last.endswith(b"\n"))  # a line that begins before the range is not part of it
 
 
-def read_lines(lines: LineRange, column: str, report: Report) -> Iterator[Row]:
+def read_lines(lines: LineRange, column: str, report: Report) -> Iterator[TextRow]:
     """Yield the rows of JSON Lines in a range; their numbers count from its first line. See :func:`read_documents`."""
     yield from json_rows(lines.path, lines, column, report, lambda: lines.before)
 
 
 def json_rows(
     path: Path, lines: Iterable[tuple[bytes, int]], column: str, report: Report, before: Callable[[], int] = lambda: 0
-) -> Iterator[Row]:
+) -> Iterator[TextRow]:
     """Yield the rows of lines; ``before`` returns the number of the file's lines before them, for messages."""
     number = 0
 
@@ -284,7 +284,7 @@ def check_file(path: Path, column: str, report: Report = fail) -> bool:
     return False
 
 
-def read_documents(path: Path, column: str, report: Report = fail) -> Iterator[Row]:
+def read_documents(path: Path, column: str, report: Report = fail) -> Iterator[TextRow]:
     """Yield a file's rows in order; a null is a row without text.
 
     Args:
@@ -299,7 +299,7 @@ def read_documents(path: Path, column: str, report: Report = fail) -> Iterator[R
         yield from readers[format_of(path) or ""](path, column, report)
 
 
-def _read_parquet(path: Path, column: str, report: Report) -> Iterator[Row]:
+def _read_parquet(path: Path, column: str, report: Report) -> Iterator[TextRow]:
     """Read row group by row group: damage skips the rest of its group."""
     with pq.ParquetFile(path, memory_map=True) as file:
         check_schema(path, file.schema_arrow, column)
@@ -340,7 +340,7 @@ def _number(header: io.BytesIO) -> int:
     return value >> 1
 
 
-def _group_rows(path: Path, batches: Iterator[Any], first: int, last: int, report: Report) -> Iterator[Row]:
+def _group_rows(path: Path, batches: Iterator[Any], first: int, last: int, report: Report) -> Iterator[TextRow]:
     row = first
     with guard(path, report, lambda: f"in rows {row} to {last}"):
         for batch in batches:
@@ -348,7 +348,7 @@ def _group_rows(path: Path, batches: Iterator[Any], first: int, last: int, repor
             row += len(batch)
 
 
-def _read_arrow(path: Path, column: str, report: Report) -> Iterator[Row]:
+def _read_arrow(path: Path, column: str, report: Report) -> Iterator[TextRow]:
     """Read batch by batch; a stream has no index, so damage skips the rest."""
     with open_arrow(path, column) as (batches, _):
         first = 1
@@ -362,7 +362,7 @@ def _read_arrow(path: Path, column: str, report: Report) -> Iterator[Row]:
                 first += len(values)
 
 
-def _column_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[Row]:
+def _column_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[TextRow]:
     if pa.types.is_dictionary(values.type):
         yield from _dictionary_rows(path, values, first, report)
         return
@@ -380,7 +380,7 @@ def _column_rows(path: Path, values: pa.Array, first: int, report: Report) -> It
         yield from enumerate(texts, start=first)
 
 
-def _dictionary_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[Row]:
+def _dictionary_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[TextRow]:
     """Yield rows one by one, rejecting texts that are too long."""
     lengths = pc.binary_length(values.dictionary).to_pylist()
     for number, entry in enumerate(values.indices.to_pylist(), start=first):
@@ -395,7 +395,7 @@ def _dictionary_rows(path: Path, values: pa.Array, first: int, report: Report) -
             report(not_utf8(f"{path}:{number}", error))
 
 
-def _decodable_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[Row]:
+def _decodable_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[TextRow]:
     """Yield the rows that are valid UTF-8, and report the others."""
     for number, value in enumerate(values, start=first):
         try:
@@ -404,12 +404,12 @@ def _decodable_rows(path: Path, values: pa.Array, first: int, report: Report) ->
             report(not_utf8(f"{path}:{number}", error))
 
 
-def _read_jsonl(path: Path, column: str, report: Report) -> Iterator[Row]:
+def _read_jsonl(path: Path, column: str, report: Report) -> Iterator[TextRow]:
     with open_lines(path) as lines:
         yield from json_rows(path, lines, column, report)
 
 
-def _read_text(path: Path, column: str, report: Report) -> Iterator[Row]:
+def _read_text(path: Path, column: str, report: Report) -> Iterator[TextRow]:
     del column  # a plain text file has none
     with open_lines(path) as lines:
         yield from enumerate(cut(_decoded(path, lines, report), TEXT_DOCUMENT_BYTES), start=1)

@@ -28,7 +28,7 @@ from hlatctl.run.errors import STORAGE_AWAY, CheckpointError, HlatctlError, Laun
 from hlatctl.run.journal import Event
 from trainer.data import tokenizer
 from trainer.data.documents import sources_of
-from trainer.data.packing import Deal, Position, Row
+from trainer.data.packing import Deal, PackedRow, Position
 from trainer.data.prefetch import STOP_POLL_S, Batch, Batches, State
 from trainer.data.remote import ReadAhead
 from trainer.data.tokenizer import Tokens, make_encoder
@@ -215,7 +215,7 @@ class Loader(Batches):
         ]
         self._ahead = [each for each in documents if isinstance(each, ReadAhead)]
         eos_id = int(dataset["tokenizer"]["eos_id"])
-        own = [Row(documents, deal, encode, eos_id=eos_id, row=i, start=positions[i]) for i in mine]
+        own = [PackedRow(documents, deal, encode, eos_id=eos_id, row=i, start=positions[i]) for i in mine]
         self._taken = [row.position for row in own]
         self._failing = False
         self._start(lambda: self._produce(own, first))
@@ -233,7 +233,7 @@ class Loader(Batches):
         if self._sender:
             self._sender.close()
 
-    def _produce(self, rows: list[Row], number: int) -> None:
+    def _produce(self, rows: list[PackedRow], number: int) -> None:
         try:
             while not self._stopping.is_set():
                 number += 1

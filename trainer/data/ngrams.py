@@ -136,8 +136,8 @@ class Words:
         np.greater(buffer, 32, out=inside[1:-1])
         edges = np.flatnonzero(inside[1:] != inside[:-1])
         self.starts, self.ends = edges[::2], edges[1::2]
-        powers, self._inverses = _powers(len(self))
-        self._sums = _running_sums(_of_words(text, self.starts, self.ends) * powers)
+        powers, self._inverses = _powers(max(len(self), BLOCK_BYTES))
+        self._sums = _running_sums(_of_words(text, self.starts, self.ends) * powers[: len(self)])
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -257,16 +257,10 @@ def _of_words(text: bytes, starts: Numbers, ends: Numbers) -> Hashes:
     return hashes
 
 
-_kept_powers: tuple[Hashes, Hashes] = np.empty(0, np.uint64), np.empty(0, np.uint64)
-
-
+@lru_cache(maxsize=1)
 def _powers(size: int) -> tuple[Hashes, Hashes]:
-    """Return the powers of the base from 0 modulo 2**64, and their inverses; cached for the next block."""
-    global _kept_powers
-    if len(_kept_powers[0]) < size:
-        length = max(size, BLOCK_BYTES)
-        _kept_powers = _running_products(_BASE, length), _running_products(pow(_BASE, -1, 1 << 64), length)
-    return _kept_powers[0][:size], _kept_powers[1][:size]
+    """Return the powers of the base from 0 modulo 2**64, and their inverses."""
+    return _running_products(_BASE, size), _running_products(pow(_BASE, -1, 1 << 64), size)
 
 
 def _running_products(base: int, length: int) -> Hashes:

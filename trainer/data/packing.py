@@ -175,7 +175,7 @@ class Deal:
         return " ".join(map(str, (self._seed, epoch, self._keys[source], *more)))
 
 
-class Row:
+class PackedRow:
     """One row, starting at a position.
 
     Args:

@@ -119,7 +119,7 @@ def _publish(partial: Path, target: Path) -> None:
     if (target / DATASET).is_file():  # a process on another host was faster; its lock isn't visible here
         shutil.rmtree(partial)
         return
-    shutil.rmtree(target, ignore_errors=True)  # incomplete: from a version that wrote there
+    shutil.rmtree(target, ignore_errors=True)  # it has no dataset.json
     partial.rename(target)
     fsync(target.parent)
 

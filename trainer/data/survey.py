@@ -47,7 +47,7 @@ def survey(config: Config, dataset: dict[str, Any], *, documents: int) -> dict[s
     totals = {key: dataset[key] for key in ("documents", "text_bytes", "skipped_rows", "corrupt_count", "corrupt")}
     return {
         **totals,
-        "warnings": dataset.get("warnings", []),
+        "warnings": dataset["warnings"],
         "fingerprint": dataset["fingerprint"],
         "validation_documents": dataset["validation"]["documents"],
         "vocab_size": dataset["tokenizer"]["vocab_size"],

@@ -29,7 +29,7 @@ from hlatctl.run.processes import end_with_parent
 from trainer.data import documents
 from trainer.data.dataset import VALIDATION
 from trainer.data.documents import MANIFEST, Source, sources_of
-from trainer.data.tokenize_part import PLAN, Part, Plan, read_plan, read_record, write_part
+from trainer.data.tokenize_part import PLAN, Part, TokenizationPlan, read_plan, read_record, write_part
 from trainer.data.workers import Progress, spread
 
 #: Text per part. A kill loses at most one part per process. 1.8 T tokens make about 7,000 parts.
@@ -124,7 +124,7 @@ def _locked(work: Path, target: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _plan(dataset_path: Path, dataset: dict[str, Any], source: Source, work: Path) -> Plan:
+def _plan(dataset_path: Path, dataset: dict[str, Any], source: Source, work: Path) -> TokenizationPlan:
     """Return the plan in the folder, or write a new one.
 
     Raises:
@@ -136,7 +136,7 @@ def _plan(dataset_path: Path, dataset: dict[str, Any], source: Source, work: Pat
             raise StorageError(f"{work}: contains parts of another corpus or tokenizer", hint=f"rm -r {work}")
         return plan
     part_bytes = min(max(source.text_bytes // _PARTS, _LEAST_PART_BYTES), _MOST_PART_BYTES)
-    plan = Plan(
+    plan = TokenizationPlan(
         dataset=os.fspath(dataset_path.absolute()),
         fingerprint=dataset["fingerprint"],
         documents=len(source.documents),
@@ -147,7 +147,7 @@ def _plan(dataset_path: Path, dataset: dict[str, Any], source: Source, work: Pat
     return plan
 
 
-def _check_space(plan: Plan, dataset: dict[str, Any], work: Path) -> None:
+def _check_space(plan: TokenizationPlan, dataset: dict[str, Any], work: Path) -> None:
     tokens = dataset["sources"][0]["estimated_tokens"] * _SPARE
     held_out = Path(dataset["validation"]["path"]).stat().st_size
     needed = round(tokens * np.dtype(plan.dtype).itemsize + plan.documents * _INDEX_BYTES + held_out)
@@ -161,7 +161,9 @@ def _check_space(plan: Plan, dataset: dict[str, Any], work: Path) -> None:
         )
 
 
-def _write_parts(plan: Plan, dataset: dict[str, Any], work: Path, processes: int | None) -> list[dict[str, Any]]:
+def _write_parts(
+    plan: TokenizationPlan, dataset: dict[str, Any], work: Path, processes: int | None
+) -> list[dict[str, Any]]:
     """Write the missing parts; return the records of all parts."""
     parts = [Part(work, number) for number in range(len(plan))]
     records = {part.number: read_record(part) for part in parts}

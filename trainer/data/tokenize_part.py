@@ -28,7 +28,7 @@ _COUNT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TokenizationPlan:
     """Which documents belong to which part.
 
     Args:
@@ -119,18 +119,18 @@ def read_record(part: Part) -> dict[str, Any] | None:
     return record if complete else None
 
 
-def read_plan(folder: Path) -> Plan:
+def read_plan(folder: Path) -> TokenizationPlan:
     """Return the plan in a folder.
 
     Raises:
         DamagedFileError: it is missing or damaged.
     """
     with reading(folder / PLAN, hint=f"remove {folder}, and run the same command"):
-        return Plan(**files.read_sealed_json(folder / PLAN))
+        return TokenizationPlan(**files.read_sealed_json(folder / PLAN))
 
 
 @lru_cache(maxsize=1)
-def _prepared(folder: Path) -> tuple[Plan, Source, Encode, int]:
+def _prepared(folder: Path) -> tuple[TokenizationPlan, Source, Encode, int]:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores
     plan = read_plan(folder)
     with reading(Path(plan.dataset)):

@@ -213,6 +213,37 @@ class Linear(nn.Linear):
         return self.product(input, self.weight.to(input.dtype))
 
 
+class StepNumbers:
+    """Further numbers of a step, such as ``router_entropy``: means of the values that all processes add in the step.
+
+    A layer adds its value with ``self.parts.numbers.add``, in every micro-batch, and a backend can do so too. The first
+    step of an attempt decides which numbers there are; one that is first added later is left out.
+    """
+
+    def __init__(self) -> None:
+        self._added: dict[str, tuple[Tensor, int]] = {}
+        self._names: list[str] | None = None
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add a value, a tensor with one element. Nothing waits for the device."""
+        total, count = self._added.get(name, (0.0, 0))
+        self._added[name] = value.detach().float().reshape(1) + total, count + 1
+
+    def take(self, gather: Callable[[list[str]], list[list[str]]], like: Tensor) -> tuple[list[str], Tensor]:
+        """End the step; return all processes' names, and this process's sum and count of each in turn, FP32.
+
+        Args:
+            gather: returns all processes' lists; called in the first step.
+            like: a tensor on the device.
+        """
+        if self._names is None:
+            self._names = sorted({name for names in gather(sorted(self._added)) for name in names})
+        added, self._added = self._added, {}
+        pairs = [added.get(name, (like.new_zeros(1, dtype=torch.float32), 0)) for name in self._names]
+        parts = [part for total, count in pairs for part in (total, torch.full_like(total, count))]
+        return self._names, torch.cat(parts) if parts else like.new_zeros(0, dtype=torch.float32)
+
+
 class Parts:
     """Makes the layers of a model; these are plain layers, and each process has its slice.
 
@@ -227,6 +258,7 @@ class Parts:
         self, rank: int = 0, slices: int = 1, heads: SharedHeads | None = None, cp: ContextParallel | None = None
     ) -> None:
         self.rank, self.slices, self.heads, self.cp = rank, slices, heads, cp
+        self.numbers = StepNumbers()
 
     def embedding(self, entries: int, width: int) -> nn.Module:
         """Return an embedding from ids (batch, seq) to (batch, seq, width), sharded by entries."""

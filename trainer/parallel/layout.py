@@ -130,6 +130,8 @@ def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backe
     """
     if compile_backend == "inductor":
         _keep_to_own_cache()
+    if compile_backend is not None:
+        _let_layers_add_numbers()
     checkpointing = layout.config.parallel.activation_checkpointing
     _set_memory_budget(layout.config.parallel.activation_memory_budget if checkpointing == "budget" else 1.0)
     for layer in model.blocks():
@@ -187,6 +189,14 @@ def _set_memory_budget(share: float) -> None:
     from torch._functorch import config
 
     config.activation_memory_budget = share
+
+
+def _let_layers_add_numbers() -> None:
+    """Let compiled layers that are recomputed add to ``StepNumbers``; PyTorch 2.9 may refuse to compile such layers."""
+    from torch._dynamo import config
+
+    if hasattr(config, "skip_fwd_side_effects_in_bwd_under_checkpoint"):
+        config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
 
 
 def _keep_to_own_cache() -> None:

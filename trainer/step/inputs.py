@@ -13,12 +13,13 @@ from typing import Any
 from conf.data_changes import AMENDED, TRAIN_STARTED, amended_skips, check_same_corpus
 from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.errors import DataError, HlatctlError, from_record, to_record
+from hlatctl.run.errors import DataError, HlatctlError
 from hlatctl.run.files import JOB_FOLDER_ENV
 from hlatctl.run.journal import Event, no_steps, read_events
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend
 from trainer.checkpoint.manager import Restored
+from trainer.checkpoint.together import on_rank0
 from trainer.data.loader import Loader, ReceivedBatches, Sender
 from trainer.data.prefetch import Batches, NoBatches, State
 
@@ -37,7 +38,7 @@ def read_dataset(run: RunPaths, backend: Backend) -> dict[str, Any]:
             hint = f"restore it from a copy; if it is missing, `hlatctl resume {run.run_id}` prepares it"
             raise DataError(f"{run.dataset}: can't be read ({error})", hint=hint) from None
 
-    dataset: dict[str, Any] = _on_rank0(backend, read)
+    dataset: dict[str, Any] = on_rank0(backend, read, run.root)
     return dataset
 
 
@@ -49,10 +50,10 @@ def open_batches(
     Raises:
         DataError: the corpus isn't the one that the checkpoint was trained on.
     """
-    events: list[Event] = _on_rank0(backend, lambda: _amendments(run))
+    events: list[Event] = on_rank0(backend, lambda: _amendments(run), run.root)
     state: State | None = None
     if last and not config.begins_data_at(last.step):
-        check_same_corpus(last.shared.get("dataset_fingerprint"), dataset, events)
+        check_same_corpus(last.shared["dataset_fingerprint"], dataset, events)
         state = last.loader
     sequences, length = config.train.global_batch_size // backend.data_parallel_size, config.train.seq_len
 
@@ -87,17 +88,3 @@ def _read_for_others(read: Callable[[Sender], Loader], sender: Sender) -> Loader
 def _amendments(run: RunPaths) -> list[Event]:
     """Return the events about skipped batches. The journal may grow while the processes start."""
     return [event for event in read_events(run, wanted=no_steps) if event["kind"] in (AMENDED, TRAIN_STARTED)]
-
-
-def _on_rank0(backend: Backend, work: Callable[[], Any]) -> Any:
-    """Call ``work`` on rank 0; return its JSON value, or raise its error, on every rank."""
-    value, failure = None, None
-    if backend.rank == 0:
-        try:
-            value = work()
-        except HlatctlError as error:
-            failure = to_record(error)
-    value, failure = backend.from_rank0([value, failure])
-    if failure:
-        raise from_record(failure)
-    return value

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import ClusterConfig
-from flows.launch.base import Allocation, Handle, Job, Plan, Status
+from flows.launch.base import Allocation, Handle, Job, JobPlan, Status
 from flows.launch.endings import (
     NodeRecord,
     base_of,
@@ -92,7 +92,7 @@ class KubernetesLauncher:
             self._hosts, self._hosts_asked_s = tuple(sorted(usable)), time.monotonic()
         return self._hosts
 
-    def render(self, job: Job) -> Plan:
+    def render(self, job: Job) -> JobPlan:
         """Return the job as a manifest.
 
         Raises:
@@ -101,7 +101,7 @@ class KubernetesLauncher:
         objects, patch = manifest(job, self._cluster), self._cluster.kubernetes.patch
         if patch:
             objects[-1] = self._patched(objects[-1], patch)
-        return Plan(job=job, script=text_of(objects), script_path=job.launch_dir / f"{job.name}.yaml")
+        return JobPlan(job=job, script=text_of(objects), script_path=job.launch_dir / f"{job.name}.yaml")
 
     def _patched(self, work: Object, patch: Object) -> Object:
         words = (
@@ -131,11 +131,11 @@ class KubernetesLauncher:
             )
         return patched
 
-    def handle(self, plan: Plan) -> Handle:
+    def handle(self, plan: JobPlan) -> Handle:
         """Return the job's place: its launch folder and name."""
         return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
 
-    def submit(self, plan: Plan) -> Handle:
+    def submit(self, plan: JobPlan) -> Handle:
         """Create the job, and return once the cluster has accepted it. An older job of this place is removed first.
 
         Raises:
@@ -353,7 +353,7 @@ def _listed_every_s(seen: Seen) -> float:
     return min(_LIST_EVERY_S, seen.took_s / _LIST_FRACTION)
 
 
-def _prepare(plan: Plan, base: Path, token: str) -> None:
+def _prepare(plan: JobPlan, base: Path, token: str) -> None:
     job = plan.job
     job.launch_dir.mkdir(parents=True, exist_ok=True)
     records = (path for kind in ("pid", "exit_code") for path in job.launch_dir.glob(f"{job.name}.node-*.{kind}"))

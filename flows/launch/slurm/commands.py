@@ -49,7 +49,7 @@ class SchedulerAwayError(LaunchError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SlurmJob:
     """A job as the scheduler knows it; see squeue(1). Accounting doesn't know the last two fields."""
 
     id: str
@@ -114,9 +114,9 @@ class Queue:
     def __init__(self) -> None:
         self._asking: threading.Thread | None = None
         self._asked_s, self._every_s = -_ASK_EVERY_S, _FIRST_ASK_S
-        self._rows: list[Row] | None = None
+        self._rows: list[SlurmJob] | None = None
 
-    def job(self, name: str, token: str, *, now: bool = False) -> Row | None:
+    def job(self, name: str, token: str, *, now: bool = False) -> SlurmJob | None:
         """Return the newest job of a name and a token (empty: any); None if the scheduler knows of none.
 
         Args:
@@ -133,7 +133,7 @@ class Queue:
         """Query soon, because a job has just been submitted."""
         self._asked_s, self._every_s = -_ASK_EVERY_S, _FIRST_ASK_S
 
-    def _newest(self, *, now: bool) -> list[Row]:
+    def _newest(self, *, now: bool) -> list[SlurmJob]:
         first = self._asked_s < 0
         if self._asking and (now or first):
             self._asking.join()
@@ -159,8 +159,8 @@ class Queue:
         self._asked_s, self._every_s = time.monotonic(), min(self._every_s * 2, _ASK_EVERY_S)
 
 
-def _row(line: str) -> Row:
-    return Row(**dict(zip(_NAMES, line.split("|", len(_NAMES) - 1), strict=True)))
+def _row(line: str) -> SlurmJob:
+    return SlurmJob(**dict(zip(_NAMES, line.split("|", len(_NAMES) - 1), strict=True)))
 
 
 def _error(command: str, text: str) -> LaunchError:
@@ -185,9 +185,9 @@ class Accounting:
 
     def __init__(self) -> None:
         self._there = True
-        self._known: dict[str, Row] = {}
+        self._known: dict[str, SlurmJob] = {}
 
-    def job(self, name: str, token: str, since_unix_s: float) -> Row | None:
+    def job(self, name: str, token: str, since_unix_s: float) -> SlurmJob | None:
         """Return the newest job of a name that was submitted since a time; None if there is none, or no answer.
 
         Args:
@@ -202,7 +202,7 @@ class Accounting:
             self._known[token] = max(rows, key=lambda row: int(row.id))
         return self._known[token]
 
-    def _ask(self, name: str, since_unix_s: float) -> list[Row]:
+    def _ask(self, name: str, since_unix_s: float) -> list[SlurmJob]:
         if not self._there:
             return []
         since = datetime.fromtimestamp(since_unix_s - _EARLIER_S).isoformat(timespec="seconds")
@@ -224,8 +224,8 @@ def sacct(*words: str) -> tuple[int, str]:
     return done.returncode, done.stderr if done.returncode else done.stdout
 
 
-def _accounting_row(line: str) -> Row:
+def _accounting_row(line: str) -> SlurmJob:
     """Return a job; sacct adds who cancelled it, and prints words instead of an empty node list."""
     id_, state, reason, comment, nodes, start, name = line.split("|", _FIELDS - 1)
     nodes = "" if nodes == "None assigned" else nodes
-    return Row(id=id_, state=state.split()[0], reason=reason, comment=comment, nodes=nodes, start=start, name=name)
+    return SlurmJob(id=id_, state=state.split()[0], reason=reason, comment=comment, nodes=nodes, start=start, name=name)

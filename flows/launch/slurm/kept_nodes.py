@@ -17,15 +17,15 @@ from pathlib import Path
 
 from conf.cluster_rules import SIGNAL_EARLY_S
 from conf.schema import ClusterConfig, SlurmConfig
-from flows.launch.base import Allocation, Job, Plan
+from flows.launch.base import Allocation, Job, JobPlan
 from flows.launch.endings import give_up, read_token, token_file
 from flows.launch.slurm import script as scripts
 from flows.launch.slurm.commands import (
     RUNS,
     WAITS,
     Queue,
-    Row,
     SchedulerAwayError,
+    SlurmJob,
     hosts_of,
     node_states,
     patiently,
@@ -115,12 +115,12 @@ def order_of(job: Job, script: Path, token: str) -> Order:
     )
 
 
-def is_alive(row: Row | None) -> bool:
+def is_alive(row: SlurmJob | None) -> bool:
     """Return whether an allocation waits for nodes or can run rounds. It can't if the host of its program was lost."""
     return row is not None and (row.state in WAITS or (row.state in RUNS and row.batch_host in hosts_of(row.nodes)))
 
 
-def fits(folder: Folder, row: Row | None, job: Job, unusable: Collection[str], settings: SlurmConfig) -> bool:
+def fits(folder: Folder, row: SlurmJob | None, job: Job, unusable: Collection[str], settings: SlurmConfig) -> bool:
     """Return whether a job can run in an allocation.
 
     An allocation that has not trained yet is never too short of time: a new one would be no longer.
@@ -191,7 +191,7 @@ class KeptNodes:
         if row and (row.state in WAITS or not folder.closed or not is_alive(row)):
             scancel(row.id)
 
-    def order_round(self, plan: Plan, token: str) -> None:
+    def order_round(self, plan: JobPlan, token: str) -> None:
         """Order a job's round in a fitting allocation, or else in a new one."""
         base, launch = plan.job.launch_dir / plan.job.name, plan.job.launch_dir.parent
         while True:
@@ -229,13 +229,13 @@ class KeptNodes:
             scancel(row.id)
         return None
 
-    def _new(self, plan: Plan, launch: Path) -> Folder:
+    def _new(self, plan: JobPlan, launch: Path) -> Folder:
         folder = following(launch)
         folder.submit(scripts.allocation_script(plan.job, self._cluster, folder.path))
         self._queue.hurry()
         return folder
 
-    def _row_of(self, folder: Folder, *, now: bool = True) -> Row | None:
+    def _row_of(self, folder: Folder, *, now: bool = True) -> SlurmJob | None:
         return patiently(lambda: self._queue.job(folder.job_name, folder.token, now=now))
 
 

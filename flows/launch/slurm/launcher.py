@@ -19,7 +19,7 @@ from signal import Signals
 
 from conf.cluster_rules import SIGNAL_EARLY_S
 from conf.schema import ClusterConfig
-from flows.launch.base import Allocation, Handle, Job, Plan, Status
+from flows.launch.base import Allocation, Handle, Job, JobPlan, Status
 from flows.launch.endings import NodeRecord, base_of, conclude, give_up, node_records, order, read_token, token_file
 from flows.launch.slurm import kept_nodes
 from flows.launch.slurm import script as scripts
@@ -30,8 +30,8 @@ from flows.launch.slurm.commands import (
     WAITS,
     Accounting,
     Queue,
-    Row,
     SchedulerAwayError,
+    SlurmJob,
     hosts_of,
     node_states,
     patiently,
@@ -85,18 +85,18 @@ class SlurmLauncher:
             self._hosts, self._hosts_asked_s = tuple(sorted(usable)), time.monotonic()
         return self._hosts
 
-    def render(self, job: Job) -> Plan:
+    def render(self, job: Job) -> JobPlan:
         """Return the job as a batch script."""
         script, path, nodes = scripts.script(job, self._cluster), job.launch_dir / f"{job.name}.sh", ""
         if job.keeps_nodes:
             nodes = scripts.allocation_script(job, self._cluster, kept_nodes.following(job.launch_dir.parent).path)
-        return Plan(job=job, script=script, script_path=path, nodes_script=nodes)
+        return JobPlan(job=job, script=script, script_path=path, nodes_script=nodes)
 
-    def handle(self, plan: Plan) -> Handle:
+    def handle(self, plan: JobPlan) -> Handle:
         """Return the job's place: its launch folder and name."""
         return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
 
-    def submit(self, plan: Plan) -> Handle:
+    def submit(self, plan: JobPlan) -> Handle:
         """Submit the script, and return once the scheduler has accepted it.
 
         Raises:
@@ -140,7 +140,7 @@ class SlurmLauncher:
         except SchedulerAwayError:
             return Status(state="unknown", reason="the scheduler does not answer")
 
-    def _live_status(self, row: Row | None, round_: Round | None, code: int | None) -> Status | None:
+    def _live_status(self, row: SlurmJob | None, round_: Round | None, code: int | None) -> Status | None:
         """Return the state of a job that is still alive; None if it has ended."""
         if round_ and not (kept_nodes.is_alive(row) and (round_.waits or round_.taken)):
             return None
@@ -154,7 +154,7 @@ class SlurmLauncher:
             return Status(state="running", hosts=round_.hosts() if round_ else hosts_of(row.nodes))
         return None
 
-    def _conclude(self, handle: Handle, row: Row | None, round_: Round | None) -> Status:
+    def _conclude(self, handle: Handle, row: SlurmJob | None, round_: Round | None) -> Status:
         base = base_of(handle)
         if row is None and read_token(base):  # the scheduler has forgotten it
             row = self._accounting.job(*_slurm_job(handle), _submitted_unix_s(_script_of(base, round_)))
@@ -243,7 +243,7 @@ class SlurmLauncher:
         """Return None: each node reports its own count in its record of the end."""
         return None
 
-    def _state(self, base: Path, row: Row, records: list[NodeRecord]) -> str:
+    def _state(self, base: Path, row: SlurmJob, records: list[NodeRecord]) -> str:
         """Return the state of an ended job, with the reason if it was asked to stop.
 
         A pre-emption moves the end of a job's time to the end of its grace, so Slurm can call that end a time-out.
@@ -268,10 +268,10 @@ class SlurmLauncher:
         near = left_s is not None and left_s <= early_s
         return "TIMEOUT" if near or (limit_s and ran_s > limit_s - early_s) else row.state
 
-    def _job(self, handle: Handle, *, now: bool = False) -> Row | None:
+    def _job(self, handle: Handle, *, now: bool = False) -> SlurmJob | None:
         return self._queue.job(*_slurm_job(handle), now=now)
 
-    def _lives(self, handle: Handle, *, now: bool = True) -> Row | None:
+    def _lives(self, handle: Handle, *, now: bool = True) -> SlurmJob | None:
         """Return the Slurm job of a waiting or running job; wait for a scheduler that does not answer."""
         row = patiently(lambda: self._job(handle, now=now))
         return row if row and row.state in (*WAITS, *RUNS) else None
@@ -283,7 +283,7 @@ class SlurmLauncher:
         return tuple(host for host in hosts if states.get(host, "").startswith(("down", "fail")))
 
 
-def _prepare(plan: Plan, handle: Handle, token: str) -> None:
+def _prepare(plan: JobPlan, handle: Handle, token: str) -> None:
     job, base = plan.job, base_of(handle)
     job.launch_dir.mkdir(parents=True, exist_ok=True)
     records = (path for kind in ("pid", "exit_code") for path in job.launch_dir.glob(f"{job.name}.node-*.{kind}"))
@@ -327,7 +327,7 @@ def _ended(base: Path) -> int | None:
         return None
 
 
-def _expected_start(row: Row) -> float | None:
+def _expected_start(row: SlurmJob) -> float | None:
     """Return when the scheduler expects to start a job; None for a held job, which starts when somebody releases it."""
     try:
         return None if row.reason.startswith("JobHeld") else datetime.fromisoformat(row.start).timestamp()

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 
-Row = tuple[str, float, int, int]
+MetricRow = tuple[str, float, int, int]
 """Key, value, time in Unix milliseconds, step. MLflow drops a row that is equal to another in all four."""
 
 #: Metrics of steps by the step, and by tokens.
@@ -188,7 +188,7 @@ class MlflowRun(Mirror):
     def close(self) -> None:
         """Do nothing: MLflow has accepted everything."""
 
-    def _log(self, rows: Sequence[Row]) -> None:
+    def _log(self, rows: Sequence[MetricRow]) -> None:
         """Add the rows of one event, which are in one batch."""
         from mlflow.entities import Metric
 

@@ -14,12 +14,12 @@ from types import FrameType
 from conf.of_run import of_run
 from flows.tracking.notify.notes import driver_gone
 from flows.tracking.notify.notifier import Notifier, only_notifier
-from hlatctl.report.run_view import INTERRUPTED, status_of
 from hlatctl.run import files
 from hlatctl.run.errors import RunBusyError, StorageError, run_main
 from hlatctl.run.fold import read_state
 from hlatctl.run.lease import driver_pid
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.reader import INTERRUPTED, status_of
 
 _POLL_S = 2.0
 #: Seconds that a run may have no driver before people are notified; a service manager may resume it immediately.

@@ -227,7 +227,7 @@ _MOST_LINE_BYTES = 16 << 20
 #: Maximum items in memory.
 _BATCH_ROWS, _BATCH_CHARS = 256, 64 << 20
 
-Row = dict[str, Any]
+ItemRow = dict[str, Any]
 _TEXTS = ("document", "prompt", "target", "answer")
 
 
@@ -236,7 +236,7 @@ class Found:
     """The file with the items of a task, and how its rows are read."""
 
     path: Path
-    rows: Callable[[], Iterator[Row]]
+    rows: Callable[[], Iterator[ItemRow]]
 
 
 def write(folder: Path, found: Mapping[str, Found]) -> dict[str, Path]:
@@ -273,13 +273,13 @@ def _write(path: Path, task: str, found: Found) -> Path:
     return path
 
 
-def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
+def _batches(rows: Iterator[ItemRow]) -> Iterator[list[ItemRow]]:
     """Yield the rows, several at a time.
 
     Raises:
         ValueError: there are too many, or they have too much text.
     """
-    batch: list[Row] = []
+    batch: list[ItemRow] = []
     here = read = 0
     for number, each in enumerate(rows):
         chars = sum(len(each[name]) for name in _TEXTS) + sum(map(len, each["choices"]))
@@ -307,7 +307,7 @@ def row(
     loglikelihoods: Sequence[Any] = (),
     answer: str = "",
     answer_filter: Any = "none",
-) -> Row:
+) -> ItemRow:
     """Return an item in the columns of a file of items.
 
     Args:

@@ -18,7 +18,7 @@ from hlatctl.report.exchange.imported import (
     MOST_FILE_BYTES,
     Figures,
     Found,
-    Row,
+    ItemRow,
     clean_name,
     is_file,
     mapping,
@@ -156,7 +156,7 @@ def _folders(results: Path, date: str) -> list[Path]:
     return [results.parent / date, *reversed(places)]
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _rows(path: Path) -> Iterator[ItemRow]:
     from pyarrow import parquet
 
     seen: Counter[str] = Counter()
@@ -181,7 +181,7 @@ def _batch_rows(file: Any) -> int:
     return batch_rows(file)
 
 
-def _row(detail: dict[str, Any], seen: Counter[str]) -> Row:
+def _row(detail: dict[str, Any], seen: Counter[str]) -> ItemRow:
     """Return an item. If a task has several splits, the numbers of its items restart in each of them."""
     doc, response = detail["doc"], detail["model_response"]
     number = text(doc["id"])

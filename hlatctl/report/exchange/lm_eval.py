@@ -18,7 +18,7 @@ from hlatctl.report.exchange.imported import (
     STDERR,
     Figures,
     Found,
-    Row,
+    ItemRow,
     clean_name,
     finite,
     is_file,
@@ -169,11 +169,11 @@ def find_samples(results: Path, value: Mapping[str, Any]) -> dict[str, Found]:
     }
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _rows(path: Path) -> Iterator[ItemRow]:
     return map(_row, lines(path))
 
 
-def _row(line: dict[str, Any]) -> Row:
+def _row(line: dict[str, Any]) -> ItemRow:
     """Return an item; the harness writes the numbers of its answers as texts."""
     requests, answers = _requests(line["arguments"]), line["filtered_resps"]
     choices = [request[1] for request in requests if len(request) > 1 and isinstance(request[1], str)]

@@ -21,7 +21,7 @@ from hlatctl.report.exchange.exported import Entry, Exported
 from hlatctl.report.exchange.imported import (
     Figures,
     Found,
-    Row,
+    ItemRow,
     clean_name,
     is_file,
     lines,
@@ -164,7 +164,7 @@ def find_predictions(results: Path, value: Mapping[str, Any]) -> dict[str, Found
     return found
 
 
-def _rows(predictions: Path, requests: Path) -> Iterator[Row]:
+def _rows(predictions: Path, requests: Path) -> Iterator[ItemRow]:
     asked = _asked(requests) if is_file(requests) else {}
     for line in lines(predictions):
         yield _row(line, asked.get(json.dumps(line["doc_id"]), {}))
@@ -185,7 +185,7 @@ def _asked(path: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _row(line: dict[str, Any], asked: dict[str, Any]) -> Row:
+def _row(line: dict[str, Any], asked: dict[str, Any]) -> ItemRow:
     outputs = [mapping(each) for each in line["model_output"] or ()]
     written = outputs[0].get("continuation") if outputs else None
     return row(

@@ -35,7 +35,7 @@ Columns = dict[str, "np.ndarray[Any, Any]"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class CurvesRequest:
     """A page's request for curves.
 
     Args:
@@ -110,7 +110,7 @@ class StepColumns:
         self.length = end
 
 
-def curves(steps: StepColumns, state: RunState, config: Config | None, request: Request) -> dict[str, Any]:
+def curves(steps: StepColumns, state: RunState, config: Config | None, request: CurvesRequest) -> dict[str, Any]:
     """Return the requested curves; the page's contract documents the fields.
 
     Args:
@@ -179,7 +179,7 @@ def _split(before: list[list[int]], after: list[list[int]]) -> tuple[int, list[t
     return kept, []
 
 
-def _part(steps: np.ndarray[Any, Any], request: Request) -> slice:
+def _part(steps: np.ndarray[Any, Any], request: CurvesRequest) -> slice:
     first = 0 if request.first_step is None else int(np.searchsorted(steps, request.first_step))
     last = len(steps) if request.last_step is None else int(np.searchsorted(steps, request.last_step, "right"))
     return slice(first, max(first, last))

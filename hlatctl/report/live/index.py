@@ -4,16 +4,9 @@
 few seconds. 5,000 unchanged runs cost a few calls of ``stat`` each. Runs that the index of `hlatctl runs` doesn't know
 are read a few at a time, so that the first answer doesn't wait for them.
 
-An open run is followed through its journal: only new bytes are read. A journal that was replaced, cut or removed is
-read again from the beginning. Memory: the newest 65,536 steps (8 MiB) and the folded attempts and milestones.
-
-Only new bytes of the journal are read. A journal that was replaced, cut or removed is read again from the beginning.
-Memory: the newest 65,536 steps (8 MiB) and what the fold keeps of attempts and milestones.
-
-How evenly the processes of a run work: a heat map of their times, from the ``rank_times`` events of rank 0.
-
-Every 20 steps there is one, with the least, the median and the largest time, and the rank that took longest. A run of
-2 M steps has 100,000 events; they are read once and kept as columns of 5 MB, and then only the new ones are read.
+A heat map shows how evenly the processes of a run work, from the ``rank_times`` events of rank 0. Every 20 steps there
+is one, with the least, the median and the largest time, and the slowest rank. A run of 2 M steps has 100,000 events;
+they are read once, and then only the new ones are read.
 """
 
 from __future__ import annotations
@@ -26,16 +19,16 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from hlatctl.report.run_list import (
     ALIVE,
     NEEDS_PERSON,
     Entry,
     Files,
-    Row,
+    RunRow,
     differing,
     entry_of,
     files_of,
@@ -45,18 +38,11 @@ from hlatctl.report.run_list import (
     row_of,
     write_index,
 )
-from hlatctl.report.run_view import RunView, read_config, status_of, view_run
-from hlatctl.run.errors import RunNotFoundError, StorageError
-from hlatctl.run.fold import apply, follow
+from hlatctl.report.run_view import RunView, view_run
+from hlatctl.run.errors import RunNotFoundError
 from hlatctl.run.journal import Event, JournalTail, no_steps, number
-from hlatctl.run.lease import driver
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.runs import list_runs
-from hlatctl.run.state import RunState
-
-if TYPE_CHECKING:
-    from conf.schema import Config
-
 
 #: Maximum rows of a heat map: the ranks that were slowest most often.
 MOST_RANKS = 64
@@ -64,26 +50,24 @@ DEFAULT_POINTS = 60
 _KINDS = (b'"rank_times"', b'"train_started"')
 
 
-@dataclass
 class RankTimes:
-    """The windows of a run that count, in order of steps. One thread at a time uses it."""
+    """The windows of a run that count, in order of steps. It reads the whole journal; ``add`` continues from there.
 
-    run: RunPaths
-    _windows: list[tuple[int, float, float, float, int, str]] = field(default_factory=list)
-    _tail: JournalTail | None = None
+    Raises:
+        StorageError: a file of the journal can't be read.
+    """
 
-    def update(self) -> None:
-        """Read what is new.
+    def __init__(self, run: RunPaths) -> None:
+        self._windows: list[tuple[int, float, float, float, int, str]] = []
+        for event in JournalTail(run, wanted=_may_matter).stream():
+            self.add(event)
 
-        Raises:
-            StorageError: a file of the journal can't be read.
-        """
-        self._tail = self._tail or JournalTail(self.run, wanted=_may_matter)
-        for event in self._tail.stream():
-            if event["kind"] == "train_started":
-                self._supersede(int(event.get("resumed_from_step") or 0))
-            elif event["kind"] == "rank_times" and event.get("step") is not None:
-                self._add(event)
+    def add(self, event: Event) -> None:
+        """Add an event. Adding all events after one again changes nothing."""
+        if event["kind"] == "train_started":
+            self._supersede(int(event.get("resumed_from_step") or 0))
+        elif event["kind"] == "rank_times" and event.get("step") is not None:
+            self._add(event)
 
     def heat_map(self, points: int = DEFAULT_POINTS) -> dict[str, Any] | None:
         """Return the newest state of the windows, evenly chosen; None if the run has none.
@@ -146,40 +130,24 @@ class Kept:
     value: dict[str, Any]
 
 
-class OpenRun:
-    """A followed run. Threads can share it: hold ``lock`` while using ``state``, ``events`` or ``config``."""
+class OpenRun(RunView):
+    """A followed run. Threads can share it: hold ``lock`` while using it."""
 
     def __init__(self, run: RunPaths) -> None:
-        self.run, self.lock = run, threading.RLock()
-        self.state, self.problem = RunState(), ""
-        self.config: Config | None = None
-        self.version = 0
-        """Grows whenever the journal has grown or was replaced."""
-        self.course = 0
-        """Grows whenever the journal was read again from the beginning."""
+        super().__init__(run)
+        self.lock = threading.RLock()
         self.goodput: Kept | None = None
         """What ``details`` has computed last."""
         self._changes: deque[tuple[int, int]] = deque(maxlen=_CHANGES_KEPT)
-        self._tail: JournalTail | None = None
-        self._inodes: dict[str, int] = {}
-        self._config_stat: tuple[int, ...] = ()
         self._events: list[Event] | None = None
         self._rank_times: RankTimes | None = None
 
-    def refresh(self) -> RunView:
-        """Read new data and return the run's current state. A run that can't be read has status ``damaged``."""
+    def refresh(self) -> Self:
+        """Read what is new, as :meth:`RunReader.refresh`."""
         with self.lock:
-            try:
-                if self._tail is None or self._is_replaced(self._tail):
-                    self._open()
-                else:
-                    self._advance(self._tail)
-            except StorageError as error:
-                self._tail, self._events = None, None
-                return RunView(self.run, self.state, "damaged", None, self.config, error.message)
-            return self._view()
+            return super().refresh()
 
-    def refresh_unless_busy(self) -> RunView | None:
+    def refresh_unless_busy(self) -> Self | None:
         """Return :meth:`refresh`, or None while another thread reads the run, which takes a minute for a long one."""
         if not self.lock.acquire(blocking=False):
             return None
@@ -189,10 +157,13 @@ class OpenRun:
             self.lock.release()
 
     def heat_map(self, points: int) -> dict[str, Any] | None:
-        """Return the times of the run's processes; see :meth:`RankTimes.heat_map`."""
+        """Return the times of the run's processes; see :meth:`RankTimes.heat_map`.
+
+        Raises:
+            StorageError: a file of the journal can't be read.
+        """
         with self.lock:
             self._rank_times = self._rank_times or RankTimes(self.run)
-            self._rank_times.update()
             return self._rank_times.heat_map(points)
 
     @property
@@ -222,50 +193,23 @@ class OpenRun:
             return min((step for at, step in self._changes if at > version), default=None)
 
     def _open(self) -> None:
-        self._inodes = _inodes(self.run)
-        self._config_stat = _config_stat(self.run)
-        self.config, self.problem = read_config(self.run)
         self._events = self._rank_times = self.goodput = None
-        self.state, self._tail = follow(self.run)
-        self.version += 1
-        self.course += 1
+        super()._open()
         self._changes.append((self.version, 0))
 
     def _advance(self, tail: JournalTail) -> None:
         before = [list(part) for part in self.state.steps.ranges]
-        read_bytes, is_amended = tail.bytes_read, False
-        for event in tail.stream():
-            is_amended |= event["kind"] == "config_amended"
-            apply(self.state, event)
-            if self._events is not None and event["kind"] not in _MANY:
-                self._events.append(event)
-        config_stat, self._config_stat = self._config_stat, _config_stat(self.run)
-        if is_amended or self.problem or config_stat != self._config_stat:
-            self.config, self.problem = read_config(self.run)
-        if tail.bytes_read == read_bytes:
-            return
-        self.version += 1
-        after = self.state.steps.ranges
+        super()._advance(tail)
+        after, steps = self.state.steps.ranges, self.state.steps
         if before != after:
-            self._changes.append((self.version, self._first_changed(before, after)))
+            row = first_new_row(before, after)
+            self._changes.append((self.version, steps.newest + 1 if row is None else int(steps.rows.at("step", row))))
 
-    def _first_changed(self, before: list[list[int]], after: list[list[int]]) -> int:
-        row, steps = first_new_row(before, after), self.state.steps
-        return steps.newest + 1 if row is None else int(steps.rows.at("step", row))
-
-    def _view(self) -> RunView:
-        held_by = driver(self.run)
-        status = "damaged" if self.problem else status_of(self.state, is_driven=held_by is not None)
-        elsewhere = str(held_by) if held_by and held_by.is_elsewhere else ""
-        pid = held_by.pid if held_by else None
-        return RunView(self.run, self.state, status, pid, self.config, self.problem, elsewhere)
-
-    def _is_replaced(self, tail: JournalTail) -> bool:
-        now, before = _inodes(self.run), self._inodes
-        self._inodes = now
-        if any(now.get(name) != inode for name, inode in before.items()):
-            return True
-        return any(_size(self.run, stem) < offset for stem, offset in tail.offsets.items() if offset)
+    def _saw(self, event: Event) -> None:
+        if self._events is not None and event["kind"] not in _MANY:
+            self._events.append(event)
+        if self._rank_times is not None:
+            self._rank_times.add(event)
 
 
 def first_new_row(before: list[list[int]], after: list[list[int]]) -> int | None:
@@ -284,27 +228,6 @@ def first_new_row(before: list[list[int]], after: list[list[int]]) -> int | None
 
 def _few(line: bytes) -> bool:
     return no_steps(line) and b'"rank_times"' not in line
-
-
-def _inodes(run: RunPaths) -> dict[str, int]:
-    found = {}
-    with suppress(OSError), os.scandir(run.journal) as entries:
-        found = {entry.name: entry.inode() for entry in entries if entry.name.endswith(".jsonl")}
-    return found
-
-
-def _config_stat(run: RunPaths) -> tuple[int, ...]:
-    with suppress(OSError):
-        status = os.stat(run.config)
-        return status.st_ino, status.st_size, status.st_mtime_ns
-    return ()
-
-
-def _size(run: RunPaths, stem: str) -> int:
-    try:
-        return os.stat(run.journal / f"{stem}.jsonl").st_size
-    except OSError:
-        return 0
 
 
 #: Minimum time between two scans of all runs; scans may take a twentieth of the time.
@@ -507,7 +430,7 @@ class LiveIndex:
         return row
 
 
-def json_row(row: Row, view: RunView | None = None) -> JsonRow:
+def json_row(row: RunRow, view: RunView | None = None) -> JsonRow:
     """Return a row as JSON, with the fields of `hlatctl watch` for a running run."""
     live = live_row(view) if view else None
     used = view.state.used.get("mfu") if view else None
@@ -531,7 +454,7 @@ def _known(value: float | str | None) -> float | None:
 
 
 #: A row without known values.
-_EMPTY = Row(
+_EMPTY = RunRow(
     run_id="",
     status="damaged",
     simulated=False,

@@ -30,7 +30,7 @@ _TEXTS = ("item", "filter", "prompt", "target", "answer", "result")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ItemsRequest:
     """A request for items.
 
     Args:
@@ -54,7 +54,7 @@ def files(run: RunPaths, milestones: Sequence[int]) -> list[dict[str, Any]]:
     return [{"tokens": tokens, "tasks": tasks} for tokens, tasks in found if tasks]
 
 
-def page(run: RunPaths, request: Request) -> dict[str, Any]:
+def page(run: RunPaths, request: ItemsRequest) -> dict[str, Any]:
     """Return the requested items of a task, and their number.
 
     Raises:
@@ -74,7 +74,7 @@ def page(run: RunPaths, request: Request) -> dict[str, Any]:
     return {"task": request.task, "metric": metric, "total": len(now), "matching": len(chosen), "items": shown}
 
 
-def _check(request: Request) -> None:
+def _check(request: ItemsRequest) -> None:
     if request.shown not in SHOWN:
         raise ConfigError(f"show={request.shown:.40}: no such choice", hint=suggest(request.shown, SHOWN))
     if request.shown in (GAINED, LOST) and request.since is None:

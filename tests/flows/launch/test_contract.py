@@ -11,7 +11,8 @@ from conf.schema import Config
 from flows import pretrain
 from flows.launch.base import Handle, Job
 from flows.launch.local import LocalLauncher
-from flows.simulation.world import SCRIPTS, MockLauncher, Script, World
+from flows.simulation.cluster import Script, SimulatedCluster, SimulatedLauncher
+from flows.simulation.jobs import SCRIPTS
 from tests.flows.launch.contract import Contract, ProcessContract, python_job
 
 pytestmark = pytest.mark.processes
@@ -28,17 +29,17 @@ class TestLocal(ProcessContract):
         return "from flows.launch.local import LocalLauncher\nlauncher = LocalLauncher()"
 
 
-class TestMock(Contract):
+class TestSimulated(Contract):
     @pytest.fixture(autouse=True)
-    def world(self, mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cluster(self, mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
         self._config = mock_config
-        self._world = World(pretrain.create(mock_config, argv=[]), mock_config)
-        monkeypatch.setattr("time.sleep", self._world.clock.sleep)
-        monkeypatch.setattr("time.monotonic", self._world.clock.now_unix_s)
+        self._cluster = SimulatedCluster(pretrain.create(mock_config, argv=[]), mock_config, SCRIPTS)
+        monkeypatch.setattr("time.sleep", self._cluster.clock.sleep)
+        monkeypatch.setattr("time.monotonic", self._cluster.clock.now_unix_s)
         monkeypatch.setitem(SCRIPTS, "try", _plays)
 
-    def launcher(self) -> MockLauncher:
-        return MockLauncher(self._config, self._world)
+    def launcher(self) -> SimulatedLauncher:
+        return SimulatedLauncher(self._config, self._cluster)
 
     def job(self, folder: Path, code: str) -> Job:
         return python_job(folder, code)
@@ -48,8 +49,8 @@ class TestMock(Contract):
         assert self.launcher().status(handle).state == "running"
 
 
-def _plays(world: World, job: Job) -> Script:
+def _plays(cluster: SimulatedCluster, job: Job) -> Script:
     """A job that ends as its code says, or sleeps."""
-    world.end_with(job, "", None)
+    cluster.end_with(job, "", None)
     yield 600.0 if "sleep" in job.argv[1] else 1.0
     return int(job.argv[1].rpartition("(")[2].rstrip(")"))

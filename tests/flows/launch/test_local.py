@@ -18,7 +18,7 @@ from conf.schema import Config
 from flows.launch import local
 from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
-from flows.simulation.world import MockLauncher
+from flows.simulation.cluster import SimulatedLauncher
 from hlatctl.run import files, processes
 from hlatctl.run.errors import ConfigError
 from tests.flows.launch.contract import python_job
@@ -184,7 +184,7 @@ def test_an_invalid_name_of_a_variable_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_training_script_equals_the_golden_file(mock_config: Config) -> None:
-    from flows.stages.train import training_job
+    from flows.stages.attempt import training_job
     from hlatctl.run.paths import RunPaths
 
     job = training_job(mock_config, RunPaths(Path("/runs/golden")), 2)
@@ -220,4 +220,4 @@ wait_here()
 def test_the_count_of_out_of_memory_kills_is_a_number_or_unknown() -> None:
     counted = LocalLauncher().oom_kills()
     assert counted is None or counted >= 0
-    assert MockLauncher(Config()).oom_kills() is None
+    assert SimulatedLauncher(Config()).oom_kills() is None

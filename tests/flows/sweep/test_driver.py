@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from flows.launch.base import Job
-from flows.simulation.world import SCRIPTS, Script, World
+from flows.simulation.cluster import Script, SimulatedCluster
+from flows.simulation.jobs import SCRIPTS
 from flows.sweep import create
 from flows.sweep.book import Book
 from flows.sweep.driver import drive
@@ -191,7 +192,7 @@ def test_drawn_arms_are_the_same_whether_or_not_a_driver_died(tmp_path: Path) ->
     assert {point["model.num_layers"] for point in points} <= {"1", "2", "3"}
 
 
-def _fails(world: World, job: Job) -> Script:
+def _fails(cluster: SimulatedCluster, job: Job) -> Script:
     yield 1.0
     return 1
 
@@ -199,8 +200,8 @@ def _fails(world: World, job: Job) -> Script:
 def test_a_trial_that_fails_is_marked_and_the_sweep_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play = SCRIPTS["train"]
 
-    def breaks(world: World, job: Job) -> Script:
-        return _fails(world, job) if world.config.optimizer.lr == 3e-3 else play(world, job)
+    def breaks(cluster: SimulatedCluster, job: Job) -> Script:
+        return _fails(cluster, job) if cluster.config.optimizer.lr == 3e-3 else play(cluster, job)
 
     monkeypatch.setitem(SCRIPTS, "train", breaks)
     state = drive(make(tmp_path, RATES), silent)
@@ -216,11 +217,11 @@ def test_a_stopped_sweep_pauses_its_trials_and_continues_them_when_resumed(
 ) -> None:
     sweep, play = make(tmp_path, "optimizer.lr=1e-3,3e-3"), SCRIPTS["train"]
 
-    def stopped(world: World, job: Job) -> Script:
+    def stopped(cluster: SimulatedCluster, job: Job) -> Script:
         with suppress(RunBusyError), JournalWriter(sweep, OPERATOR_WRITER) as journal:
             journal.append("stop_requested", by="somebody")
-        wait_for(lambda: kinds(world.run)["stop_requested"])
-        return play(world, job)
+        wait_for(lambda: kinds(cluster.run)["stop_requested"])
+        return play(cluster, job)
 
     with monkeypatch.context() as patch:
         patch.setitem(SCRIPTS, "train", stopped)
@@ -236,11 +237,11 @@ def test_a_stopped_sweep_pauses_its_trials_and_continues_them_when_resumed(
 def test_a_trial_that_a_person_stops_counts_as_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play = SCRIPTS["train"]
 
-    def stopped_by_hand(world: World, job: Job) -> Script:
-        if world.config.optimizer.lr == 3e-3:
-            with JournalWriter(world.run, OPERATOR_WRITER) as journal:
+    def stopped_by_hand(cluster: SimulatedCluster, job: Job) -> Script:
+        if cluster.config.optimizer.lr == 3e-3:
+            with JournalWriter(cluster.run, OPERATOR_WRITER) as journal:
                 journal.append("stop_requested", by="somebody")
-        return play(world, job)
+        return play(cluster, job)
 
     monkeypatch.setitem(SCRIPTS, "train", stopped_by_hand)
     state = drive(make(tmp_path, RATES), silent)

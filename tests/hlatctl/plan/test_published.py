@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.plan_accuracy import BEGIN, END, GOALS, cluster_of, memory_errors, scaling, step_errors, tables
 from conf.compose import compose
 from hlatctl.plan.execution import micro_batches, replicas, sequences
 from hlatctl.plan.published import PublishedRun, points, published_runs
-from tests.benchmarks.plan_accuracy import BEGIN, END, GOALS, cluster_of, memory_errors, scaling, step_errors, tables
 
 _PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hlatctl.report import run_list
-from hlatctl.report.run_list import Filter, Row, age, differing, ordered, rows, since, tag_filter
+from hlatctl.report.run_list import Filter, RunRow, age, differing, ordered, rows, since, tag_filter
 from hlatctl.report.run_view import view_run
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
@@ -141,7 +141,7 @@ def test_values_of_options_are_no_overrides() -> None:
 
 
 NOW = 1_700_000_000.0
-ROW = Row(
+ROW = RunRow(
     run_id="a",
     status="finished",
     simulated=False,
@@ -166,7 +166,7 @@ ROW = Row(
 )
 
 
-def row(**fields: Any) -> Row:
+def row(**fields: Any) -> RunRow:
     return dataclasses.replace(ROW, **fields)
 
 

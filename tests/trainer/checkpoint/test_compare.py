@@ -10,16 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from hlatctl.run import files
 from hlatctl.run.checkpoint import write_manifest
 from trainer.checkpoint.compare import compare, main
-from trainer.checkpoint.shards import save_tensors
+from trainer.checkpoint.shards import INDEX, compose, save_tensors
 
 
 def a_checkpoint(folder: Path, *shards: dict[str, Tensor]) -> Path:
     """Write a checkpoint with one shard for each process."""
     folder.mkdir()
-    for number, tensors in enumerate(shards, start=1):
-        save_tensors(tensors, folder, number=number)
+    written = [save_tensors(tensors, folder, number=number) for number, tensors in enumerate(shards, start=1)]
+    index = compose({shard.entry["path"]: shard.chunks for shard in written if shard})
+    files.write_text(folder / INDEX, index.text)
     write_manifest(folder, step=1, tokens=1, world={})
     return folder
 

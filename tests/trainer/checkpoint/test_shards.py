@@ -34,6 +34,7 @@ from trainer.checkpoint.shards import (
     read_index,
     read_tensors,
     save_tensors,
+    save_whole,
     write_shard,
 )
 
@@ -135,21 +136,6 @@ def test_safetensors_and_torch_read_it(tmp_path: Path) -> None:
     assert (tuple(part.offsets), tuple(part.sizes)) == ((4, 0), (2, 3))
 
 
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")  # torch 2.9 itself, as it writes
-def test_a_checkpoint_that_torch_wrote_is_read_without_an_index(tmp_path: Path) -> None:
-    """Older releases wrote so."""
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    whole = {name: tensor.contiguous() for name, tensor in _TENSORS.items()}
-    writer = HuggingFaceStorageWriter(str(tmp_path), save_distributed=True)
-    with pytest.warns(UserWarning, match=r"torch\.distributed is disabled"):
-        save(dict(whole), storage_writer=writer, no_dist=True)
-    read = read_tensors(tmp_path, lambda name: name != "model.a")
-    assert read.keys() == whole.keys() - {"model.a"}
-    assert all(torch.equal(tensor, whole[name]) for name, tensor in read.items())
-
-
 def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / file_name(1)).write_bytes(b"x")
     with pytest.raises(FileExistsError):
@@ -219,7 +205,7 @@ def _block(name: str, row: int, rows: int = 2) -> StoredChunk:
 
 
 def test_it_is_read_back_and_only_the_wanted_lines_are_parsed() -> None:
-    made = compose({"b": [_block("x", 2)], "a": [_block("x", 0), _block("y", 0, 4)]}, whole=True)
+    made = compose({"b": [_block("x", 2)], "a": [_block("x", 0), _block("y", 0, 4)]})
     spoiled = made.text.replace('["y","F32",', '["y",')
     (x,) = ShardIndex(spoiled).tensors("x".__eq__)
     assert (x.name, x.dtype, x.shape) == ("x", "F32", [4, 3])
@@ -230,9 +216,9 @@ def test_it_is_read_back_and_only_the_wanted_lines_are_parsed() -> None:
 
 def test_rows_that_no_process_wrote_and_rows_written_twice_are_errors() -> None:
     with pytest.raises(StorageError, match="x: 6 of 12 elements were written by no process"):
-        compose({"a": [_block("x", 0)]}, whole=True)
+        compose({"a": [_block("x", 0)]})
     with pytest.raises(StorageError, match="x: two processes wrote the same block"):
-        compose({"a": [_block("x", 2)], "b": [_block("x", 2)]}, whole=True)
+        compose({"a": [_block("x", 2)], "b": [_block("x", 2)]})
 
 
 @pytest.mark.parametrize(
@@ -268,7 +254,7 @@ def test_a_block_in_no_file_or_of_other_dimensions_is_damage(chunk: list[int]) -
 
 def test_tensors_come_back_in_the_number_format_that_is_asked_for(tmp_path: Path) -> None:
     written = torch.arange(6.0, dtype=torch.bfloat16).view(2, 3) + 0.25
-    save_tensors({"model.a": written, "model.b": torch.ones(2)}, tmp_path)
+    save_whole({"model.a": written, "model.b": torch.ones(2)}, tmp_path)
     described = describe_tensors(tmp_path)
     assert {name: (tuple(t.shape), t.dtype, t.is_meta) for name, t in described.items()} == {
         "model.a": ((2, 3), torch.bfloat16, True),
@@ -287,7 +273,7 @@ def test_folder_that_can_not_be_written_is_a_storage_error(tmp_path: Path) -> No
 
 
 def test_missing_tensor_and_other_shape_are_checkpoint_errors(tmp_path: Path) -> None:
-    save_tensors({"model.a": torch.ones(2)}, tmp_path)
+    save_whole({"model.a": torch.ones(2)}, tmp_path)
     with pytest.raises(CheckpointError, match=r"model\.b is missing"):
         load_tensors({"model.b": torch.ones(2)}, tmp_path)
     with pytest.raises(CheckpointError, match=r"model\.a has shape \(2,\), expected \(3,\)"):

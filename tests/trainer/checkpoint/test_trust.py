@@ -132,7 +132,7 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "step-00000007"
     folder.mkdir()
     shards = [save_tensors({f"model.{n}": torch.randn(4, 2)}, folder, number=n + 1) for n in range(_RANKS)]
-    index = compose({shard.entry["path"]: shard.chunks for shard in shards if shard}, whole=True)
+    index = compose({shard.entry["path"]: shard.chunks for shard in shards if shard})
     files.write_text(folder / INDEX, index.text)
     files.write_json(folder / "state.json", {})
     write_manifest(folder, step=7, tokens=7, world={"world_size": _RANKS})

@@ -28,14 +28,7 @@ def _write(path: Path, kind: pa.DataType, make: Callable[..., Any] = pa.ipc.new_
 
 
 def _open(path: Path, indexed: Indexed) -> TextFile:
-    return TextFile(
-        os.fspath(path),
-        indexed.batches,
-        size=indexed.size,
-        mtime_ns=indexed.mtime_ns,
-        documents=indexed.rows,
-        report=fail,
-    )
+    return TextFile(os.fspath(path), indexed.batches, size=indexed.size, mtime_ns=indexed.mtime_ns, report=fail)
 
 
 @pytest.mark.parametrize("make", [pa.ipc.new_file, pa.ipc.new_stream])

@@ -294,4 +294,4 @@ def test_files_beyond_the_open_ones_are_opened_again(tmp_path: Path, monkeypatch
     documents = tokenized.TokenDocuments(entries, held_out=[1, 4], vocab_size=100, eos_id=1)
     order = list(itertools.permutations(range(3)))
     assert [documents[i][0] for places in order for i in places] == [(5, 7, 8)[i] for places in order for i in places]
-    assert len(documents._open) == 2
+    assert documents._file.cache_info().currsize == 2

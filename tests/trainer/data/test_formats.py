@@ -13,7 +13,7 @@ import zstandard
 
 from hlatctl.run.errors import DataError
 from trainer.data import formats
-from trainer.data.formats import Row
+from trainer.data.formats import TextRow
 
 _TEXTS = ["first\r\nlines", "zwölf 東京 🤖", "third"]
 _TABLE = pa.table({"id": [1, 2, 3], "text": _TEXTS})
@@ -141,7 +141,7 @@ class _Damage:
         self.messages.append(error.message)
 
 
-def _read(path: Path) -> tuple[list[Row], list[str]]:
+def _read(path: Path) -> tuple[list[TextRow], list[str]]:
     damage = _Damage()
     return list(formats.read_documents(path, "text", damage)), damage.messages
 

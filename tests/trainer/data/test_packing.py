@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlatctl.run.errors import CheckpointError
-from trainer.data.packing import Deal, Permutation, Position, Row
+from trainer.data.packing import Deal, PackedRow, Permutation, Position
 from trainer.data.tokenizer import Tokens
 
 _EOS = 0
@@ -27,8 +27,8 @@ def _deal(*counts: int, rows: int = 1, seed: int = 1, weights: Sequence[float] |
     return Deal(counts, keys=keys, weights=weights or [1.0] * len(counts), rows=rows, seed=seed)
 
 
-def _row(sources: Sequence[Sequence[str]], deal: Deal, *, row: int = 0, start: Position | None = None) -> Row:
-    return Row(sources, deal, _encode, eos_id=_EOS, row=row, start=start or Position.start(len(sources)))
+def _row(sources: Sequence[Sequence[str]], deal: Deal, *, row: int = 0, start: Position | None = None) -> PackedRow:
+    return PackedRow(sources, deal, _encode, eos_id=_EOS, row=row, start=start or Position.start(len(sources)))
 
 
 def _documents() -> st.SearchStrategy[list[str]]:
@@ -170,7 +170,7 @@ def test_document_longer_than_many_sequences_is_encoded_once() -> None:
         calls.append(text)
         return _encode(text)
 
-    row = Row([["a" * 1000]], _deal(1), counting, eos_id=_EOS, row=0, start=Position.start(1))
+    row = PackedRow([["a" * 1000]], _deal(1), counting, eos_id=_EOS, row=0, start=Position.start(1))
     for _ in range(10):
         row.take(90)
     assert len(calls) == 1

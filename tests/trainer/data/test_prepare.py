@@ -17,7 +17,7 @@ from conf.load import dump
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DataError
 from trainer.data import check
-from trainer.data.documents import Documents, sources_of
+from trainer.data.documents import sources_of
 from trainer.data.prepare import prepare
 from trainer.data.survey import survey
 
@@ -263,11 +263,10 @@ def test_document_of_any_of_many_files_is_found(
     dataset, train, _ = _prepared(config, tmp_path / "d")
     assert len(dataset["files"]) > 5
     assert train == texts[:-1]
-    documents = Documents.prepared(dataset["files"])
-    assert list(documents) == train, "version 2 has no index: each file is scanned when it is opened"
-    assert [documents.input_and_row(i)[1] for i in (0, 150, 3, 198)] == [1, 151, 4, 199]
-    damaged = [{**dataset["files"][0], "documents": 7}]
+    (source,) = sources_of(dataset)
+    assert [source.origin(i).row for i in (0, 150, 3, 198)] == [1, 151, 4, 199]
+    Path(dataset["files"][0]["path"]).write_bytes(b"")
     with pytest.raises(
-        DataError, match=r"part-00000-000\.arrow: prepared corpus is missing or damaged \(\d+ documents, not 7"
+        DataError, match=r"part-00000-000\.arrow: prepared corpus is missing or damaged \(it ends before"
     ):
-        Documents.prepared(damaged)[0]
+        sources_of(dataset)[0].documents[0]

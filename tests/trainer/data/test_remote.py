@@ -27,7 +27,7 @@ from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from tests.trainer.data.test_documents import write
 from tests.trainer.s3_server import Server
 from trainer.data import remote
-from trainer.data.arrow_index import BLOCKS, fill_headers, index_file
+from trainer.data.arrow_index import _block, fill_headers, index_file
 from trainer.data.check import check
 from trainer.data.formats import fail
 from trainer.data.loader import Loader
@@ -194,7 +194,7 @@ def test_changed_and_missing_objects_are_named(
 def _forget() -> None:
     """Forget what another process would not know."""
     remote.remote_object.cache_clear()
-    BLOCKS._kept.clear()
+    _block.cache_clear()
 
 
 def test_failing_requests_are_repeated_and_at_last_name_object_and_step(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conf.schema import ModelConfig
 from hlatctl.run.errors import ConfigError
-from trainer.checkpoint.shards import load_tensors, read_tensors, save_tensors
+from trainer.checkpoint.shards import INDEX, compose, load_tensors, read_tensors, save_tensors
 from trainer.model.decoder import Attention, Parts, initial_slice, initial_value, rotary_tables
 from trainer.parallel.tensor import SharedHeads, UnevenShard
 
@@ -70,7 +70,7 @@ def test_initial_weights_are_slices_of_the_whole_models(wholes: dict[str, Tensor
 def test_a_checkpoint_of_all_shards_is_one_of_the_whole_and_back(
     replicas: int, wholes: dict[str, Tensor], tmp_path: Path
 ) -> None:
-    (tmp_path / "together").mkdir()
+    shards = {}
     for rank, heads in enumerate(PLACES):
         for replica in range(replicas):
             tensors = {}
@@ -79,18 +79,16 @@ def test_a_checkpoint_of_all_shards_is_one_of_the_whole_and_back(
                 rows = part[replica * share : (replica + 1) * share].clone()
                 tensors[name] = as_distributed(name, rows, heads, replica * share)
                 assert tensors[name].size() == wholes[name].size()
-            folder = tmp_path / f"{rank}-{replica}"
-            folder.mkdir()
-            save_tensors(tensors, folder)
-            for shard in folder.glob("*.safetensors"):
-                shard.rename(tmp_path / "together" / f"{folder.name}-{shard.name}")
-    written = read_tensors(tmp_path / "together", lambda name: True)
+            if shard := save_tensors(tensors, tmp_path, number=rank * replicas + replica + 1):
+                shards[shard.entry["path"]] = shard.chunks
+    (tmp_path / INDEX).write_text(compose(shards).text)
+    written = read_tensors(tmp_path, lambda name: True)
     assert {name: tensor.equal(wholes[name]) for name, tensor in written.items()} == {QKV: True, OUT: True}
     for heads in PLACES:
         for name, part in slices_of(wholes, heads).items():
             for first, stop in ((0, 8), (3, 7)):
                 target = as_distributed(name, torch.zeros_like(part[first:stop]), heads, first)
-                load_tensors({name: target}, tmp_path / "together")
+                load_tensors({name: target}, tmp_path)
                 assert isinstance(target, UnevenShard)
                 assert target.to_local().equal(part[first:stop]), (name, heads, first)
 

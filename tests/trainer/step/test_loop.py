@@ -19,9 +19,12 @@ from hlatctl.run import files
 from hlatctl.run.checkpoint import batches_drawn, read_rank_states
 from hlatctl.run.errors import NONFINITE, DataError, TrainingError
 from hlatctl.run.journal import read_events
+from hlatctl.run.step_metrics import others
 from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
+from trainer.backends.base import StepMetrics
 from trainer.backends.torch_native import TorchNative
-from trainer.model.decoder import Llama
+from trainer.model.attention import Mask
+from trainer.model.decoder import Layer, Llama, StepNumbers
 from trainer.step.loop import StepFigures, StepLine, memory_bytes
 
 
@@ -49,6 +52,55 @@ def test_accumulated_micro_batches_train_like_one_batch(
     assert step["mfu"] is None, "a CPU's peak is unknown"
     assert step["tokens_per_s_per_device"] == step["tokens_per_s"] > 0
     assert 0 < step["memory_bytes"] <= step["peak_memory_bytes"]
+
+
+def test_a_number_that_a_layer_or_a_backend_adds_is_journalled_with_its_step(
+    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Noisy(Layer):
+        def _layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
+            out = super()._layer(x, cos, sin, mask)
+            self.parts.numbers.add("router_entropy", out.new_tensor(float(self is not first[0])))
+            return out
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            first.append(self)
+
+    class Counting(TorchNative):
+        def forward_backward(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
+            model.parts.numbers.add("largest_id", inputs.max())
+            return super().forward_backward(model, inputs, targets)
+
+    first: list[Layer] = []
+    monkeypatch.setattr("trainer.model.decoder.Layer", Noisy)
+    monkeypatch.setattr("trainer.backends.torch_native.TorchNative", Counting)
+    run = make_run(tmp_path / "run", train={"max_steps": 2, "micro_batch_size": 1})
+    assert train_here(run, 1) == 0
+    steps = events_of(run, "step")
+    assert [step["router_entropy"] for step in steps] == [0.5, 0.5], "the mean of two layers and four micro-batches"
+    assert all(1 < step["largest_id"] < 512 for step in steps)
+    assert others(steps[0]) == ["largest_id", "router_entropy"], "they need no row to be kept"
+
+
+def test_numbers_are_means_over_the_processes_that_add_them() -> None:
+    first, second, rest = StepNumbers(), StepNumbers(), StepNumbers()
+    for step in range(2):
+        first.add("router_entropy", torch.tensor([1.0]))
+        first.add("router_entropy", torch.tensor(3.0))
+        second.add("router_entropy", torch.tensor(2.0 + 3 * step))
+        if not step:
+            second.add("only_once", torch.tensor(float("inf")))
+        taken = [
+            numbers.take(lambda mine: [["router_entropy"], ["only_once", "router_entropy"], mine], torch.zeros(()))
+            for numbers in (first, second, rest)
+        ]
+        names, _ = taken[0]
+        assert [each for each, _ in taken] == [["only_once", "router_entropy"]] * 3
+        sums = [1.0, 0.0, 4.0, 9.0, *torch.stack([values for _, values in taken]).sum(0).tolist()]
+        metrics = StepMetrics.of(sums, names)
+        assert metrics.others == {"router_entropy": 2.0 + step}, "neither infinite nor unknown values"
+        assert (metrics.grad_norm, metrics.param_norm) == (2.0, 3.0)
 
 
 def test_every_process_begins_with_the_random_state_of_the_seed(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from conf.of_run import of_run
-from hlatctl.report.live.curves import Request, StepColumns, curves
+from hlatctl.report.live.curves import CurvesRequest, StepColumns, curves
 from hlatctl.report.live.index import OpenRun
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.journal import JournalWriter, train_writer
@@ -24,7 +24,7 @@ def _curves(run: RunPaths, **wanted: Any) -> dict[str, Any]:
     opened = OpenRun(run)
     state, columns = opened.refresh().state, StepColumns()
     columns.update(state.steps)
-    return curves(columns, state, opened.config, Request(**wanted))
+    return curves(columns, state, opened.config, CurvesRequest(**wanted))
 
 
 def test_superseded_steps_are_drawn_once(make_run: MakeRun) -> None:
@@ -138,7 +138,7 @@ def test_a_curve_that_the_run_does_not_have_is_refused(make_run: MakeRun) -> Non
 )
 def test_an_impossible_request_is_refused(wanted: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        Request(**wanted)
+        CurvesRequest(**wanted)
 
 
 def test_columns_that_grow_equal_those_read_at_once() -> None:
@@ -160,4 +160,4 @@ def test_columns_that_grow_equal_those_read_at_once() -> None:
     for name in ("step", "tokens", "loss"):
         (expected,) = steps.columns(name)
         np.testing.assert_array_equal(grown[name], np.asarray(expected, grown[name].dtype))
-    assert len(curves(grown, RunState(steps=steps), None, Request(points=20))["xs"]) == 20
+    assert len(curves(grown, RunState(steps=steps), None, CurvesRequest(points=20))["xs"]) == 20

@@ -14,7 +14,7 @@ import pytest
 from hlatctl.report import run_list
 from hlatctl.report.live import index as live_index
 from hlatctl.report.live.index import LiveIndex
-from hlatctl.report.run_list import Row, row_of, rows
+from hlatctl.report.run_list import RunRow, row_of, rows
 from hlatctl.report.run_view import RunView
 from hlatctl.run.errors import RunNotFoundError
 from hlatctl.run.journal import JournalWriter, train_writer
@@ -174,7 +174,7 @@ def test_no_more_runs_are_kept_open_than_allowed(runs_dir: Path, monkeypatch: py
 
 
 def test_one_run_that_cannot_be_shown_does_not_hide_the_others(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(view: RunView) -> Row:
+    def fail(view: RunView) -> RunRow:
         if view.run.run_id == "a":
             raise TypeError("unforeseen")
         return row_of(view)

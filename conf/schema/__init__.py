@@ -1,0 +1,238 @@
+"""The configuration, as typed dataclasses: type, default, bounds, choices, unit and meaning of every key.
+
+A value that follows from others is a property, never a key. ``conf.constraints`` checks bounds and choices,
+``conf.validate`` the rules across fields, and ``conf.load`` reads YAML. The modules contain the groups of keys; here
+are ``Config``, which has all groups of a run, and ``SweepConfig``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from conf.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt, Range
+from conf.devices import DeviceName
+from conf.schema.cluster import (
+    BaselineConfig,
+    ClusterConfig,
+    ContainerConfig,
+    HardwareConfig,
+    KubernetesConfig,
+    PreflightConfig,
+    SlurmConfig,
+)
+from conf.schema.data import DataConfig, SourceConfig, TokenizerConfig
+from conf.schema.eval import CodeConfig, EvalClusterConfig, EvalConfig, EvalGroupConfig
+from conf.schema.model import ModelConfig, ParallelConfig, PrecisionConfig, PrecisionName
+from conf.schema.simulation import FailureRatesConfig, RehearsalConfig
+from conf.schema.tracking import MirrorName, NotifyConfig, NotifyKind, TrackingConfig
+from conf.schema.train import BackendConfig, CheckpointConfig, ForkConfig, OptimizerConfig, RecoveryConfig, TrainConfig
+
+__all__ = [
+    "BackendConfig",
+    "BaselineConfig",
+    "CheckpointConfig",
+    "ClusterConfig",
+    "CodeConfig",
+    "Config",
+    "ContainerConfig",
+    "DataConfig",
+    "EvalClusterConfig",
+    "EvalConfig",
+    "EvalGroupConfig",
+    "FailureRatesConfig",
+    "ForkConfig",
+    "HardwareConfig",
+    "KubernetesConfig",
+    "MirrorName",
+    "ModelConfig",
+    "NotifyConfig",
+    "NotifyKind",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "PrecisionConfig",
+    "PrecisionName",
+    "PreflightConfig",
+    "RecoveryConfig",
+    "RehearsalConfig",
+    "SlurmConfig",
+    "SourceConfig",
+    "SweepConfig",
+    "TokenizerConfig",
+    "TrackingConfig",
+    "TrainConfig",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run, complete."""
+
+    experiment_name: str = "quickstart"
+    """First part of the names of the runs; an experiment's file sets its own."""
+    runs_dir: str = "runs"
+    """Folder of the run directories (absolute once composed)."""
+    runs_mode: str = "0700"
+    """Mode of the folders that a run creates, as for chmod; with 0750 the group can read them, with 0770 also write."""
+    seed: Annotated[int, Range(ge=0, le=2**64 - 1)] = 1234
+    """Of the initial weights and of the order of documents."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    fork: ForkConfig = field(default_factory=ForkConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    preflight: PreflightConfig = field(default_factory=PreflightConfig)
+    rehearsal: RehearsalConfig = field(default_factory=RehearsalConfig)
+
+    @property
+    def world_size(self) -> int:
+        """Number of training processes."""
+        return self.cluster.nodes * self.cluster.processes_per_node
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Number of replicas of the model, each with sequences of its own."""
+        parallel = self.parallel
+        return self.world_size // (
+            parallel.tensor_parallel_size * parallel.pipeline_parallel_size * parallel.context_parallel_size
+        )
+
+    @property
+    def weight_replicas(self) -> int:
+        """Processes over which gradients are summed, or the weights sharded: data parallel x context parallel."""
+        return self.data_parallel_size * self.parallel.context_parallel_size
+
+    @property
+    def stages_per_process(self) -> int:
+        """Pipeline stages of a process. Stage s is on process s modulo `pipeline_parallel_size`."""
+        return self.parallel.pipeline_chunks if self.parallel.pipeline_schedule == "interleaved_1f1b" else 1
+
+    @property
+    def eval_device(self) -> DeviceName:
+        """Device that transformers evaluates on, which must exist. It can't use the one of NxD (torch-xla)."""
+        return self.eval.device or ("cpu" if self.backend.name == "nxd" else self.backend.device)
+
+    @property
+    def eval_devices(self) -> int:
+        """Devices of training's kind that an evaluation uses; 0: it computes on the CPU."""
+        wanted = self.eval
+        if wanted.runner == "hf":
+            return 0 if self.eval_device == "cpu" else wanted.replicas * wanted.tensor_parallel_size
+        return 0 if (wanted.device or self.backend.device) == "cpu" else wanted.tensor_parallel_size
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences per process and forward pass."""
+        return self.train.micro_batch_size or self.train.global_batch_size // self.data_parallel_size
+
+    @property
+    def grad_accum_steps(self) -> int:
+        """Forward passes per process and optimizer step."""
+        return self.train.global_batch_size // (self.micro_batch_size * self.data_parallel_size)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step consumes."""
+        return self.train.global_batch_size * self.train.seq_len
+
+    def tokens_at(self, step: int) -> int:
+        """Return the tokens that the optimizer has consumed after a step of this run."""
+        return self.fork.tokens + (step - self.fork.step) * self.tokens_per_step
+
+    def step_reaching(self, tokens: int) -> int:
+        """Return the first step of this run after which the optimizer has consumed so many tokens."""
+        return self.fork.step - (self.fork.tokens - tokens) // self.tokens_per_step
+
+    def begins_data_at(self, step: int) -> bool:
+        """Whether the corpus is read from its beginning although the training continues from this step."""
+        return self.fork.restarts_data and step == self.fork.step
+
+    @property
+    def warmup_steps(self) -> int:
+        """Optimizer steps of the warm-up."""
+        tokens = self.optimizer.warmup_tokens
+        return self.optimizer.warmup_steps if tokens is None else max(0, self.step_reaching(tokens))
+
+    @property
+    def total_steps(self) -> int:
+        """Number of the run's last optimizer step."""
+        steps = self.step_reaching(self.train.tokens)
+        return steps if self.train.max_steps is None else min(steps, self.train.max_steps)
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that the optimizer has consumed at the end of the run."""
+        return self.tokens_at(self.total_steps)
+
+    def is_permanent(self, step: int) -> bool:
+        """Whether the step is the first to reach another multiple of `checkpoint.keep_every_tokens`."""
+        every = self.checkpoint.keep_every_tokens
+        return every is not None and self.tokens_at(step) // every > self.tokens_at(step - 1) // every
+
+    @property
+    def permanent_steps(self) -> list[int]:
+        """The steps of the run's permanent checkpoints, ascending."""
+        every = self.checkpoint.keep_every_tokens
+        return [self.step_reaching(tokens) for tokens in self._multiples(every)] if every else []
+
+    def _multiples(self, every_tokens: int) -> range:
+        """Return the multiples of a number of tokens that the run reaches, without those before its fork."""
+        return range((self.fork.tokens // every_tokens + 1) * every_tokens, self.total_tokens + 1, every_tokens)
+
+    @property
+    def milestones(self) -> dict[int, int]:
+        """Return the milestones' tokens by the optimizer step whose checkpoint is evaluated.
+
+        A milestone of T tokens belongs to the first step that has consumed T. The last step of the run is always one,
+        with all tokens of the run. Empty if evaluation is off.
+        """
+        if not self.eval.enabled:
+            return {}
+        milestones = {self.step_reaching(tokens): tokens for tokens in self._multiples(self.eval.every_tokens)}
+        milestones[self.total_steps] = self.total_tokens
+        return milestones
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+    """Settings of `hlatctl sweep`, given as `sweep.*`; not part of a run's own configuration.
+
+    An arm is one combination of values of all axes. A trial is the run of an arm with one seed.
+    """
+
+    sampler: Literal["grid", "random", "tpe"] | None = None
+    """`grid`: every arm; `random`; `tpe`: tree-structured Parzen estimator. None: `grid`, or `tpe` with an interval."""
+    trials: PositiveInt | None = None
+    """Arms that `random` and `tpe` draw, by default 20; a grid runs all of its arms."""
+    seeds: PositiveInt = 1
+    """Trials per arm, with `seed`, `seed` + 1, and so on."""
+    objective: str | None = None
+    """The value to compare: `loss` (training), `validation_loss` or `eval.TASK`, each optionally at a milestone
+    (`@tokens=N`). None: `validation_loss`, or `loss` if evaluation is off."""
+    direction: Literal["min", "max"] | None = None
+    """`min` or `max`; none: `max` for `eval.TASK`, `min` otherwise and for bits per byte (`eval.TASK_bpb`)."""
+    parallel: PositiveInt = 1
+    """Trials at once; local trials share this machine's cores."""
+    pruner: Literal["none", "median", "asha"] = "none"
+    """How to end inferior trials early: `median` of the others at the same tokens, `asha` (halving), or `none`."""
+    rungs: PositiveInt = 8
+    """Number of equally spaced points at which `loss` is compared; evaluations are compared at milestones."""
+    startup_trials: NonNegativeInt = 5
+    """Trials that must finish before `median` prunes and before `tpe` stops drawing at random."""
+    stop_diverged: bool = True
+    """End a trial if its loss or gradients are not finite, its gradient norm keeps growing, or its loss exceeds its
+    initial value."""
+    keep_pruned_checkpoints: bool = False
+    """Keep the checkpoints of trials that ended early."""
+    confirm_above_usd: NonNegativeFloat = 100.0
+    """Ask for confirmation if the predicted cost of a sweep is higher."""

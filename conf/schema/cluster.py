@@ -1,0 +1,202 @@
+"""The cluster: its nodes and devices, what its scheduler is asked for, and the requirements of its workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from conf.constraints import Efficiency, Fraction, NonNegativeFloat, NonNegativeInt, Port, PositiveFloat, PositiveInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareConfig:
+    """One process's device, as the planner models it; none: unknown, and reported as unknown."""
+
+    bf16_flops_per_s: PositiveFloat | None = None
+    """Published dense peak of matrix products in BF16."""
+    fp32_flops_per_s: PositiveFloat | None = None
+    """The same in FP32."""
+    fp8_flops_per_s: PositiveFloat | None = None
+    """The same in FP8; none: the device has no such products, or their speed is unknown."""
+    memory_bytes: PositiveInt | None = None
+    """Memory of the device; a run that needs more is refused."""
+    memory_bytes_per_s: PositiveFloat | None = None
+    """Bandwidth of that memory."""
+    link_bytes_per_s: PositiveFloat | None = None
+    """Bandwidth from one process to the others of its node."""
+    network_bytes_per_s: PositiveFloat | None = None
+    """Bandwidth from one node to the others."""
+    link_latency_s: NonNegativeFloat = 0.0
+    """Time of a collective's step between two processes of a node, apart from its bytes; 0: unknown."""
+    network_latency_s: NonNegativeFloat = 0.0
+    """The same between two nodes."""
+    speed_deviation_fraction: Fraction = 0.0
+    """Standard deviation of the speed of devices of this kind, relative to their mean: a step takes as long as on the
+    slowest one. 0: unknown."""
+    compute_efficiency: Efficiency = 1.0
+    """Share of the peak that large matrix products reach, apart from the time to move their operands; calibrated."""
+    collective_efficiency: Efficiency = 1.0
+    """Share of a link's bandwidth that collectives reach; calibrated."""
+    pipeline_overhead_s: NonNegativeFloat = 0.0
+    """Overhead of a micro-batch on each pipeline stage, such as starting graphs; calibrated."""
+    tensor_parallel_sizes: list[PositiveInt] = field(default_factory=list)
+    """Group sizes within a node that its collectives support; a search tries only these. Empty: any."""
+    workspace_bytes: NonNegativeInt = 0
+    """Device memory that runtime, compiler and allocator take besides the model; calibrated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineConfig:
+    """Other hardware to compare a plan's cost with; none: no comparison."""
+
+    name: str | None = None
+    """Hardware to compare the cost with."""
+    price_usd_per_node_hour: PositiveFloat | None = None
+    """Price of one of its nodes."""
+    flops_per_s_per_node: PositiveFloat | None = None
+    """Dense peak of all devices of a node, in BF16."""
+    mfu_fraction: Efficiency | None = None
+    """Model FLOPs utilization of training on that hardware."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmConfig:
+    """What `cluster.launcher=slurm` asks of sbatch (Slurm's manual, sbatch(1))."""
+
+    partition: str | None = None
+    """Partition of the jobs; none: the cluster's default."""
+    account: str | None = None
+    """Account that the jobs are charged to; none: the user's default."""
+    qos: str | None = None
+    """Quality of service of the jobs; none: the account's default."""
+    time_limit_s: PositiveInt | None = None
+    """Wall time of one job; a run that needs longer continues in the next job. None: the partition's default, or else
+    its limit."""
+    stop_before_limit_s: PositiveInt = 300
+    """Before the time limit, the trainer is asked this early to save a checkpoint and to end."""
+    idle_release_s: PositiveInt = 600
+    """Nodes that are kept for training are given back after this time without a job, such as without a driver."""
+    exclusive: bool = True
+    """Training shares its nodes with no other job."""
+    extra: list[str] = field(default_factory=list)
+    """Further options of sbatch, such as `--gpus-per-node=8`, for training and preflight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerConfig:
+    """The container in which a Slurm cluster runs jobs; without an image, they run in this hlatctl's environment."""
+
+    image: str | None = None
+    """Of pyxis (`registry#image:tag` or a squashfs file) or Apptainer; contains hlatctl in the driver's version."""
+    mounts: list[str] = field(default_factory=list)
+    """Folders of the node to mount, as `FROM:TO` or `FROM:TO:ro`; the runs folder always is."""
+    runtime: Literal["pyxis", "apptainer"] = "pyxis"
+    """`pyxis` (options of srun) or `apptainer`."""
+    python: str = "python3"
+    """Python inside the image."""
+    options: list[str] = field(default_factory=list)
+    """Further options, such as `--nv` of `apptainer exec`; for pyxis, of srun."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesConfig:
+    """What `cluster.launcher=kubernetes` asks of a cluster: a job is an Indexed Job of batch/v1, a pod a node."""
+
+    context: str | None = None
+    """Of the kubeconfig; none: kubectl's current one, or the service account of the driver's own pod."""
+    namespace: str | None = None
+    """None: the context's."""
+    image: str | None = None
+    """Of all pods, with hlatctl in the driver's version. Name it by digest, so that all attempts run the same."""
+    python: str = "python3"
+    """Python inside the image."""
+    claims: dict[str, str] = field(default_factory=dict)
+    """Volume claims to mount, as `NAME: /PATH`. One must hold `runs_dir`, at the same path as for the driver."""
+    cache_host_path: str | None = None
+    """Folder of a node's own disk that is mounted at `cluster.worker_cache_dir`; none: it is lost with each pod."""
+    resources: dict[str, str] = field(default_factory=dict)
+    """Limits of a pod on which training's processes run, such as `nvidia.com/gpu: "8"`."""
+    shared_memory: str = "16Gi"
+    """Size of /dev/shm, which counts as the pod's memory."""
+    node_selector: dict[str, str] = field(default_factory=dict)
+    """Labels that a node must have."""
+    tolerations: list[str] = field(default_factory=list)
+    """Keys of taints that pods tolerate, such as `nvidia.com/gpu`."""
+    queue: str | None = None
+    """Local queue of Kueue that admits the jobs."""
+    priority_class: str | None = None
+    """Priority class of the pods; none: the cluster's default."""
+    service_account: str | None = None
+    """Service account of the pods; none: the namespace's default. They need no rights."""
+    pull_secret: str | None = None
+    """Secret with the credentials of the image's registry."""
+    grace_s: PositiveInt = 300
+    """Time from the request to stop to the end of a pod, for a last checkpoint."""
+    lost_after_s: PositiveInt = 60
+    """A node that has been unreachable for so long has failed."""
+    keep_ended_s: PositiveInt = 604_800
+    """Ended jobs are removed from the cluster after this time; the run's own files stay."""
+    patch: dict[str, Any] = field(default_factory=dict)
+    """Strategic merge patch of each Job, for everything else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Where jobs run."""
+
+    name: str = "local"
+    """Label of the cluster; `hlatctl plan` shows the published runs that were planned with it."""
+    launcher: Literal["local", "slurm", "kubernetes", "mock"] = "local"
+    """`local`, `slurm`, `kubernetes`, or `mock` (which --dry-run selects)."""
+    nodes: PositiveInt = 1
+    """Nodes that train."""
+    processes_per_node: PositiveInt = 1
+    """Training processes on each node, usually one per device."""
+    threads_per_process: PositiveInt = 1
+    """CPU threads of each process's computation."""
+    spare_nodes: NonNegativeInt = 0
+    """Further nodes of a Slurm allocation, if they are free: they replace failed ones without a wait in the queue."""
+    interface: str | None = None
+    """Network interface that processes on several nodes talk through, such as `eth0`; None: the libraries choose."""
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    container: ContainerConfig = field(default_factory=ContainerConfig)
+    kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
+    worker_cache_dir: str = "~/.cache/hlatctl"
+    """Folder on each worker's own disk for compiled graphs, and for its copy of the environment."""
+    stage_environment: bool = False
+    """Slurm: unpack the Python environment on each worker's own disk, instead of importing it from shared storage."""
+    price_usd_per_node_hour: NonNegativeFloat | None = None
+    """Price of a node, for costs; none: costs are not shown."""
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    baseline: BaselineConfig = field(default_factory=BaselineConfig)
+
+    @property
+    def paid_nodes(self) -> int:
+        """Nodes that a run holds and pays for, if all spare ones are free when it starts."""
+        return self.nodes + self.spare_nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightConfig:
+    """Requirements that every worker must meet before training starts."""
+
+    min_matmul_gflops_per_s: NonNegativeFloat = 1.0
+    """Timed FP32 matrix product, per process."""
+    min_allreduce_mib_per_s: NonNegativeFloat = 1.0
+    """Timed all-reduce of 16 MiB over all processes."""
+    max_clock_skew_s: NonNegativeFloat = 2.0
+    """Difference between a worker's clock and rank 0's."""
+    min_open_files: NonNegativeInt = 1024
+    """Open files of a process. Processes of jobs raise their soft limit to the hard one."""
+    reserved_ports: list[Port] = field(default_factory=list)
+    """Ports that the kernel must not give to other connections (net.ipv4.ip_local_reserved_ports)."""
+    min_somaxconn: NonNegativeInt = 0
+    """Connections that may wait to be accepted (net.core.somaxconn)."""
+    min_efa_devices: NonNegativeInt = 0
+    """Elastic Fabric Adapters on each node."""
+    min_nccom_gib_per_s: NonNegativeFloat | None = None
+    """Bus bandwidth of `nccom-test`'s all-reduce over the NeuronCores of a node; none: not run."""
+    min_nccom_nodes_gib_per_s: NonNegativeFloat | None = None
+    """The same over all nodes of a Slurm job; none: not run."""
+    timeout_s: PositiveFloat = 120.0
+    """Longest time of the whole preflight."""

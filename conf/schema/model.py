@@ -1,0 +1,117 @@
+"""The model: its shape, how it is split over processes, and its number formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from conf.constraints import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Range
+
+PrecisionName = Literal["fp32", "mixed", "fp8", "bf16_sr", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder with RMSNorm, SwiGLU, rotary embeddings and no biases: LLaMA, Qwen 3 or OLMo 2."""
+
+    name: str = "llama_tiny"
+    """Label of the shape; no effect."""
+    vocab_size: PositiveInt = 8192
+    """Rows of the embedding; at least the size of the tokenizer's vocabulary."""
+    hidden_size: PositiveInt = 128
+    """Width of the residual stream."""
+    intermediate_size: PositiveInt = 352
+    """Width of the feed-forward layer."""
+    num_layers: PositiveInt = 4
+    """Decoder layers."""
+    num_heads: PositiveInt = 4
+    """Query heads of a layer."""
+    num_kv_heads: PositiveInt = 4
+    """Key/value heads; fewer than num_heads is grouped-query attention."""
+    head_dim: PositiveInt | None = None
+    """Width of one attention head; none: hidden_size / num_heads."""
+    qk_norm: Literal["none", "head", "all"] = "none"
+    """RMSNorm of queries and keys: `none`, `head` (of each head by itself; Qwen 3) or `all` (all heads; OLMo 2)."""
+    norm_position: Literal["pre", "post"] = "pre"
+    """A layer's norms: `pre` (inputs of attention and feed-forward) or `post` (their outputs; OLMo 2)."""
+    rope_theta: PositiveFloat = 10000.0
+    """Base of the rotary embeddings' frequencies."""
+    rope_scaling: Literal["none", "llama3"] = "none"
+    """Lower the rotary embeddings' low frequencies for longer sequences: `none`, or `llama3` (Llama 3.1 and later)."""
+    rope_scaling_factor: Annotated[float, Range(ge=1)] = 8.0
+    """Divisor of the low frequencies (rope_scaling=llama3)."""
+    rope_low_freq_factor: PositiveFloat = 1.0
+    """Frequencies with fewer turns than this in rope_original_seq_len tokens are divided in full."""
+    rope_high_freq_factor: PositiveFloat = 4.0
+    """Frequencies with more turns than this in rope_original_seq_len tokens are not changed."""
+    rope_original_seq_len: PositiveInt = 8192
+    """Tokens per sequence before the extension (rope_scaling=llama3)."""
+    rms_norm_eps: PositiveFloat = 1e-5
+    """Added to the mean square before its root."""
+    tie_embeddings: bool = False
+    """Use the embedding as the output projection."""
+    initializer_range: NonNegativeFloat = 0.021
+    """Standard deviation of the initial weights (HLAT's scripts)."""
+    scaled_initialization: bool = True
+    """Divide the initial weights of both output projections of layer l by sqrt(2 l) (HLAT)."""
+
+    @property
+    def head_width(self) -> int:
+        """Width of one attention head."""
+        return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def query_width(self) -> int:
+        """Width of a layer's query heads together."""
+        return self.num_heads * self.head_width
+
+    @property
+    def kv_width(self) -> int:
+        """Width of a layer's key heads together, and of its value heads."""
+        return self.num_kv_heads * self.head_width
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """Number formats."""
+
+    name: PrecisionName = "fp32"
+    """`fp32`; `mixed`: BF16 products, everything else FP32; `fp8`: the same with FP8 products in layers; `bf16_sr`:
+    BF16 weights and moments with stochastic rounding; `bf16`: the same with rounding to nearest."""
+    fp8_scaling: Literal["rowwise", "tensorwise"] = "rowwise"
+    """What shares a scale with `fp8`: a row, which is more accurate, or a tensor, which is faster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How the model is split over processes; the remaining factor of the world size is data parallel."""
+
+    data_parallel: Literal["replicate", "zero1", "fsdp"] = "replicate"
+    """`replicate`: full replicas; `zero1`: shard master weights and moments over the replicas, and exchange weights and
+    gradients once per step; `fsdp`: shard parameters, gradients and moments (ZeRO-3)."""
+    fsdp_size: PositiveInt | None = None
+    """Replicas that share one sharded copy (`fsdp`, `zero1`), such as those of a node: hybrid sharding; none: all.
+    Context-parallel processes count, too."""
+    reshard_after_forward: Literal["always", "never"] = "always"
+    """When `fsdp` frees a layer's gathered weights: `always` after its forward pass, or `never` within a step, which
+    needs the memory of all weights but gathers them once."""
+    tensor_parallel_size: PositiveInt = 1
+    """Processes that share each layer."""
+    sequence_parallel: bool = False
+    """Split the sequence over the tensor-parallel processes between a layer's products."""
+    pipeline_parallel_size: PositiveInt = 1
+    """Processes that the layers are divided over, each with a stage of them, or several."""
+    pipeline_schedule: Literal["1f1b", "interleaved_1f1b"] = "1f1b"
+    """Order of the micro-batches: `1f1b`, or `interleaved_1f1b`, in which a process has `pipeline_chunks` stages: it
+    waits less, but sends more and keeps more activations (backend torch_native)."""
+    pipeline_chunks: Annotated[int, Range(ge=2)] = 2
+    """Stages of each process with `interleaved_1f1b`."""
+    context_parallel_size: PositiveInt = 1
+    """Processes that share each sequence, for long ones (backend torch_native). Each has `train.seq_len` / this many
+    tokens of it; attention gathers the keys and values of all."""
+    activation_checkpointing: Literal["none", "selective", "operators", "budget", "full"] = "none"
+    """What the backward pass recomputes: `none`, `selective` (core attention), `operators` (a layer's cheap operators
+    and every second matrix product; torchtitan's default, which it calls selective), `budget` (what
+    `activation_memory_budget` leaves no room for) or `full`."""
+    activation_memory_budget: Fraction = 0.5
+    """Share of a compiled layer's activations that `budget` keeps; 0 keeps only its input, like `full`."""

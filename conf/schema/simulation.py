@@ -1,0 +1,87 @@
+"""The simulated cluster of a dry run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from conf.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureRatesConfig:
+    """Failure rates of a simulated cluster: of a node per 1,000 node-hours, of the whole cluster per 1,000 hours.
+
+    HLAT names the kinds of failures but not their rates. Our rates together give the paper's uptime of 77.83 % without
+    automatic restarts on 64 nodes (arXiv 2404.10630, Table 1), for a run that waits for a person after every failure
+    (`recovery.enabled=false`, `rehearsal.person_s`). How the kinds share it is a guess.
+    """
+
+    hardware: NonNegativeFloat = 0.35
+    """A device fails: its process dies, and the host can't train until it is repaired."""
+    unfit: NonNegativeFloat = 0.03
+    """A host degrades silently; the next preflight rejects it."""
+    collective_timeout: NonNegativeFloat = 0.17
+    """Processes wait for each other until the collective times out."""
+    hang: NonNegativeFloat = 0.09
+    """The same without a timeout."""
+    straggler: NonNegativeFloat = 0.06
+    """A host is slow for a while."""
+    upgrade: NonNegativeFloat = 4.6
+    """The cluster is upgraded: the job is asked to stop, and no node is available for a while; per 1,000 hours."""
+    disk_full: NonNegativeFloat = 2.6
+    """The shared storage is full until a person frees space; per 1,000 hours."""
+    nan: NonNegativeFloat = 2.6
+    """Loss and gradients of a step are not finite; per 1,000 hours."""
+    head_crash: NonNegativeFloat = 3.0
+    """The driver dies; per 1,000 hours."""
+    mlflow_outage: NonNegativeFloat = 3.0
+    """MLflow does not answer for a while; per 1,000 hours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RehearsalConfig:
+    """The simulated cluster of `--dry-run` and `hlatctl forecast`; a real run ignores it."""
+
+    seed: NonNegativeInt = 1
+    """Seed of all random draws; the same seed gives the same simulated run."""
+    step_s: PositiveFloat | None = None
+    """Time of an optimizer step; none: as predicted by `hlatctl plan`."""
+    step_events: PositiveInt | None = 1000
+    """Step events in a whole run's journal, at least those at checkpoints and ends of attempts; none: every step."""
+    shows_recovery: bool = True
+    """Kill a process in the middle of the first attempt, so that a short simulation shows a restart too."""
+    failures: FailureRatesConfig = field(default_factory=FailureRatesConfig)
+    spare_nodes: NonNegativeInt = 2
+    """Spare hosts, unless `cluster.spare_nodes` names them; a cluster of one node has none by default."""
+    repair_s: NonNegativeFloat = 14_400.0
+    """Mean time until a failed host is repaired or replaced."""
+    person_s: NonNegativeFloat = 21_600.0
+    """Mean time until a person fixes a problem and resumes the run."""
+    head_restart_s: NonNegativeFloat = 300.0
+    """Time until a dead driver is started again."""
+    start_s: NonNegativeFloat = 240.0
+    """Time from a training job's submission until its processes load the checkpoint."""
+    storage_bytes_per_s: PositiveFloat = 5e9
+    """Bandwidth of the shared storage, for all nodes together."""
+    host_copy_bytes_per_s: PositiveFloat = 10e9
+    """Bandwidth from a node's devices to its memory; a checkpoint stalls training for this copy."""
+    prepare_data_s: NonNegativeFloat = 3600.0
+    """Time to prepare the corpus."""
+    compile_s: NonNegativeFloat = 1800.0
+    """Time to compile the graphs."""
+    warm_cache_s: NonNegativeFloat = 120.0
+    """Time to copy the compiled graphs to all nodes."""
+    preflight_s: NonNegativeFloat = 60.0
+    """Time of one preflight."""
+    evaluation_s: NonNegativeFloat = 7200.0
+    """Time to evaluate one milestone."""
+    upgrade_s: NonNegativeFloat = 1800.0
+    """How long no node is available."""
+    collective_timeout_s: NonNegativeFloat = 300.0
+    """Time until a collective gives up waiting."""
+    straggler_s: NonNegativeFloat = 7200.0
+    """How long a slow host stays slow."""
+    straggler_factor: PositiveFloat = 1.6
+    """A slow host makes every step take this many times as long."""
+    mlflow_outage_s: NonNegativeFloat = 3600.0
+    """How long MLflow does not answer."""
