@@ -49,15 +49,15 @@ class Registry(Generic[_Row]):
 
     def __init__(self, key: str, group: str, row: type[_Row], built_in: Mapping[str, _Row]) -> None:
         self.key, self.group = key, group
-        self._row, self._built_in = row, built_in
+        self.built_in, self._row = built_in, row
         self._loaded: dict[EntryPoint, _Row] = {}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._built_in or name in self._foreign()
+        return name in self.built_in or name in self._foreign()
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._built_in
-        yield from sorted(set(self._foreign()) - set(self._built_in))
+        yield from self.built_in
+        yield from sorted(set(self._foreign()) - set(self.built_in))
 
     def __getitem__(self, name: str) -> _Row:
         """Return the row of a name.
@@ -66,8 +66,8 @@ class Registry(Generic[_Row]):
             ConfigError: no row has the name.
             DependencyError: the package that adds it can't be used.
         """
-        if name in self._built_in:
-            return self._built_in[name]
+        if name in self.built_in:
+            return self.built_in[name]
         if name not in self:
             raise self.unknown(name)
         entry = self._entry(name)
@@ -90,7 +90,7 @@ class Registry(Generic[_Row]):
             DependencyError: the package that adds it can't be used, or its code failed.
         """
         code = self[name].code
-        if name in self._built_in:
+        if name in self.built_in:
             return pkgutil.resolve_name(code)(*args, **options)
         try:
             return pkgutil.resolve_name(code)(*args, **options)
@@ -109,7 +109,7 @@ class Registry(Generic[_Row]):
 
     def package(self, name: str) -> str:
         """Return name and version of the package that adds a row; empty for a built-in row."""
-        return "" if name in self._built_in else _package(self._entry(name))
+        return "" if name in self.built_in else _package(self._entry(name))
 
     def _foreign(self) -> dict[str, list[EntryPoint]]:
         return _entry_points(tuple(_searched())).get(self.group, {})
@@ -128,7 +128,7 @@ class Registry(Generic[_Row]):
         return DependencyError(
             f"{self.key}={name}: {_package(entry)} adds it (entry point {name} = {entry.value} of {self.group}), and "
             f"failed: {type(error).__name__}: {error}",
-            hint=f"repair or update this package, or set {self.key} to one of: {', '.join(self._built_in)}",
+            hint=f"repair or update this package, or set {self.key} to one of: {', '.join(self.built_in)}",
         )
 
 
