@@ -1,4 +1,7 @@
-"""Limits the connections to a server on loopback: every user of the machine can open some before any password check.
+"""Serves on loopback, and limits the connections: every user of the machine can open some before any password check.
+
+A server gets its password from its environment (``local_server.AUTH_ENV``), which other users can't read. It listens on
+a socket that its parent has bound, so that no other process can take the port, and ends with its parent.
 
 Each connection needs an open file, and a process has a limited number of them. So a connection without a request is
 closed after a while. If there are too many, the oldest ones that have sent no request with the password or token are
@@ -8,11 +11,18 @@ closed first.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from flows.tracking.local_server import is_allowed
+from flows.tracking.local_server import AUTH_ENV, App, is_allowed
+from hlatctl.run.errors import ConfigError
 
 #: A connection is closed if it has sent no complete request for this long; an answer may take as long as it needs.
 SILENT_S = 10.0
@@ -66,3 +76,39 @@ class Connection(H11Protocol):
             self.transport.close()
         self._last_request, self._unread_bytes = request, unread_bytes
         self._timer = self.loop.call_later(SILENT_S, self._look)
+
+
+def take_auth() -> str:
+    """Remove ``USER:PASSWORD`` from the environment, so that child processes don't get it, and return it.
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
+    auth = os.environ.pop(AUTH_ENV, "")
+    if not auth.partition(":")[2]:
+        raise ConfigError(f"{AUTH_ENV}: is not set; servers need a password", hint="start it with `hlatctl ui`")
+    return auth
+
+
+def inherited(fd: int) -> tuple[socket.socket, int]:
+    """Return the listening socket of a descriptor, and its port."""
+    listener = socket.socket(fileno=fd)
+    return listener, int(listener.getsockname()[1])
+
+
+def run(app: App, listener: socket.socket) -> int:
+    """Serve until SIGTERM, or until the parent ends and so closes standard input; return the exit code."""
+    # Don't wait for open connections: their clients are gone, or know that their events are stored.
+    settings = uvicorn.Config(
+        app, http=Connection, backlog=BACKLOG, log_level="error", lifespan="on", timeout_graceful_shutdown=0
+    )
+    server = uvicorn.Server(settings)
+
+    def end_with_parent() -> None:
+        sys.stdin.buffer.read()
+        # Prefect's background services stop immediately for a signal; with `should_exit` they take seconds.
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    server.run(sockets=[listener])
+    return 0 if server.started else 1

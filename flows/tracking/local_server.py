@@ -1,27 +1,19 @@
 """A web server on loopback that answers only its own user: Prefect's and MLflow's, for `hlatctl ui` and for one flow.
 
 Every user of a machine can reach its loopback, and so can any web page that they open. So requests need a password, and
-requests for another host name (DNS rebinding) or from another page (cross-site requests) are refused. The server gets
-the password from its environment (:data:`AUTH_ENV`), which other users can't read. It listens on a socket that its
-parent has bound, so that no other process can take the port, and ends with its parent.
+requests for another host name (DNS rebinding) or from another page (cross-site requests) are refused. ``connections``
+serves.
 """
 
 from __future__ import annotations
 
 import base64
 import hmac
-import os
 import secrets
-import signal
-import socket
-import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
-
-from hlatctl.run.errors import ConfigError
 
 HOST = "127.0.0.1"
 USER = "hlatctl"
@@ -158,43 +150,3 @@ _REASONS = {
     401: b"A user name and a password are required; `hlatctl ui` has printed them.\n",
     403: b"This server answers only to its own address and its own pages.\n",
 }
-
-
-def take_auth() -> str:
-    """Remove ``USER:PASSWORD`` from the environment, so that child processes don't get it, and return it.
-
-    Raises:
-        ConfigError: the variable is not set.
-    """
-    auth = os.environ.pop(AUTH_ENV, "")
-    if not auth.partition(":")[2]:
-        raise ConfigError(f"{AUTH_ENV}: is not set; servers need a password", hint="start it with `hlatctl ui`")
-    return auth
-
-
-def inherited(fd: int) -> tuple[socket.socket, int]:
-    """Return the listening socket of a descriptor, and its port."""
-    listener = socket.socket(fileno=fd)
-    return listener, int(listener.getsockname()[1])
-
-
-def run(app: App, listener: socket.socket) -> int:
-    """Serve until SIGTERM, or until the parent ends and so closes standard input; return the exit code."""
-    import uvicorn
-
-    from flows.tracking.connections import BACKLOG, Connection
-
-    # Don't wait for open connections: their clients are gone, or know that their events are stored.
-    settings = uvicorn.Config(
-        app, http=Connection, backlog=BACKLOG, log_level="error", lifespan="on", timeout_graceful_shutdown=0
-    )
-    server = uvicorn.Server(settings)
-
-    def end_with_parent() -> None:
-        sys.stdin.buffer.read()
-        # Prefect's background services stop immediately for a signal; with `should_exit` they take seconds.
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    server.run(sockets=[listener])
-    return 0 if server.started else 1

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 from flows.tracking import mlflow_client
-from flows.tracking.local_server import Gate, inherited, own_hosts, own_origins, run, take_auth
+from flows.tracking.connections import inherited, run, take_auth
+from flows.tracking.local_server import Gate, own_hosts, own_origins
 from hlatctl.run.errors import run_main
 from hlatctl.run.paths import mlflow_artifacts
 
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> int:
         MLFLOW_DISABLE_TELEMETRY="true",
         DO_NOT_TRACK="true",
     )
-    import uvicorn  # noqa: F401  MLflow checks requests only if it is imported
+    # MLflow checks requests only if uvicorn is imported, as here.
     from mlflow.server import constants, handlers
 
     uri, root = mlflow_client.default_tracking_uri(runs_dir), "mlflow-artifacts:/"
