@@ -35,7 +35,7 @@ from flows.stages.preflight import preflight
 from flows.stages.provenance import record_provenance
 from flows.stages.report import finish_report, write_report
 from flows.stages.validate import check, check_notify, check_remote, check_shape, validate
-from flows.tracking import follower, prefect_api
+from flows.tracking import follower, links, prefect_api, prefect_stale
 from hlatctl.run import files, runs
 from hlatctl.run.errors import (
     CheckpointError,
@@ -221,6 +221,8 @@ def drive(
             raise
         finally:
             follower.finish(ctx, followers)
+            if links.is_missed(run) and prefect_api.is_up():
+                prefect_stale.fill_missed(run, ctx.message)
             ctx.close()
         return ctx.refresh()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 from flows.tracking import mlflow_client
 from hlatctl.run import files
@@ -16,10 +17,7 @@ _TRAINING = "workflowType=machine_learning"
 
 def in_prefect(run: RunPaths, server: str | None) -> str | None:
     """Return the address of a run's flow run on a server; None without a server or a flow run."""
-    try:
-        flow_run = str(files.read_json(run.prefect)["flow_run_id"])
-    except (OSError, *DAMAGED):
-        return None
+    flow_run = _read(run).get("flow_run_id")
     return f"{server}/runs/flow-run/{flow_run}" if server and flow_run else None
 
 
@@ -49,5 +47,26 @@ def in_mlflow(run: RunPaths, server: str | None) -> str | None:
 
 def keep_flow_run(run: RunPaths, flow_run_id: object) -> None:
     """Keep the id of a run's flow run, for :func:`in_prefect`. A failure to write it is ignored."""
+    _write(run, flow_run_id=str(flow_run_id))
+
+
+def keep_missed(run: RunPaths, *, missed: bool) -> None:
+    """Keep whether Prefect lacks a part of a run or a sweep. A failure to write it is ignored."""
+    _write(run, missed=missed)
+
+
+def is_missed(run: RunPaths) -> bool:
+    """Return whether Prefect lacks a part of a run or a sweep, which was away."""
+    return bool(_read(run).get("missed"))
+
+
+def _read(run: RunPaths) -> dict[str, Any]:
+    try:
+        return dict(files.read_json(run.prefect))
+    except (OSError, *DAMAGED):
+        return {}
+
+
+def _write(run: RunPaths, **fields: Any) -> None:
     with suppress(OSError, StorageError):
-        files.write_json(run.prefect, {"flow_run_id": str(flow_run_id)})
+        files.write_json(run.prefect, {**_read(run), **fields})

@@ -26,7 +26,7 @@ from conf.schema import Config
 from flows.runtime.context import FlowContext
 from flows.runtime.driver import Clock
 from flows.tracking import links, prefect_api, prefect_stale, ui_record
-from flows.tracking.prefect_stale import LOCK
+from flows.tracking.prefect_stale import LOCK, PRETRAIN
 from hlatctl.run.errors import RunBusyError, StoppedError, StorageError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.labels import marked
@@ -94,10 +94,6 @@ def _request_stop(run: RunPaths) -> bool:
 Pipeline = Callable[[FlowContext, Any], None]
 _T = TypeVar("_T")
 _PROGRESS_EVERY_S = 10.0
-#: Prefect's page offers to cancel only flow runs of a deployment. Nobody schedules this deployment.
-DEPLOYMENT = "hlatctl"
-#: The flow of a whole run; the other flow is one evaluation.
-PRETRAIN = "pretrain"
 #: The id of the task run that represents this process's run in a sweep's flow run.
 PARENT_ENV = "HLATCTL_PREFECT_PARENT"
 
@@ -214,8 +210,9 @@ def run_under_prefect(ctx: FlowContext, pipeline: Pipeline, name: str = PRETRAIN
             prefect_stale.mark_crashed(runs_dir, ctx.message, lock)
             stop = _Stop()
             flow = _make_flow(ctx, pipeline, name, stop)
-            parameters = {"run_id": ctx.run.run_id, "experiment": ctx.config.experiment_name, LOCK: os.fspath(lock)}
-            call = partial(_call, flow, parameters, tags=_tags(ctx), run=ctx.run if name == PRETRAIN else None)
+            parameters = prefect_stale.parameters_of(ctx.run, ctx.config, os.fspath(lock))
+            tags = prefect_stale.tags_of(ctx.config, simulated=ctx.state.simulated)
+            call = partial(_call, flow, parameters, tags=tags, run=ctx.run if name == PRETRAIN else None)
             stop.raised_after(call)
     except BaseException as error:
         # Prefect turns SIGTERM into an exception of its own; without Prefect it just ends this process.
@@ -261,11 +258,6 @@ def _make_flow(ctx: FlowContext, pipeline: Pipeline, name: str, stop: _Stop) -> 
     return run_flow
 
 
-def _tags(ctx: FlowContext) -> list[str]:
-    found = [f"experiment: {ctx.config.experiment_name}", f"cluster: {ctx.config.cluster.name}"]
-    return [*found, "simulated"] if ctx.state.simulated else found
-
-
 def _cancellable(ctx: FlowContext, name: str, flow_run_id: Any) -> AbstractContextManager[None]:
     """Return a block in which a cancellation in Prefect stops the run; an evaluation can't be stopped this way."""
     return stopping(ctx.run, UUID(flow_run_id)) if name == PRETRAIN else nullcontext()
@@ -284,36 +276,23 @@ def _call(flow: Any, parameters: dict[str, str], *, tags: list[str], run: RunPat
 
     parent = os.environ.get(PARENT_ENV)
     with get_client(sync_client=True) as client:
-        if run and not parent and (flow_run := _earlier(client, flow, parameters[LOCK])) is not None:
+        flow_run = None
+        if run and not parent:
+            flow_run = prefect_stale.find(client, flow.name, flow.flow_run_name, parameters[LOCK])
+        if flow_run is not None:
             client.set_flow_run_state(flow_run.id, Pending(message="resumed"), force=True)
             flow_run = client.read_flow_run(flow_run.id)
         else:
-            flow_run = client.create_flow_run_from_deployment(
-                client.create_deployment(client.create_flow(flow), DEPLOYMENT),
-                name=flow.flow_run_name,
-                parameters=parameters,
-                tags=tags,
-                parent_task_run_id=UUID(parent) if parent else None,
-                state=Pending(),
+            parent_id = UUID(parent) if parent else None
+            flow_run = prefect_stale.create(
+                client, flow, flow.flow_run_name, parameters, tags=tags, parent_task_run_id=parent_id
             )
     if run:
         links.keep_flow_run(run, flow_run.id)
     run_flow(flow, flow_run=flow_run, parameters=parameters)
 
 
-def _earlier(client: SyncPrefectClient, flow: Any, lock: str) -> Any:
-    """Return the flow run of an earlier driver of the same run, whatever its state; None if there is none."""
-    from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterName
-    from prefect.client.schemas.sorting import FlowRunSort
-
-    found = client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=[flow.name])),
-        flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[flow.flow_run_name])),
-        sort=FlowRunSort.START_TIME_DESC,
-    )
-    return next((run for run in found if run.parameters.get(LOCK) == lock), None)
-
-
 def _report_lost(ctx: FlowContext, message: str) -> None:
+    links.keep_missed(ctx.run, missed=True)
     ctx.event("tracking_lost", what="prefect", message=message)
     ctx.message(message)

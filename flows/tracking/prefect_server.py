@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
-from flows.tracking.local_server import Gate, inherited, own_origins, run, take_auth
+from flows.tracking.connections import inherited, run, take_auth
+from flows.tracking.local_server import Gate, own_origins
 from hlatctl.run.errors import run_main
 
 #: Prefect's background services for schedules, pauses, workers and automations, which runs do not have.

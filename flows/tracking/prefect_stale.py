@@ -1,27 +1,44 @@
-"""Marks flow runs in Prefect as Crashed if their process has died.
+"""Makes up for what Prefect missed: flow runs whose process has died, and runs during which Prefect was away.
 
 A killed process can't report to Prefect. Each flow run has a parameter :data:`LOCK`, the path of the lock that its
-process holds while it lives. ``python -m flows.tracking.prefect_stale RUNS_DIR`` checks all flow runs once.
+process holds while it lives. If nobody holds it, the flow run is marked as Crashed.
+
+If Prefect doesn't answer, a run or a sweep continues without it. ``prefect.json`` says so, and later the flow run gets
+the missing task runs and the final state from the journal. Prefect then shows the time of this copy, because its API
+accepts no other.
+
+``python -m flows.tracking.prefect_stale RUNS_DIR`` does both once.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.tracking import prefect_api
+from conf.of_run import of_run
+from conf.schema import Config
+from flows.tracking import links, prefect_api
 from hlatctl.run import files
 from hlatctl.run.errors import run_main
-from hlatctl.run.lease import is_held
+from hlatctl.run.fold import read_state
+from hlatctl.run.journal import read_events
+from hlatctl.run.labels import marked
+from hlatctl.run.lease import holder, is_held
+from hlatctl.run.paths import RunPaths, SweepPaths
+from hlatctl.run.sweep import fold
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 #: The parameter of a flow run that names the lock.
 LOCK = "lock"
+#: The flow of a whole run; the other flow is one evaluation.
+PRETRAIN, EVALUATE = "pretrain", "evaluate"
+#: Prefect's page offers to cancel only flow runs of a deployment. Nobody schedules this deployment.
+DEPLOYMENT = "hlatctl"
 _PAGE = 200
 _MESSAGE = "Its process has died."
 
@@ -47,19 +64,168 @@ def _mark_crashed(runs_dir: Path, say: Callable[[str], None], own_lock: Path | N
             lock = _lock(runs_dir, flow_run)
             if lock is None or (lock != own_lock and is_held(lock)):
                 continue
-            for task_run in _running_tasks(client, flow_run.id):
+            for task_run in _tasks(client, flow_run.id):
+                if task_run.state and task_run.state.is_final():
+                    continue
                 client.set_task_run_state(task_run.id, Crashed(message=_MESSAGE), force=True)
             client.set_flow_run_state(flow_run.id, Crashed(message=_MESSAGE), force=True)
             say(f"{flow_run.name}: its process has died; it is marked as Crashed in Prefect")
 
 
 def bring_up_to_date(runs_dir: Path, say: Callable[[str], None]) -> None:
-    """Call ``mark_crashed`` outside a flow. If no API is running and there is a database, start an API."""
+    """Mark dead flow runs and fill missed ones, outside a flow.
+
+    If no API is running and there is a database, an API is started.
+    """
     if os.environ.get("PREFECT_API_URL") or (prefect_api.home(runs_dir) / "prefect.db").is_file():
         with prefect_api.tolerated(lambda why: say(f"Prefect failed ({why})")):
             with files.created_with(files.PRIVATE):
                 prefect_api.configure(runs_dir, say)
             mark_crashed(runs_dir, say)
+            for path in sorted(runs_dir.glob("*/prefect.json")):
+                sweep = SweepPaths(path.parent.absolute())
+                fill_missed(sweep if sweep.space.is_file() else RunPaths(sweep.root), say)
+
+
+def fill_missed(run: RunPaths, say: Callable[[str], None]) -> None:
+    """Copy what Prefect missed of a run or a sweep that has no driver. Prefect must be configured.
+
+    Args:
+        say: called for a run that is copied, and if Prefect fails; the copy is then tried again later.
+    """
+    driver = holder(run.driver_lock)
+    if not links.is_missed(run) or (driver and driver.pid != os.getpid()):
+        return
+    with prefect_api.tolerated(lambda why: say(f"Prefect failed ({why}); {run.run_id} is copied to it later")):
+        from prefect.client.orchestration import get_client
+
+        with get_client(sync_client=True) as client:
+            if isinstance(run, SweepPaths):
+                _fill_sweep(client, run)
+            else:
+                _fill_run(client, run)
+        say(f"{run.run_id}: copied to Prefect what it has missed")
+
+
+def _fill_run(client: SyncPrefectClient, run: RunPaths, parent_task_run_id: Any = None) -> None:
+    from prefect import flow
+
+    state, config = read_state(run), of_run(run)
+    name = marked(run.run_id, simulated=state.simulated)
+    kind = flow(name=marked(EVALUATE if state.evaluates else PRETRAIN, simulated=state.simulated))(_nothing)
+    lock = os.fspath(run.evaluator_lock if state.evaluates else run.driver_lock)
+    flow_run = find(client, kind.name, name, lock)
+    if flow_run is None:
+        flow_run = create(
+            client,
+            kind,
+            name,
+            parameters_of(run, config, lock),
+            tags=tags_of(config, simulated=state.simulated),
+            parent_task_run_id=parent_task_run_id,
+        )
+    ended = {stage.name.replace("_", " "): stage.status for stage in state.stages.values()}
+    ended |= {
+        f"train attempt {one.number}": "running" if one.ended_unix_s is None else "finished" for one in state.attempts
+    }
+    evaluated = (one for one in state.milestones.values() if one.status == "evaluated")
+    ended |= {f"evaluate {one.milestone_tokens:,} tokens": "finished" for one in evaluated}
+    _fill(client, flow_run, state.status, ended)
+    links.keep_flow_run(run, flow_run.id)
+    links.keep_missed(run, missed=False)
+
+
+def _fill_sweep(client: SyncPrefectClient, sweep: SweepPaths) -> None:
+    from prefect import flow
+    from prefect.states import Running
+
+    state, lock = fold(read_events(sweep)), os.fspath(sweep.driver_lock)
+    flow_run = find(client, "sweep", sweep.run_id, lock) or client.create_flow_run(
+        flow(name="sweep")(_nothing), name=sweep.run_id, state=Running(), parameters={LOCK: lock}
+    )
+    trials = {trial.run_id: sweep.trial(trial.number) for trial in state.trials.values()}
+    tasks = _fill(client, flow_run, state.status, {trial.run_id: trial.status for trial in state.trials.values()})
+    for run_id, trial in trials.items():
+        if links.is_missed(trial) and not is_held(trial.driver_lock):
+            _fill_run(client, trial, tasks[run_id])
+    links.keep_missed(sweep, missed=False)
+
+
+def _fill(client: SyncPrefectClient, flow_run: Any, status: str, tasks: Mapping[str, str]) -> dict[str, Any]:
+    """Add missing task runs, set the states of those that have not ended and of the flow run; return task runs' ids."""
+    from prefect import task
+
+    known = {one.name: one for one in _tasks(client, flow_run.id)}
+    for name in set(tasks) - set(known):
+        known[name] = client.create_task_run(
+            task(name=name)(_nothing), flow_run_id=flow_run.id, dynamic_key=name, name=name, state=final(tasks[name])
+        )
+    for name, one in known.items():
+        if not (one.state and one.state.is_final()):
+            client.set_task_run_state(one.id, final(tasks.get(name, "running")), force=True)
+    wanted = final(status)
+    if flow_run.state is None or flow_run.state.type != wanted.type:
+        client.set_flow_run_state(flow_run.id, wanted, force=True)
+    return {name: one.id for name, one in known.items()}
+
+
+def final(status: str) -> Any:
+    """Return Prefect's final state for the status of a stage, a run, a trial or a sweep."""
+    from prefect.states import Cancelled, Completed, Crashed, Failed
+
+    if status in ("running", "created"):
+        return Crashed(message=_MESSAGE)
+    if status == "failed":
+        return Failed()
+    if status in ("stopped", "paused"):
+        return Cancelled(message=status)
+    return Completed() if status in ("finished", "skipped") else Completed(name=status.capitalize())
+
+
+def find(client: SyncPrefectClient, flow_name: str, name: str, lock: str) -> Any:
+    """Return the newest flow run of a run's earlier drivers, whatever its state; None if there is none."""
+    from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterName
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    found = client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=[flow_name])),
+        flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[name])),
+        sort=FlowRunSort.START_TIME_DESC,
+    )
+    return next((run for run in found if run.parameters.get(LOCK) == lock), None)
+
+
+def create(
+    client: SyncPrefectClient,
+    flow: Any,
+    name: str,
+    parameters: dict[str, str],
+    *,
+    tags: list[str],
+    parent_task_run_id: Any,
+) -> Any:
+    """Create a flow run that Prefect's page offers to cancel."""
+    from prefect.states import Pending
+
+    deployment = client.create_deployment(client.create_flow(flow), DEPLOYMENT)
+    return client.create_flow_run_from_deployment(
+        deployment, name=name, parameters=parameters, tags=tags, parent_task_run_id=parent_task_run_id, state=Pending()
+    )
+
+
+def parameters_of(run: RunPaths, config: Config, lock: str) -> dict[str, str]:
+    """Return the parameters of a run's flow run."""
+    return {"run_id": run.run_id, "experiment": config.experiment_name, LOCK: lock}
+
+
+def tags_of(config: Config, *, simulated: bool) -> list[str]:
+    """Return the tags of a run's flow run."""
+    found = [f"experiment: {config.experiment_name}", f"cluster: {config.cluster.name}"]
+    return [*found, "simulated"] if simulated else found
+
+
+def _nothing() -> None:
+    """Represents what has happened in other processes."""
 
 
 def _running(client: SyncPrefectClient) -> Iterator[Any]:
@@ -73,13 +239,14 @@ def _running(client: SyncPrefectClient) -> Iterator[Any]:
         offset += len(page)
 
 
-def _running_tasks(client: SyncPrefectClient, flow_run_id: Any) -> list[Any]:
+def _tasks(client: SyncPrefectClient, flow_run_id: Any) -> list[Any]:
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
     of_flow = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
-    return [
-        task for task in client.read_task_runs(flow_run_filter=of_flow) if not (task.state and task.state.is_final())
-    ]
+    found: list[Any] = []
+    while page := client.read_task_runs(flow_run_filter=of_flow, limit=_PAGE, offset=len(found)):
+        found += page
+    return found
 
 
 def _lock(runs_dir: Path, flow_run: Any) -> Path | None:

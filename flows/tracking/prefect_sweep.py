@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from flows.tracking import prefect_api, prefect_stale
+from flows.tracking import links, prefect_api, prefect_stale
 from flows.tracking.prefect_api import tolerated
 from flows.tracking.prefect_flow import PARENT_ENV
 from flows.tracking.prefect_stale import LOCK
@@ -18,7 +18,7 @@ from hlatctl.run.paths import SweepPaths
 
 
 class PrefectView:
-    """A sweep's flow run. After the first failure nothing more is sent to Prefect.
+    """A sweep's flow run. After a failure it tries again with the next trial; its end fills in what Prefect missed.
 
     Args:
         say: called if Prefect fails.
@@ -29,18 +29,23 @@ class PrefectView:
         self._sweep, self._say, self._start = sweep, say, start
         self._client: Any = None
         self._flow_run_id: Any = None
+        self._is_used = False
         self._tasks: dict[int, Any] = {}
+        self._trials: list[int] = []
 
     def begin(self) -> None:
         """Create the flow run. An API that is started for it is used by the trials' processes too."""
         with tolerated(self._lose):
-            if prefect_api.configure(self._sweep.root.parent, self._say, start=self._start):
+            self._is_used = True
+            self._is_used = prefect_api.configure(self._sweep.root.parent, self._say, start=self._start)
+            if self._is_used:
                 self._begin()
 
     def trial_environment(self, number: int, run_id: str) -> dict[str, str]:
         """Return the variables that make a trial's flow run a child of the sweep's."""
+        self._trials.append(number)
         with tolerated(self._lose):
-            if self._client is not None:
+            if self._is_there():
                 return {PARENT_ENV: str(self._task(number, run_id))}
         return {}
 
@@ -48,14 +53,23 @@ class PrefectView:
         """Set the final state of a trial's task run."""
         with tolerated(self._lose):
             if self._client is not None and number in self._tasks:
-                self._client.set_task_run_state(self._tasks[number], _state(outcome), force=True)
+                self._client.set_task_run_state(self._tasks[number], prefect_stale.final(outcome), force=True)
 
     def end(self, outcome: str) -> None:
-        """Set the final state of the sweep's flow run."""
+        """Set the final state of the sweep's flow run, and copy from the journals what Prefect has missed."""
         with tolerated(self._lose):
-            if self._client is not None:
-                self._client.set_flow_run_state(self._flow_run_id, _state(outcome), force=True)
+            if self._is_there():
+                self._client.set_flow_run_state(self._flow_run_id, prefect_stale.final(outcome), force=True)
                 self._client.__exit__(None, None, None)
+        if self._is_used and prefect_api.is_up():
+            if any(links.is_missed(self._sweep.trial(number)) for number in self._trials):
+                links.keep_missed(self._sweep, missed=True)
+            prefect_stale.fill_missed(self._sweep, self._say)
+
+    def _is_there(self) -> bool:
+        if self._client is None and self._is_used and prefect_api.is_up():
+            self._begin()
+        return self._client is not None
 
     def _begin(self) -> None:
         from prefect import flow
@@ -93,16 +107,9 @@ class PrefectView:
 
     def _lose(self, why: str) -> None:
         self._client = None
+        links.keep_missed(self._sweep, missed=True)
         self._say(f"Prefect failed ({why}); the sweep continues without it")
 
 
 def _nothing() -> None:
     """Represents a trial."""
-
-
-def _state(outcome: str) -> Any:
-    from prefect.states import Cancelled, Completed, Failed
-
-    if outcome == "failed":
-        return Failed()
-    return Cancelled(message=outcome) if outcome == "stopped" else Completed(name=outcome.capitalize())

@@ -89,9 +89,11 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shared by the flows here: creating Prefect's database takes longer than running a flow."""
-    return tmp_path_factory.mktemp("runs")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory, prefect_home: Path) -> Path:
+    """Shared by the flows here."""
+    folder = tmp_path_factory.mktemp("runs")
+    shutil.copytree(prefect_home, prefect_api.home(folder))
+    return folder
 
 
 def without_network() -> tuple[str, ...]:
@@ -260,8 +262,8 @@ def test_a_users_api_that_does_not_answer_is_named_without_its_password(
 
 
 @pytest.mark.processes
-def test_the_api_beside_a_flow_answers_nobody_without_its_password(tmp_path: Path, environment: dict[str, str]) -> None:
-    prefect_api.configure(tmp_path)
+def test_the_api_beside_a_flow_answers_nobody_without_its_password(runs_dir: Path, environment: dict[str, str]) -> None:
+    prefect_api.configure(runs_dir)
     url, auth = environment["PREFECT_API_URL"], environment["PREFECT_API_AUTH_STRING"]
     assert local_server.get(f"{url}/admin/version", auth, timeout_s=60)
     with pytest.raises(HTTPError, match="401"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -17,10 +18,12 @@ from uuid import UUID
 
 import pytest
 
+from conf import load
 from conf.schema import Config
 from flows import pretrain
 from flows.tracking import links, prefect_api
-from hlatctl.run.journal import read_events
+from hlatctl.run import runs
+from hlatctl.run.journal import FLOW_WRITER, JournalWriter, read_events
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 
@@ -95,7 +98,8 @@ except StoppedError:
 
 
 @pytest.fixture
-def config(mock_config: Config) -> Config:
+def config(mock_config: Config, prefect_home: Path) -> Config:
+    shutil.copytree(prefect_home, prefect_api.home(Path(mock_config.runs_dir)))
     return dataclasses.replace(mock_config, tracking=dataclasses.replace(mock_config.tracking, enabled=True))
 
 
@@ -113,6 +117,23 @@ def drive(run: RunPaths, *arguments: str, code: int = 0) -> str:
     return result.stdout
 
 
+TASKS = {
+    "validate",
+    "provenance",
+    "data",
+    "preflight",
+    "compile",
+    "warm cache",
+    "coverage",
+    "train attempt 1",
+    "train attempt 2",
+    "evaluate 833,333 tokens",
+    "evaluate 1,666,666 tokens",
+    "evaluate 2,506,752 tokens",
+    "report",
+}
+
+
 def test_stages_attempts_and_evaluations_are_tasks_of_one_flow_run(config: Config) -> None:
     run = pretrain.create(config, argv=[], run_id="seen")
     drive(run)
@@ -121,26 +142,20 @@ def test_stages_attempts_and_evaluations_are_tasks_of_one_flow_run(config: Confi
         tasks = database.execute("select name, state_name from task_run").fetchall()
         artifacts = {key for (key,) in database.execute("select key from artifact")}
     assert flow == ("seen (SIMULATED)", "Completed")
-    assert {name for name, _ in tasks} == {
-        "validate",
-        "provenance",
-        "data",
-        "preflight",
-        "compile",
-        "warm cache",
-        "coverage",
-        "train attempt 1",
-        "train attempt 2",
-        "evaluate 833,333 tokens",
-        "evaluate 1,666,666 tokens",
-        "evaluate 2,506,752 tokens",
-        "report",
-    }
+    assert {name for name, _ in tasks} == TASKS
     assert {state for _, state in tasks} == {"Completed"}
     assert {"summary", "training"} <= artifacts
 
 
-def test_a_run_continues_when_prefect_disappears(config: Config) -> None:
+def bring_up_to_date(runs_dir: Path) -> str:
+    """Do what `hlatctl sync` and `hlatctl ui` do for Prefect; return what is printed."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    argv = [sys.executable, "-m", "flows.tracking.prefect_stale", os.fspath(runs_dir)]
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600, check=True).stderr
+
+
+def test_a_run_continues_when_prefect_disappears_and_is_copied_to_it_later(config: Config) -> None:
+    runs_dir = Path(config.runs_dir)
     run = pretrain.create(config, argv=[], run_id="alone")
     output = drive(run, "lost")
     kinds = [event["kind"] for event in read_events(run)]
@@ -148,6 +163,71 @@ def test_a_run_continues_when_prefect_disappears(config: Config) -> None:
     assert kinds.count("attempt_started") == 2
     assert kinds[-1] == "run_finished"
     assert "Prefect" in output
+    assert states(runs_dir) != {"alone (SIMULATED)": "Completed"}
+    assert "alone: copied to Prefect what it has missed" in bring_up_to_date(runs_dir)
+    assert states(runs_dir) == {"alone (SIMULATED)": "Completed"}
+    assert states(runs_dir, "task_run") == dict.fromkeys(TASKS, "Completed")
+    assert "alone" not in bring_up_to_date(runs_dir)
+
+
+SWEEP = """
+import sys
+from pathlib import Path
+import httpx
+from flows.tracking.prefect_sweep import PrefectView
+from hlatctl.run.paths import SweepPaths
+
+SWEEP, AWAY = SweepPaths(Path(sys.argv[1])), [True]
+view = PrefectView(SWEEP, print, start=True)
+from flows.tracking import prefect_api
+prefect_api.configure(SWEEP.root.parent)
+from prefect.client.orchestration import SyncPrefectClient
+create = SyncPrefectClient.create_flow_run
+
+def busy(self, *args, **options):
+    if AWAY[0]:
+        response = httpx.Response(503, request=httpx.Request("POST", "http://prefect"))
+        raise httpx.HTTPStatusError("503 Service Unavailable", request=response.request, response=response)
+    return create(self, *args, **options)
+
+SyncPrefectClient.create_flow_run = busy
+view.begin()
+assert view.trial_environment(0, "rates-t0000") == {}
+AWAY[0] = False
+assert view.trial_environment(1, "rates-t0001")
+for number in (0, 1):
+    view.trial_ended(number, "finished")
+view.end("finished")
+"""
+
+
+def test_a_sweep_and_its_trials_are_in_prefect_although_it_was_busy_when_they_began(config: Config) -> None:
+    sweep = runs.create_sweep(Path(config.runs_dir), "rates", "overrides: []\n")
+    with JournalWriter(sweep, FLOW_WRITER) as journal:
+        settings = {"folder": "/", "overrides": [], "objective": "loss", "direction": "min", "accelerators": False}
+        of = {"axes": [{"key": "optimizer.lr"}], "settings": {}, "arms": 2, "trials": 2}
+        journal.append("sweep_created", sweep_id="rates", simulated=False, **settings, **of)
+        for n in range(2):
+            run = runs.create_run(sweep.root.parent, sweep.trial(n).run_id, load.dump(config))
+            with JournalWriter(run, FLOW_WRITER) as trial:
+                trial.append("run_created", run_id=run.run_id, simulated=False, sweep="rates", trial=n)
+                trial.append("run_finished", outcome="finished", step=0, tokens=0, message="")
+            links.keep_missed(run, missed=n == 0)
+            point = {"optimizer.lr": f"0.{n + 1}"}
+            journal.append("trial_asked", trial=n, run_id=run.run_id, arm=n, point=point, seed=None, overrides=[])
+            hours = {"process_hours": 1.0, "saved_process_hours": 0.0}
+            journal.append("trial_ended", trial=n, outcome="finished", why="", value=1.0, tokens=1, **hours)
+        journal.append("sweep_finished", outcome="finished", message="")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    argv = [sys.executable, "-c", SWEEP, os.fspath(sweep.root)]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    runs_dir = Path(config.runs_dir)
+    assert states(runs_dir) == {"rates": "Completed", "rates-t0000": "Completed"}
+    assert states(runs_dir, "task_run") == {"rates-t0000": "Completed", "rates-t0001": "Completed"}
+    with sqlite3.connect(prefect_api.home(runs_dir) / "prefect.db") as database:
+        query = "select task_run.name from flow_run join task_run on flow_run.parent_task_run_id = task_run.id"
+        assert database.execute(query).fetchall() == [("rates-t0000",)]
 
 
 def states(runs_dir: Path, table: str = "flow_run") -> dict[str, str]:
@@ -165,10 +245,8 @@ def test_a_stopped_run_is_cancelled_and_one_whose_process_has_died_is_crashed(co
         assert drive(stopped, "stopped").endswith("stopped\n")
     assert states(runs_dir) == {"dead (SIMULATED)": "Running", "stopped (SIMULATED)": "Cancelled"}
     assert "Failed" not in states(runs_dir, "task_run").values()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    argv = [sys.executable, "-m", "flows.tracking.prefect_stale", os.fspath(runs_dir)]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600, check=True)
-    assert "dead (SIMULATED): its process has died; it is marked as Crashed in Prefect" in done.stderr
+    said = bring_up_to_date(runs_dir)
+    assert "dead (SIMULATED): its process has died; it is marked as Crashed in Prefect" in said
     assert states(runs_dir) == {"dead (SIMULATED)": "Crashed", "stopped (SIMULATED)": "Cancelled"}
     assert "Running" not in states(runs_dir, "task_run").values()
 
