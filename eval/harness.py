@@ -20,12 +20,13 @@ from typing import Any, Literal
 
 import yaml
 
-from eval import catalog, normalised
-from eval.model import Loaded, missing_package
-from eval.plan import Figure
-from eval.pool import Pool
+from eval import normalised
 from eval.scores import Score, Scores
-from eval.suites import Task
+from eval.serving.model import Loaded, missing_package
+from eval.serving.pool import Pool
+from eval.tasks import catalog
+from eval.tasks.plan import Figure
+from eval.tasks.suites import Task
 from hlatctl.run.errors import ConfigError, EvaluationError
 from hlatctl.run.evaluations import BITS_PER_BYTE
 
@@ -85,7 +86,7 @@ def wrap(
         share_prefixes: compute tokens once with which several sequences of a batch begin.
     """
     try:
-        from eval.hugging_face import HuggingFace, Replicas
+        from eval.serving.hugging_face import HuggingFace, Replicas
     except ModuleNotFoundError as error:
         raise missing_package(error.name) from None
     quiet()
@@ -109,7 +110,7 @@ def run(
     """Run one task; generated programs are not run.
 
     Args:
-        lm: the harness's model, from :mod:`eval.runners`.
+        lm: the harness's model, from :mod:`eval.serving.runners`.
         scratch: folder for the harness's caches; may be removed afterwards.
         seed: selects solved examples and sampled answers.
         limit: at most this many items, or a fraction of them; a task's chosen items come first.

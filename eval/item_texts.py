@@ -15,8 +15,10 @@ from typing import Any
 
 from conf.load import load
 from conf.schema import Config
-from eval import harness, model, plan
-from eval.suites import Task
+from eval import harness
+from eval.serving import model
+from eval.tasks import plan
+from eval.tasks.suites import Task
 from hlatctl.run import processes
 from hlatctl.run.errors import EvaluationError, cannot_write, run_main
 from hlatctl.run.files import new_file, private_folder

@@ -16,9 +16,11 @@ from typing import Any
 
 from conf.of_run import of_run
 from conf.schema import Config
-from eval import contract, model, plan, programs, runners, suites, tasks, validation
+from eval import contract, programs, task_runner, validation
 from eval.results import RESULTS
-from eval.tasks import Subject, TaskRunner, can_run_code
+from eval.serving import model, runners
+from eval.task_runner import Subject, TaskRunner, can_run_code
+from eval.tasks import plan, suites
 from hlatctl.run import contract as contract_record
 from hlatctl.run import contract as contract_use
 from hlatctl.run.contract import Contracts
@@ -144,7 +146,7 @@ class _Evaluation:
                 print(note, file=sys.stderr, flush=True)
             self._run_tasks()
             records |= {number: self._combine(number, before) for number, before in records.items()}
-        tasks.keep_continuations(runner)  # last: it must not cost a score
+        task_runner.keep_continuations(runner)  # last: it must not cost a score
         for number, record in records.items():
             assert record is not None
             kept = {key: record[key] for key in ("suite", "scores", "skipped")}

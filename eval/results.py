@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from eval import harness, scores
-from eval.catalog import Group
-from eval.plan import Figure
+from eval.tasks.catalog import Group
+from eval.tasks.plan import Figure
 from hlatctl.run import contract as contract_record
 from hlatctl.run.contract import Fields, Record, digest
 

@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 
 from conf.validate import require_own_tasks
-from eval.catalog import Definition
-from eval.model import package_folder
+from eval.serving.model import package_folder
+from eval.tasks.catalog import Definition
 from hlatctl.run import files
 from hlatctl.run.contract import digest
 from hlatctl.run.errors import ConfigError

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.schema import Config
-from eval.model import Loaded
 from eval.scores import Score, Scores
-from eval.suites import VALIDATION
+from eval.serving.model import Loaded
+from eval.tasks.suites import VALIDATION
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, DataError
 from hlatctl.run.files import DAMAGED, parse_json

@@ -15,8 +15,10 @@ from typing import Any
 
 from conf.load import load
 from conf.schema import Config, EvalConfig
-from eval import catalog, harness, model, plan
-from eval.suites import Task
+from eval import harness
+from eval.serving import model
+from eval.tasks import catalog, plan
+from eval.tasks.suites import Task
 from hlatctl.run.errors import run_main
 from hlatctl.run.files import private_folder
 

@@ -68,7 +68,7 @@ class Model:
         self._talk, self.facts = talk, facts
 
     def generate(self, prompt: str, sampling: Sampling, write: Callable[[str], None]) -> dict[str, Any]:
-        """Continue a prompt and return the end of the answer: the fields of ``eval.generation.Text``, and ``wall_s``.
+        """Continue a prompt and return the end of the answer: the fields of ``eval.generate.Text``, and ``wall_s``.
 
         Args:
             prompt: valid Unicode.

@@ -226,7 +226,7 @@ _RULES = (
     _Rule(SOCKETPAIR, ((0, _IF_EQUAL, int(socket.AF_UNIX), False),), errno.EAFNOSUPPORT),
     _Rule(MMAP, ((3, _IF_ANY_BIT, _MAP_SHARED, True), (3, _IF_ANY_BIT, _MAP_ANONYMOUS, True))),
     _Rule(MMAP, ((3, _IF_ANY_BIT, _MAP_HUGETLB, True),)),
-    # `eval.cell.memory` counts the default size of the buffer for each socket.
+    # `eval.cell.zygote` counts the default size of the buffer for each socket.
     _Rule(SETSOCKOPT, ((1, _IF_EQUAL, int(socket.SOL_SOCKET), True), (2, _IF_EQUAL, int(socket.SO_SNDBUF), True))),
     _Rule(FCNTL, tuple((1, _IF_EQUAL, command, False) for command in _FILE_COMMANDS)),
     _Rule(PRCTL, tuple((0, _IF_EQUAL, command, False) for command in _PROCESS_COMMANDS)),

@@ -34,7 +34,7 @@ from flows.tracking.mirrors.base import Attempts
 from flows.tracking.mirrors.points import chances, point, scores
 from flows.tracking.mlflow_steps import Shown, copy_amendments
 from flows.tracking.mlflow_sweep import trial_tags
-from hlatctl.report import item_file
+from hlatctl.report import items as item_file
 from hlatctl.run import contract, files
 from hlatctl.run import contract as contract_record
 from hlatctl.run.errors import HlatctlError

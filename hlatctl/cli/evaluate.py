@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import sys
-import time
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -43,18 +42,14 @@ from hlatctl.cli.common import (
     with_runs_dir,
     write,
 )
-from hlatctl.cli.status import evaluation_line
-from hlatctl.cli.train import LiveObserver, PlainObserver
+from hlatctl.cli.progress import LiveEvaluationObserver, PlainEvaluationObserver, observer_for
 from hlatctl.run.errors import ConfigError, EvaluationError
 from hlatctl.run.fold import read_state
-from hlatctl.run.labels import leading
 from hlatctl.run.paths import RunPaths
 from hlatctl.units import count, counted, duration, size
 
 if TYPE_CHECKING:
-    from conf.schema import Config
     from flows.stages.evaluate import Asked
-    from hlatctl.run.state import MilestoneState, RunState
 
 
 class Form(StrEnum):
@@ -292,7 +287,7 @@ def show(
     runs_dir: RunsDir = None,
 ) -> None:
     """Show items of a task: prompt, choices, answer and what is right."""
-    from hlatctl.report import item_file
+    from hlatctl.report import items as item_file
     from hlatctl.report.contamination import in_corpus, lacks
 
     if wrong and right:
@@ -366,7 +361,6 @@ def evaluate_run(
     from conf.compose import override_eval
     from conf.of_run import of_run
     from flows import evaluate as flow
-    from hlatctl.cli.train import observer_for
 
     config = of_run(run)
     if overrides:
@@ -475,46 +469,3 @@ def _row(records: list[dict[str, Any]]) -> list[str]:
         rows, size_bytes = (sum(record[key] for record in present) for key in ("rows", "bytes"))
         facts = [f"{rows:,}", size(size_bytes), digest[:12]]
     return [records[0]["dataset"], records[0]["split"], files, *facts, shown]
-
-
-#: Minimum time between two lines of one task.
-_PLAIN_EVERY_S = 10.0
-
-
-class LiveEvaluationObserver(LiveObserver):
-    """Redraws one line, with a bar for the requests of the task."""
-
-    def update(self, state: RunState, config: Config) -> None:
-        """Redraw."""
-        milestone = _under_way(state)
-        if milestone is None or milestone.progress is None:
-            self._progress.update(self._task, total=None, description="preparing")
-            return
-        done, total = milestone.progress.done, milestone.progress.total
-        self._progress.update(self._task, total=total or None, completed=done, description=_line(milestone, state))
-
-
-class PlainEvaluationObserver(PlainObserver):
-    """Prints every message and the start of every task, and otherwise at most one line in ten seconds."""
-
-    _shown_task = _shown_line = ""
-
-    def update(self, state: RunState, config: Config) -> None:
-        """Print a line if it differs from the last one and is due."""
-        milestone = _under_way(state)
-        if milestone is None or milestone.progress is None or not milestone.progress.task:
-            return
-        line, now_s = _line(milestone, state), time.monotonic()
-        is_time = milestone.progress.task != self._shown_task or now_s - self._shown_s >= _PLAIN_EVERY_S
-        if is_time and line != self._shown_line:
-            self._shown_task, self._shown_line, self._shown_s = milestone.progress.task, line, now_s
-            self.message(line)
-
-
-def _line(milestone: MilestoneState, state: RunState) -> str:
-    return leading(evaluation_line(milestone), simulated=state.simulated)
-
-
-def _under_way(state: RunState) -> MilestoneState | None:
-    running = [(m.progress.updated_unix_s, m) for m in state.milestones.values() if m.progress]
-    return max(running, key=lambda pair: pair[0], default=(0.0, None))[1]

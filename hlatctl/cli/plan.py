@@ -242,14 +242,13 @@ def forecast(
     from conf.compose import compose
     from flows import forecast as simulations
     from hlatctl.report import forecast as report
-    from hlatctl.report.figures import spending
 
     config = compose([*with_runs_dir(overrides, runs_dir), _LAUNCHER])
     say(WARNING)
     simulated = simulations.play_all(config, seeds, lambda variant: say(f"{counted(seeds, 'simulation')}: {variant}"))
     outlooks = {name: report.outlook(outcomes) for name, outcomes in simulated.items()}
     if figure:
-        files.write_text(figure, spending.forecast(simulated).svg())
+        files.write_text(figure, report.figure(simulated).svg())
     first = next(iter(outlooks))
     if as_json:
         print_json({"simulated": True, "seeds": seeds, "variants": report.record(outlooks)})

@@ -71,7 +71,7 @@ _TEXT_LENGTH = 100
 
 def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each fact about a run."""
-    from hlatctl.report.exchange.imported import origin_text
+    from hlatctl.report.numbers import origin_text
     from hlatctl.report.record import looks
 
     state = view.state

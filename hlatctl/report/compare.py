@@ -23,8 +23,7 @@ from typing import Any
 from hlatctl.report import baselines
 from hlatctl.report.baselines import Baselines, Layout, Model, RowSpec, RowTitle
 from hlatctl.report.contracts import Conditions, Known, ScoreContracts, agree, first_difference, of_imported, of_mean
-from hlatctl.report.exchange.imported import origin_text
-from hlatctl.report.numbers import finite_or_nan
+from hlatctl.report.numbers import finite_or_nan, origin_text
 from hlatctl.run import contract
 from hlatctl.run import contract as contracts
 from hlatctl.run.contract import Record

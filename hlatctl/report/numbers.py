@@ -11,7 +11,7 @@ import math
 import statistics
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,6 @@ from conf.schema import Config
 from conf.sizes import mfu
 from conf.validate import validate
 from hlatctl.plan.step_time import peak_flops_per_s, step_time_s
-from hlatctl.report.exchange.imported import origin_text
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.state import AmendmentState, ContractScores, RunState
 from hlatctl.units import counted
@@ -544,3 +543,13 @@ class Spikes:
         if share is None:
             return f"{counted(self.count, 'spike')}."
         return f"{counted(self.count, 'spike')}; {100 * share:.0f} % last one step (HLAT: 86 %)."
+
+
+def origin_text(imported: Mapping[str, Any]) -> str:
+    """Return file, evaluator, model and day of imported scores, as far as known; empty for an empty mapping."""
+    if not imported:
+        return ""
+    evaluator = f"{imported.get('form')} {imported.get('version') or ''}".strip()
+    known = [evaluator, *(str(imported.get(key) or "") for key in ("model", "date"))]
+    file = f"{imported.get('file')} (sha256 {str(imported.get('sha256'))[:12]})"
+    return ", ".join([file, *filter(None, known)])

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from conf.schema import CodeConfig
-from eval import sandbox
+from eval import programs
 from eval.cell import seccomp
 from eval.cell.confine import Limits
 from hlatctl.run.errors import EvaluationError
@@ -24,7 +24,7 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
-_WHY_NOT = sandbox.why_unavailable()
+_WHY_NOT = programs.why_unavailable()
 needs_sandbox = pytest.mark.skipif(_WHY_NOT is not None, reason=f"no sandbox here: {_WHY_NOT}")
 _LIMITS = Limits(cpu_s=0, memory_bytes=0)
 _CLONE = seccomp.CLONE[platform.machine() == "aarch64"]
@@ -33,20 +33,20 @@ _PATIENT = CodeConfig(timeout_s=30.0, memory_bytes=512 << 20)
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[sandbox.Worker]:
+def worker() -> Iterator[programs.Worker]:
     """One worker for all of these tests, so that a program that damages it fails the next ones."""
-    with sandbox.worker(_PATIENT) as started:
+    with programs.start_worker(_PATIENT) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def hasty() -> Iterator[sandbox.Worker]:
+def hasty() -> Iterator[programs.Worker]:
     """A worker for the programs that never end."""
-    with sandbox.worker(CodeConfig(timeout_s=0.5)) as started:
+    with programs.start_worker(CodeConfig(timeout_s=0.5)) as started:
         yield started
 
 
-def _result(worker: sandbox.Worker, body: str, test: str = "f() == 1") -> str:
+def _result(worker: programs.Worker, body: str, test: str = "f() == 1") -> str:
     """Return the result of a function with this body; its test asserts this, and its message is the answer."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     problem = {
@@ -61,7 +61,7 @@ def _result(worker: sandbox.Worker, body: str, test: str = "f() == 1") -> str:
     return str(verdict["result"])
 
 
-def _answer(worker: sandbox.Worker, body: str) -> str:
+def _answer(worker: programs.Worker, body: str) -> str:
     """Return the answer of a function with this body."""
     return _result(worker, body, "False").removeprefix("failed: ")
 
@@ -82,18 +82,18 @@ def _is_gone(marker: str) -> bool:
 
 
 @needs_sandbox
-def test_an_endless_loop_is_over_in_time(hasty: sandbox.Worker) -> None:
+def test_an_endless_loop_is_over_in_time(hasty: programs.Worker) -> None:
     assert _result(hasty, "while True: pass") == "timed out"
 
 
 @needs_sandbox
-def test_a_sleep_that_blocks_all_signals_is_over_in_time(hasty: sandbox.Worker) -> None:
+def test_a_sleep_that_blocks_all_signals_is_over_in_time(hasty: programs.Worker) -> None:
     body = "import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\ntime.sleep(600)"
     assert _result(hasty, body) == "timed out"
 
 
 @needs_sandbox
-def test_a_fork_bomb_is_held_to_the_limit_on_processes(worker: sandbox.Worker, hasty: sandbox.Worker) -> None:
+def test_a_fork_bomb_is_held_to_the_limit_on_processes(worker: programs.Worker, hasty: programs.Worker) -> None:
     bomb = "import posix\nwhile True:\n    try: posix.fork()\n    except OSError: pass"
     assert _result(hasty, bomb) == "timed out"
     count = (
@@ -104,14 +104,14 @@ def test_a_fork_bomb_is_held_to_the_limit_on_processes(worker: sandbox.Worker, h
 
 
 @needs_sandbox
-def test_100_gigabytes_can_not_be_allocated(worker: sandbox.Worker) -> None:
+def test_100_gigabytes_can_not_be_allocated(worker: programs.Worker) -> None:
     assert _result(worker, "x = bytearray(100 << 30); return 1") == "failed: "
     body = "try: bytearray(100 << 30)\nexcept MemoryError: return 1"
     assert _result(worker, body) == "passed"
 
 
 @needs_sandbox
-def test_memory_is_limited_over_all_processes(worker: sandbox.Worker) -> None:
+def test_memory_is_limited_over_all_processes(worker: programs.Worker) -> None:
     body = (
         "import posix, time\nfor i in range(8):\n"
         "    if posix.fork() == 0: x = bytearray(b'x') * (150 << 20); time.sleep(600)\ntime.sleep(600)"
@@ -120,7 +120,7 @@ def test_memory_is_limited_over_all_processes(worker: sandbox.Worker) -> None:
 
 
 @needs_sandbox
-def test_memory_that_processes_share_and_let_go_of_is_limited_too(worker: sandbox.Worker) -> None:
+def test_memory_that_processes_share_and_let_go_of_is_limited_too(worker: programs.Worker) -> None:
     # The pages of a shared mapping stay when a process drops them; each process alone is below the limit.
     hold = (
         "import mmap, posix, time\nfor i in range(8):\n    if posix.fork() == 0:\n"
@@ -137,7 +137,7 @@ def test_memory_that_processes_share_and_let_go_of_is_limited_too(worker: sandbo
 
 
 @needs_sandbox
-def test_what_lies_in_sockets_counts_as_memory(worker: sandbox.Worker) -> None:
+def test_what_lies_in_sockets_counts_as_memory(worker: programs.Worker) -> None:
     body = (
         "import posix, socket, time\nfor i in range(24):\n    if posix.fork() == 0:\n        kept = []\n        try:\n"
         "            while True:\n                kept += socket.socketpair()\n"
@@ -151,7 +151,7 @@ def test_what_lies_in_sockets_counts_as_memory(worker: sandbox.Worker) -> None:
 
 
 @needs_sandbox
-def test_event_loops_threads_and_copied_files_work(worker: sandbox.Worker) -> None:
+def test_event_loops_threads_and_copied_files_work(worker: programs.Worker) -> None:
     body = (
         "import asyncio, concurrent.futures, shutil\nasync def g(): return open('b').read()\n"
         "with concurrent.futures.ThreadPoolExecutor(4) as pool: assert list(pool.map(abs, [-1, 2])) == [1, 2]\n"
@@ -173,7 +173,7 @@ def test_event_loops_threads_and_copied_files_work(worker: sandbox.Worker) -> No
         f"libc(syscall=({_CLONE}, 0x10000000 | 17, 0, 0, 0, 0))",
     ],
 )
-def test_ways_around_the_limits_are_refused(worker: sandbox.Worker, call: str) -> None:
+def test_ways_around_the_limits_are_refused(worker: programs.Worker, call: str) -> None:
     body = (
         "import ctypes, os\ndef libc(**wanted):\n    ((name, arguments),) = wanted.items()\n"
         "    own = ctypes.CDLL(None, use_errno=True)\n    done = getattr(own, name)(*arguments)\n"
@@ -184,7 +184,7 @@ def test_ways_around_the_limits_are_refused(worker: sandbox.Worker, call: str) -
 
 
 @needs_sandbox
-def test_a_filled_disk_is_its_own_and_small(worker: sandbox.Worker) -> None:
+def test_a_filled_disk_is_its_own_and_small(worker: programs.Worker) -> None:
     body = (
         "n = 0\nwhile True:\n    try:\n        with open(f'{n}', 'wb') as file: file.write(bytes(1 << 20))\n"
         "    except OSError as error: return [n, error.strerror]\n    n += 1"
@@ -196,7 +196,7 @@ def test_a_filled_disk_is_its_own_and_small(worker: sandbox.Worker) -> None:
 
 
 @needs_sandbox
-def test_one_file_is_limited_and_nothing_else_can_be_written(worker: sandbox.Worker) -> None:
+def test_one_file_is_limited_and_nothing_else_can_be_written(worker: programs.Worker) -> None:
     too_large = "try: open('big', 'wb').write(bytes(33 << 20))\nexcept OSError as error: return error.strerror"
     assert _answer(worker, too_large) == "File too large"
     # What is mounted lies no deeper than this, but for Python and its packages.
@@ -217,8 +217,8 @@ def test_home_the_run_and_the_environment_are_out_of_reach(tmp_path: Path, monke
     kept.write_text("secret", encoding="utf-8")
     monkeypatch.setenv("HOME", str(kept.parent))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-tell")
-    repository = Path(sandbox.__file__).resolve().parents[1]
-    with sandbox.worker(_PATIENT) as worker:
+    repository = Path(programs.__file__).resolve().parents[1]
+    with programs.start_worker(_PATIENT) as worker:
         for way in ("open({!r}).read()", "posix.unlink({!r})", "posix.listdir({!r})"):
             body = f"import posix\ntry: {way.format(str(kept))}\nexcept OSError as error: return error.errno"
             assert _answer(worker, body) == "2"
@@ -231,7 +231,7 @@ def test_home_the_run_and_the_environment_are_out_of_reach(tmp_path: Path, monke
 
 
 @needs_sandbox
-def test_there_is_no_network(worker: sandbox.Worker) -> None:
+def test_there_is_no_network(worker: programs.Worker) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         body = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)"
@@ -242,7 +242,7 @@ def test_there_is_no_network(worker: sandbox.Worker) -> None:
 
 
 @needs_sandbox
-def test_it_cannot_write_the_disks_or_hold_files_of_the_machine(worker: sandbox.Worker) -> None:
+def test_it_cannot_write_the_disks_or_hold_files_of_the_machine(worker: programs.Worker) -> None:
     body = (
         "import ctypes, posix\nown = ctypes.CDLL(None, use_errno=True)\nfile = posix.open('/usr/bin/env', 0)\n"
         "def refused(name, *arguments):\n"
@@ -255,7 +255,7 @@ def test_it_cannot_write_the_disks_or_hold_files_of_the_machine(worker: sandbox.
 
 
 @needs_sandbox
-def test_it_is_alone_and_has_no_rights(worker: sandbox.Worker) -> None:
+def test_it_is_alone_and_has_no_rights(worker: programs.Worker) -> None:
     body = (
         "import ctypes, posix\nown = ctypes.CDLL(None)\n"
         "rights = [n for n in range(64) if own.prctl(23, n, 0, 0, 0) == 1]\n"
@@ -268,7 +268,7 @@ def test_it_is_alone_and_has_no_rights(worker: sandbox.Worker) -> None:
 
 
 @needs_sandbox
-def test_its_parent_can_not_be_killed(worker: sandbox.Worker) -> None:
+def test_its_parent_can_not_be_killed(worker: programs.Worker) -> None:
     body = (
         f"import posix\nfor pid in (posix.getppid(), -1, 1, 2, 3, {os.getpid()}):\n"
         f"    try: posix.kill(pid, {signal.SIGKILL:d})\n    except OSError: pass\nreturn 1"
@@ -286,7 +286,7 @@ _SIGNALS = (
 
 
 def _signals_reach_no_examiner(sandboxed: bool) -> None:
-    with sandbox.worker(_PATIENT, sandboxed=sandboxed) as worker:
+    with programs.start_worker(_PATIENT, sandboxed=sandboxed) as worker:
         others = sorted({worker.process.pid, *_below(worker.process.pid)})
         assert _result(worker, _SIGNALS.format(others=f"(posix.getppid(), *{others})")) == "passed"
         # The first process of a namespace can't stop itself.
@@ -320,7 +320,7 @@ def test_without_a_sandbox_a_program_can_signal_no_examiner_where_users_may_have
     ],
 )
 def test_comparing_an_answer_takes_no_longer_than_the_program_may(
-    hasty: sandbox.Worker, answer: str | None, test: str
+    hasty: programs.Worker, answer: str | None, test: str
 ) -> None:
     """Each comparison is one operation of the interpreter, which no Python signal handler can interrupt."""
     # A fraction of two random numbers of 26 Mbit, sent past what would take this program itself as long.
@@ -336,7 +336,7 @@ def test_comparing_an_answer_takes_no_longer_than_the_program_may(
 
 
 @needs_sandbox
-def test_a_gigabyte_of_output_goes_nowhere(worker: sandbox.Worker) -> None:
+def test_a_gigabyte_of_output_goes_nowhere(worker: programs.Worker) -> None:
     body = "import os\nfor fd in (1, 2):\n    for _ in range(1 << 9): os.write(fd, bytes(1 << 20))\nreturn 1"
     assert _result(worker, body) == "passed"
     assert _result(worker, "print('passed', flush=True); return 2") == "failed: 2"
@@ -357,7 +357,7 @@ def test_a_daemon_ends_with_its_program(request: pytest.FixtureRequest, kind: st
 
 
 @needs_sandbox
-def test_programs_find_nothing_of_those_before_them(worker: sandbox.Worker) -> None:
+def test_programs_find_nothing_of_those_before_them(worker: programs.Worker) -> None:
     leave = "import sys, random\nopen('left', 'w').write('x')\nrandom.seed(9)\nsys.modules['left'] = sys\nreturn 1"
     assert _result(worker, leave) == "passed"
     look = "import sys, posix, random; return [posix.listdir('.'), 'left' in sys.modules, random.random()]"
@@ -368,7 +368,7 @@ def test_programs_find_nothing_of_those_before_them(worker: sandbox.Worker) -> N
 def test_a_worker_that_is_closed_leaves_nothing_running() -> None:
     marker = "31415.92653"
     body = f"import posix\nif posix.fork() == 0: posix.execv('/bin/sleep', ['sleep', '{marker}'])\nwhile True: pass"
-    with sandbox.worker(CodeConfig(timeout_s=0.2)) as worker:
+    with programs.start_worker(CodeConfig(timeout_s=0.2)) as worker:
         # Closed in the middle of a program: as when the evaluation is stopped.
         problem = {
             "task_id": "t",
@@ -377,7 +377,7 @@ def test_a_worker_that_is_closed_leaves_nothing_running() -> None:
             "entry_point": "f",
             "test": "def check(candidate): candidate()\n",
         }
-        with pytest.raises(sandbox.WorkerGoneError, match="it does not answer"):
+        with pytest.raises(programs.WorkerGoneError, match="it does not answer"):
             _impatient(worker).run(problem, "def f():\n" + "".join(f"    {x}\n" for x in body.splitlines()))
     wait_for(lambda: _is_gone(marker))
 
@@ -387,12 +387,12 @@ def test_an_evaluator_that_is_killed_takes_its_programs_along() -> None:
     marker = "1618.03398"
     body = f"def f():\n    import posix\n    posix.execv('/bin/sleep', ['sleep', '{marker}'])\n"
     evaluator = (
-        "from conf.schema import CodeConfig\nfrom eval import sandbox\n"
+        "from conf.schema import CodeConfig\nfrom eval import programs\n"
         "problem = {'task_id': 't', 'prompt': 'def f():\\n', 'canonical_solution': '    return 1\\n',"
         " 'entry_point': 'f', 'test': 'def check(candidate): candidate()'}\n"
-        f"with sandbox.worker(CodeConfig(timeout_s=600.0)) as worker: worker.run(problem, {body!r})\n"
+        f"with programs.start_worker(CodeConfig(timeout_s=600.0)) as worker: worker.run(problem, {body!r})\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", evaluator], cwd=Path(sandbox.__file__).resolve().parents[1])
+    process = subprocess.Popen([sys.executable, "-c", evaluator], cwd=Path(programs.__file__).resolve().parents[1])
 
     def sleeps() -> bool:
         assert process.poll() is None
@@ -404,13 +404,13 @@ def test_an_evaluator_that_is_killed_takes_its_programs_along() -> None:
     wait_for(lambda: _is_gone(marker))
 
 
-def _impatient(worker: sandbox.Worker) -> sandbox.Worker:
-    return sandbox.Worker(worker.process, worker.log, timeout_s=0.1 - sandbox._GRACE_S)
+def _impatient(worker: programs.Worker) -> programs.Worker:
+    return programs.Worker(worker.process, worker.log, timeout_s=0.1 - programs._GRACE_S)
 
 
 def test_without_bubblewrap_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert sandbox.why_unavailable() == (
+    assert programs.why_unavailable() == (
         "bubblewrap is not installed, and generated code does not run without it (apt-get install bubblewrap; or "
         "eval.code.allow_unsandboxed=true, which lets it read and change everything that this user can)"
     )
@@ -423,7 +423,7 @@ def test_a_bubblewrap_that_does_not_work_is_reported_with_its_message(
     broken.write_text("#!/bin/sh\necho 'No permissions to create new namespace' >&2\nexit 1\n", encoding="utf-8")
     broken.chmod(0o755)
     monkeypatch.setattr(shutil, "which", lambda name: str(broken))
-    assert sandbox.why_unavailable() == (
+    assert programs.why_unavailable() == (
         "generated code can't run here (No permissions to create new namespace); it needs user namespaces "
         "(sysctl user.max_user_namespaces)"
     )
@@ -438,13 +438,13 @@ def test_python_may_be_named_by_a_path_through_folders_that_the_sandbox_lacks(
     (tmp_path / "python").symlink_to(Path(sys.executable).parent.parent)
     (tmp_path / "link").symlink_to(tmp_path / "python")
     monkeypatch.setattr(sys, "executable", os.fspath(tmp_path / way / "bin" / Path(sys.executable).name))
-    assert sandbox.why_unavailable() is None
+    assert programs.why_unavailable() is None
 
 
 @needs_sandbox
 def test_a_cell_that_can_not_be_built_is_an_error_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "_answers", lambda: ["/usr/no-such-file"])
-    with pytest.raises(EvaluationError) as raised, sandbox.worker(_PATIENT):
+    monkeypatch.setattr(programs, "_answers", lambda: ["/usr/no-such-file"])
+    with pytest.raises(EvaluationError) as raised, programs.start_worker(_PATIENT):
         pytest.fail("a worker has passed its first program")
     assert raised.value.message == (
         "generated code can't run here: no cell could be built: [Errno 2] mount: No such file or directory"

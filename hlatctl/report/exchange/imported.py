@@ -210,16 +210,6 @@ def mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def origin_text(imported: Mapping[str, Any]) -> str:
-    """Return file, evaluator, model and day of imported scores, as far as known; empty for an empty mapping."""
-    if not imported:
-        return ""
-    evaluator = f"{imported.get('form')} {imported.get('version') or ''}".strip()
-    known = [evaluator, *(str(imported.get(key) or "") for key in ("model", "date"))]
-    file = f"{imported.get('file')} (sha256 {str(imported.get('sha256'))[:12]})"
-    return ", ".join([file, *filter(None, known)])
-
-
 #: A task has at most some 100,000 items. Samples of MMLU with five solved examples have about 100 MiB.
 MOST_ITEMS, MOST_FILE_BYTES = 1_000_000, 1 << 30
 #: Maximum size of a line or an item, which has a document, its prompt and the answers.

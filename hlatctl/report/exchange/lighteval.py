@@ -27,7 +27,7 @@ from hlatctl.report.exchange.imported import (
     text,
     whole,
 )
-from hlatctl.report.item_file import batch_rows
+from hlatctl.report.items import batch_rows
 from hlatctl.run.files import open_regular
 from hlatctl.units import size
 

@@ -16,7 +16,7 @@ import pytest
 import conf.load
 from conf.schema import Config
 from hlatctl.cli.main import main
-from hlatctl.cli.train import LiveObserver, PlainObserver, describe, observer_for
+from hlatctl.cli.progress import LiveObserver, PlainObserver, describe, observer_for
 from hlatctl.report.run_view import view_run
 from hlatctl.run.errors import RunBusyError, StoppedError, TrainingError
 from hlatctl.run.fold import fold

@@ -17,7 +17,7 @@ import conf.load
 from conf.compose import compose
 from conf.schema import Config
 from hlatctl.plan.budget import least_time_between_failures_s
-from hlatctl.report.figures.axes import MAX_POINTS, Series
+from hlatctl.report.figures.figure import MAX_POINTS, Series
 from hlatctl.report.goodput import STEP, Goodput, facts, label, prices, sequence, time_table
 from hlatctl.report.record import read_record
 from hlatctl.report.run_view import read_without_steps
