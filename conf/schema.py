@@ -20,6 +20,7 @@ from conf.constraints import (
     Range,
 )
 from conf.devices import DeviceName
+from conf.registries import BACKENDS, LAUNCHERS, OPTIMIZERS, SCHEDULES
 
 PrecisionName = Literal["fp32", "mixed", "fp8", "bf16_sr", "bf16"]
 MirrorName = Literal["tensorboard", "wandb"]
@@ -155,7 +156,7 @@ class TokenizerConfig:
 class OptimizerConfig:
     """The optimizer and its schedule: linear warm-up to the peak, then decay to `min_lr_fraction` of it."""
 
-    name: Literal["adamw", "muon"] = "adamw"
+    name: Annotated[str, OPTIMIZERS] = "adamw"
     """`adamw`, or `muon`: Muon for the matrices of layers, AdamW for embedding, head and norms."""
     lr: PositiveFloat = 3e-4
     """Peak learning rate. Muon scales its updates to the size of AdamW's, so one rate suits both."""
@@ -183,7 +184,7 @@ class OptimizerConfig:
     """Optimizer steps until the peak is reached."""
     warmup_tokens: NonNegativeInt | None = None
     """Length of the warm-up in tokens, instead of `warmup_steps`."""
-    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
+    schedule: Annotated[str, SCHEDULES] = "cosine"
     """Shape after the warm-up: `cosine`, `linear`, or `wsd` (warm-up, stable, decay)."""
     wsd_decay_fraction: Fraction = 0.1
     """Share of the run's steps, at its end, over which `wsd` decays linearly."""
@@ -506,7 +507,7 @@ class NotifyConfig:
 class BackendConfig:
     """Software and device for training."""
 
-    name: Literal["torch_native", "nxd"] = "torch_native"
+    name: Annotated[str, BACKENDS] = "torch_native"
     """`torch_native`, or `nxd`: NeuronX Distributed on torch-xla."""
     device: DeviceName = "cpu"
     """`cpu`, `cuda` or `neuron`."""
@@ -658,7 +659,7 @@ class ClusterConfig:
 
     name: str = "local"
     """Label of the cluster; `hlatctl plan` shows the published runs that were planned with it."""
-    launcher: Literal["local", "slurm", "kubernetes", "mock"] = "local"
+    launcher: Annotated[str, LAUNCHERS] = "local"
     """`local`, `slurm`, `kubernetes`, or `mock` (which --dry-run selects)."""
     nodes: PositiveInt = 1
     """Nodes that train."""
@@ -849,8 +850,8 @@ class Config:
 
     @property
     def eval_device(self) -> DeviceName:
-        """Device that transformers evaluates on, which must exist. It can't use the one of NxD (torch-xla)."""
-        return self.eval.device or ("cpu" if self.backend.name == "nxd" else self.backend.device)
+        """Device that transformers evaluates on, which must exist. It can't use one of torch-xla."""
+        return self.eval.device or ("cpu" if BACKENDS[self.backend.name].torch_xla else self.backend.device)
 
     @property
     def eval_devices(self) -> int:

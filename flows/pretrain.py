@@ -22,10 +22,10 @@ import conf.load
 from conf import fingerprint, tracking
 from conf.origins import Origins
 from conf.schema import Config
-from flows.launchers import launcher_for, open_context
+from flows.launch.base import launcher_for
 from flows.runtime import amended
 from flows.runtime.clock import Clock, DriverLostError
-from flows.runtime.context import FlowContext, is_mock, refuse_archived
+from flows.runtime.context import FlowContext, is_mock, open_context, refuse_archived
 from flows.runtime.observer import Observer
 from flows.simulation.world import START_UNIX_S
 from flows.stages.compile import check_coverage, compile_graphs, warm_cache

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 from conf import environment
+from conf.of_run import of_run
+from conf.registries import LAUNCHERS
 from conf.schema import Config
-from flows.launch.base import Handle, Job, Launcher
+from flows.launch.base import Handle, Job, Launcher, launcher_for
 from flows.recovery import node_ledger
 from flows.runtime.clock import Clock, RealClock
 from flows.runtime.observer import DriverLog, Observer, SilentObserver
@@ -272,6 +274,31 @@ def refuse_archived(run: RunPaths, state: RunState) -> None:
         )
 
 
+def open_context(
+    run: RunPaths,
+    observer: Observer | None = None,
+    *,
+    config: Config | None = None,
+    writer: str = FLOW_WRITER,
+    heeds_stop: bool = True,
+    world: World | None = None,
+) -> FlowContext:
+    """Return a flow's context on the cluster of its configuration.
+
+    Args:
+        config: configuration to use instead of the run's.
+        writer: writer of the journal; a flow that runs alongside the run's driver has its own.
+        heeds_stop: a request to stop the run ends this flow's jobs.
+        world: the simulated cluster of the previous driver; None: a new one if the run is simulated.
+    """
+    config = config or of_run(run)
+    simulated = LAUNCHERS.part(config.cluster.launcher, "world")
+    if world is None and simulated:
+        world = simulated(run, config)
+    launcher = world.launcher() if world else launcher_for(config)
+    return FlowContext(run, config, launcher, observer, writer=writer, heeds_stop=heeds_stop, world=world)
+
+
 def cache_root(config: Config) -> Path:
     """Return the folder of prepared corpora and compiled graphs that runs share; dry runs have their own."""
     root = cache_dir(Path(config.runs_dir))
@@ -280,7 +307,7 @@ def cache_root(config: Config) -> Path:
 
 def is_mock(config: Config) -> bool:
     """Return whether jobs are simulated."""
-    return config.cluster.launcher == "mock"
+    return LAUNCHERS[config.cluster.launcher].jobs_run == "nowhere"
 
 
 def make_job(

@@ -699,6 +699,10 @@ class MockLauncher:
         self._driver = world.driver if world else 0
         self._hosts = hosts_of(config)
 
+    def check_limits(self, config: Config) -> str:
+        """Return nothing: there is no scheduler."""
+        return ""
+
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the hosts of the simulated cluster."""
         return self._hosts

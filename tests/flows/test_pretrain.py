@@ -13,11 +13,10 @@ from conf.schema import Config
 from flows import pretrain
 from flows.control import request_stop
 from flows.launch.base import Allocation, Job
-from flows.launchers import open_context
 from flows.pretrain import PlainCaller
 from flows.recovery import node_ledger
 from flows.runtime.clock import RealClock
-from flows.runtime.context import FlowContext
+from flows.runtime.context import FlowContext, open_context
 from flows.simulation.world import SCRIPTS, START_UNIX_S, MockLauncher, Script, World, argument
 from flows.stages.train import _start, training_job
 from hlatctl.run import files

@@ -16,8 +16,8 @@ from conf.schema import Config
 from flows import control, pretrain
 from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
-from flows.launchers import open_context
 from flows.runtime.clock import RealClock, VirtualClock
+from flows.runtime.context import open_context
 from flows.simulation.world import SCRIPTS, Script, World, argument
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError, PreflightError, StoppedError, StorageError, dump_error
