@@ -20,11 +20,11 @@ from pathlib import Path
 import yaml
 
 from conf.schema import Config, KubernetesConfig
-from flows.launch.base import Job
+from flows.launch.base import AwayError, Job
 from flows.launch.kubernetes import api as limits
 from flows.launch.kubernetes.api import IN_CLUSTER, IN_NAMESPACE, Api, RefusedError, Right
 from flows.launch.kubernetes.launcher import KubernetesLauncher
-from flows.launch.slurm.commands import SchedulerAwayError, slurm
+from flows.launch.slurm.commands import slurm
 from flows.launch.slurm.limits import check, chosen, partitions
 from flows.runtime import programs
 from flows.runtime.programs import ask_about
@@ -55,7 +55,7 @@ def _scheduler(config: Config, settings: dict[str, str]) -> Iterator[Check]:
     command = "scontrol ping"
     try:
         lines = slurm("scontrol", "show", "config").splitlines()
-    except (LaunchError, SchedulerAwayError) as error:
+    except (LaunchError, AwayError) as error:
         yield Check(name="scheduler", status="fail", shows=error.message, command=command)
         return
     pairs = (line.partition("=") for line in lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conf.of_run import of_run
-from flows.launchers import launcher_for
+from flows.launch.base import launcher_for
 from flows.runtime.context import live_training
 from flows.stages.attempt import STOP_GRACE_S
 from hlatctl.run import files, stopping

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import conf.load
 from conf.schema import Config
-from flows.launchers import open_context
 from flows.pretrain import Ahead, Caller, PlainCaller
-from flows.runtime.context import FlowContext
+from flows.runtime.context import FlowContext, open_context
 from flows.runtime.driver import Observer
 from flows.runtime.jobs import end_staying
 from flows.stages.evaluate import Asked, ask_contracts, evaluate_milestone, title, weights_of

@@ -22,9 +22,9 @@ import conf.load
 from conf import fingerprint, tracking
 from conf.origins import Origins
 from conf.schema import Config
-from flows.launchers import launcher_for, open_context
+from flows.launch.base import launcher_for
 from flows.runtime import amended
-from flows.runtime.context import FlowContext, is_simulated, refuse_archived
+from flows.runtime.context import FlowContext, is_simulated, open_context, refuse_archived
 from flows.runtime.driver import Clock, Observer
 from flows.simulation.cluster import START_UNIX_S, DriverLostError
 from flows.stages.attempt import announce_milestones, next_attempt, run_attempt

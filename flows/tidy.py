@@ -17,7 +17,7 @@ from pathlib import Path
 import conf.load
 from conf.of_run import of_run
 from conf.schema import Config
-from flows.launchers import launcher_for
+from flows.launch.base import launcher_for
 from flows.runtime.context import is_simulated, live_training
 from hlatctl.cache.remote import CONFIG, Copy, complete_copies
 from hlatctl.cache.store import Objects

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from conf.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from conf.devices import DeviceName
+from conf.registries import BACKENDS
 from conf.schema.cluster import (
     BaselineConfig,
     ClusterConfig,
@@ -119,8 +120,8 @@ class Config:
 
     @property
     def eval_device(self) -> DeviceName:
-        """Device that transformers evaluates on, which must exist. It can't use the one of NxD (torch-xla)."""
-        return self.eval.device or ("cpu" if self.backend.name == "nxd" else self.backend.device)
+        """Device that transformers evaluates on, which must exist. It can't use one of torch-xla."""
+        return self.eval.device or ("cpu" if BACKENDS[self.backend.name].torch_xla else self.backend.device)
 
     @property
     def eval_devices(self) -> int:

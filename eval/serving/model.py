@@ -23,6 +23,7 @@ from types import EllipsisType
 from typing import Any
 
 from conf.devices import DEVICES
+from conf.registries import LAUNCHERS
 from conf.schema import Config
 from hlatctl.run import files, processes, startup
 from hlatctl.run.errors import DependencyError, EvaluationError, HlatctlError, from_record
@@ -313,13 +314,10 @@ def check_devices(config: Config, device: str) -> None:
     """
     if not is_there(device):
         key = "eval.device" if config.eval.device else "backend.device"
-        asked = {
-            "slurm": "if its job has no device, ask for one with eval.cluster.extra=['--gpus-per-node=1']; ",
-            "kubernetes": "if its pod has no device, ask for one with eval.cluster.resources; ",
-        }
+        ask = LAUNCHERS[config.cluster.launcher].device_hint
         raise EvaluationError(
             f"{key}={device}: PyTorch finds no such device on {node_name()}, where the evaluation runs",
-            hint=f"{asked.get(config.cluster.launcher, '')}eval.device=cpu evaluates on the CPU",
+            hint=f"{ask and ask + '; '}eval.device=cpu evaluates on the CPU",
         )
     import torch
 

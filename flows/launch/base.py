@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from hlatctl.run.errors import ConfigError
+from conf.registries import LAUNCHERS
+from conf.schema import Config
+from hlatctl.run.errors import ConfigError, LaunchError
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -166,6 +168,18 @@ class Launcher(Protocol):
     keeps_nodes: bool
     """The run's jobs run in turn on nodes that a scheduler keeps for it."""
 
+    def check_limits(self, config: Config) -> str:
+        """Check that the scheduler can ever start jobs of this shape.
+
+        Returns:
+            A warning why jobs may wait for long; empty if there is none.
+
+        Raises:
+            ConfigError: it never can.
+            AwayError: it does not answer.
+            LaunchError: it is not installed, or refuses.
+        """
+
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the hosts that a job on this many nodes can use, including spare ones."""
 
@@ -195,6 +209,16 @@ class Launcher(Protocol):
 
     def oom_kills(self) -> int | None:
         """Return how many processes the hosts' kernels have killed because memory ran out; None: unknown."""
+
+
+class AwayError(LaunchError):
+    """The scheduler does not answer, so nothing is known of its jobs."""
+
+
+def launcher_for(config: Config) -> Launcher:
+    """Return the launcher that ``cluster.launcher`` names. A simulated one only renders jobs."""
+    launcher: Launcher = LAUNCHERS.create(config.cluster.launcher, config)
+    return launcher
 
 
 def quote(words: tuple[str, ...]) -> str:

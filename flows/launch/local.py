@@ -18,8 +18,9 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from conf.schema import Config
 from flows.launch.base import Allocation, Handle, Job, JobPlan, Status, export_lines, quote
 from hlatctl import node
 from hlatctl.run import files, processes
@@ -120,6 +121,15 @@ class LocalLauncher:
     name = "local"
     weighs_jobs = True
     keeps_nodes = False
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return the launcher of a configuration (``conf.registries.LAUNCHERS``)."""
+        return cls()
+
+    def check_limits(self, config: Config) -> str:
+        """Return nothing: this machine has no scheduler."""
+        return ""
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return this machine."""

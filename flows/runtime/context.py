@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 from conf import environment
+from conf.of_run import of_run
+from conf.registries import LAUNCHERS
 from conf.schema import Config
-from flows.launch.base import Handle, Job, Launcher
+from flows.launch.base import Handle, Job, Launcher, launcher_for
 from flows.recovery import node_ledger
 from flows.runtime.driver import Clock, DriverLog, Observer, RealClock, Signals, SilentObserver
 from hlatctl.run import processes
@@ -263,6 +265,31 @@ def refuse_archived(run: RunPaths, state: RunState) -> None:
         )
 
 
+def open_context(
+    run: RunPaths,
+    observer: Observer | None = None,
+    *,
+    config: Config | None = None,
+    writer: str = FLOW_WRITER,
+    heeds_stop: bool = True,
+    simulation: Simulation | None = None,
+) -> FlowContext:
+    """Return a flow's context on the cluster of its configuration.
+
+    Args:
+        config: configuration to use instead of the run's.
+        writer: writer of the journal; a flow that runs alongside the run's driver has its own.
+        heeds_stop: a request to stop the run ends this flow's jobs.
+        simulation: the simulated cluster of the previous driver; None: a new one if the run is simulated.
+    """
+    config = config or of_run(run)
+    begin_simulation = LAUNCHERS.part(config.cluster.launcher, "simulation")
+    if simulation is None and begin_simulation:
+        simulation = begin_simulation(run, config)
+    launcher = simulation.launcher() if simulation else launcher_for(config)
+    return FlowContext(run, config, launcher, observer, writer=writer, heeds_stop=heeds_stop, simulation=simulation)
+
+
 def cache_root(config: Config) -> Path:
     """Return the folder of prepared corpora and compiled graphs that runs share; dry runs have their own."""
     root = cache_dir(Path(config.runs_dir))
@@ -271,7 +298,7 @@ def cache_root(config: Config) -> Path:
 
 def is_simulated(config: Config) -> bool:
     """Return whether jobs are simulated."""
-    return config.cluster.launcher == "mock"
+    return LAUNCHERS[config.cluster.launcher].jobs_run == "nowhere"
 
 
 def make_job(

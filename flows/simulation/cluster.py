@@ -483,6 +483,10 @@ class SimulatedLauncher:
         self._cluster, self._hosts = cluster, hosts_of(config)
         self._driver = cluster.driver if cluster else 0
 
+    def check_limits(self, config: Config) -> str:
+        """Return nothing: there is no scheduler."""
+        return ""
+
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the hosts of the simulated cluster."""
         return self._hosts

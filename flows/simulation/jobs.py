@@ -602,3 +602,8 @@ SCRIPTS: dict[str, JobScript] = {
     "export": _export,
     "eval": _evaluate,
 }
+
+
+def simulated_cluster(run: RunPaths, config: Config) -> SimulatedCluster:
+    """Return a new cluster for the jobs of a run."""
+    return SimulatedCluster(run, config, SCRIPTS)

@@ -12,12 +12,10 @@ from typing import Any
 import conf.validate
 from conf import environment, fingerprint, tracking
 from conf.initial_weights import check_initial_weights
+from conf.registries import BACKENDS, LAUNCHERS
 from conf.schema import Config
 from conf.validate import require_own_tasks
-from flows.launch.kubernetes import api as kubernetes_limits
-from flows.launch.kubernetes.api import ApiAwayError
-from flows.launch.slurm import limits
-from flows.launch.slurm.commands import SchedulerAwayError
+from flows.launch.base import AwayError, launcher_for
 from flows.runtime.context import FlowContext, is_simulated
 from flows.runtime.programs import ask, ask_about
 from flows.stages import run_stage
@@ -100,7 +98,8 @@ def _checks(config: Config, *, begun: bool = False) -> list[Callable[[], object]
     if is_simulated(config):
         return checks  # corpus, weights and the suite's packages are on the cluster, and CI has none of them
     wanted, backend = config.eval, config.backend
-    if config.cluster.launcher == "local" and backend.device != "cpu" and backend.name == "torch_native":
+    is_here, is_torch = LAUNCHERS[config.cluster.launcher].jobs_run == "here", not BACKENDS[backend.name].torch_xla
+    if is_here and is_torch and backend.device != "cpu":
         checks.append(partial(ask_about, "trainer.device_check", config, timeout_s=_TIMEOUT_S))
     if not begun:
         checks.append(partial(check_initial_weights, config))
@@ -171,17 +170,7 @@ def check_shape(config: Config) -> str:
         ConfigError: they never can.
         LaunchError: the scheduler does not answer or is not installed.
     """
-    if config.cluster.launcher == "kubernetes":
-        return kubernetes_limits.check_limits(config.cluster)
-    if config.cluster.launcher != "slurm":
-        return ""
-    try:
-        limits.check(config.cluster)
-        if config.eval.enabled:
-            limits.check_evaluations(config)
-    except SchedulerAwayError as error:
-        raise SchedulerAwayError(error.message, hint="see `scontrol ping`, and try again later") from None
-    return ""
+    return launcher_for(config).check_limits(config)
 
 
 def _check_shape(ctx: FlowContext) -> None:
@@ -191,10 +180,8 @@ def _check_shape(ctx: FlowContext) -> None:
     try:
         if warning := check_shape(ctx.config):
             ctx.message(warning)
-    except SchedulerAwayError as error:
-        ctx.message(f"the limits of the partition are not known: {error.message}")
-    except ApiAwayError as error:
-        ctx.message(f"the cluster's nodes are not known: {error.message}")
+    except AwayError as error:
+        ctx.message(f"the cluster's limits are not known: {error.message}")
 
 
 def refuse_simulation(config: Config, *, hint: str, done: str = "trained") -> None:

@@ -17,6 +17,7 @@ from conf import space as spaces
 from conf import tracking
 from conf.compose import local_cores, local_processes
 from conf.of_run import of_run
+from conf.registries import LAUNCHERS
 from conf.schema import Config
 from conf.space import Space, Variations
 from flows.runtime.programs import ask_about
@@ -265,7 +266,7 @@ def _with_slots(space: Space) -> Space:
     """
     config = _variations(space).compose(space.example())
     parallel, cores = space.settings.parallel, local_cores()
-    if config.cluster.launcher != "local" or parallel == 1:
+    if LAUNCHERS[config.cluster.launcher].jobs_run != "here" or parallel == 1:
         return space
     named = any(text.lstrip("+").split("=")[0] == _PROCESSES for text in space.overrides)
     if not named and parallel <= cores:

@@ -24,7 +24,7 @@ from hlatctl.cli.common import (
     write,
 )
 from hlatctl.run.checks import Check
-from hlatctl.run.errors import PreflightError, StoppedError, TrainingError
+from hlatctl.run.errors import ConfigError, PreflightError, StoppedError, TrainingError
 from hlatctl.run.paths import RunPaths
 
 if TYPE_CHECKING:
@@ -215,11 +215,12 @@ def _checks(config: Config, overrides: list[str], *, neuron: bool, cluster: bool
 
         yield from check_node(config, overrides)
     if cluster:
-        if config.cluster.launcher == "kubernetes":
-            from flows.cluster_checks import check_kubernetes
+        from conf.registries import LAUNCHERS
 
-            yield from check_kubernetes(config)
-            return
-        from flows.cluster_checks import check_cluster
-
-        yield from check_cluster(config)
+        check = LAUNCHERS.part(config.cluster.launcher, "check")
+        if check is None:
+            raise ConfigError(
+                f"cluster.launcher={config.cluster.launcher}: has no checks of a cluster",
+                hint="use cluster=slurm or cluster=kubernetes, or leave --cluster out",
+            )
+        yield from check(config)

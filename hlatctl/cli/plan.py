@@ -41,9 +41,6 @@ _SIMULATED = (
     "the launch script below is for {launcher}."
 )
 
-_TITLE = "launch script of the first training attempt"
-_TITLES = {"kubernetes": "manifest of the first training attempt"}
-
 
 def plan(
     overrides: Overrides = None,
@@ -180,6 +177,7 @@ def _texts(
     show_config: bool,
 ) -> list[tuple[str, str]]:
     from conf.load import dump
+    from conf.registries import LAUNCHERS
 
     first, *others = [
         (section.title, columns([[f.name, f.kind, f.text] for f in section.figures])) for section in tables
@@ -193,7 +191,7 @@ def _texts(
         *others,
         ("stages", columns([["STAGE", "WOULD", "FINGERPRINT", "WHY"], *(_stage_row(stage) for stage in flow.stages)])),
         *([("script that keeps the nodes for training", flow.nodes_script)] if flow.nodes_script else []),
-        (_TITLES.get(config.cluster.launcher, _TITLE), flow.launch_script),
+        (f"{LAUNCHERS[config.cluster.launcher].script} of the first training attempt", flow.launch_script),
         *([("environment variables that it overrides", "\n".join(flow.collisions))] if flow.collisions else []),
         *([("configuration", dump(config))] if show_config else []),
     ]

@@ -25,7 +25,7 @@ class Row:
     """One row of a registry; registries add fields for the capabilities.
 
     Args:
-        code: ``package.module:attribute`` that makes the thing; imported when it is needed.
+        code: ``package.module:attribute``, called to make the thing; imported when it is needed.
     """
 
     code: str
@@ -49,15 +49,15 @@ class Registry(Generic[_Row]):
 
     def __init__(self, key: str, group: str, row: type[_Row], built_in: Mapping[str, _Row]) -> None:
         self.key, self.group = key, group
-        self._row, self._built_in = row, built_in
+        self.built_in, self._row = built_in, row
         self._loaded: dict[EntryPoint, _Row] = {}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._built_in or name in self._foreign()
+        return name in self.built_in or name in self._foreign()
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._built_in
-        yield from sorted(set(self._foreign()) - set(self._built_in))
+        yield from self.built_in
+        yield from sorted(set(self._foreign()) - set(self.built_in))
 
     def __getitem__(self, name: str) -> _Row:
         """Return the row of a name.
@@ -66,8 +66,8 @@ class Registry(Generic[_Row]):
             ConfigError: no row has the name.
             DependencyError: the package that adds it can't be used.
         """
-        if name in self._built_in:
-            return self._built_in[name]
+        if name in self.built_in:
+            return self.built_in[name]
         if name not in self:
             raise self.unknown(name)
         entry = self._entry(name)
@@ -82,6 +82,21 @@ class Registry(Generic[_Row]):
             self._loaded[entry] = row
         return self._loaded[entry]
 
+    def part(self, name: str, field: str = "code") -> Any:
+        """Import what a field of a row refers to; None if the field is empty.
+
+        Raises:
+            ConfigError: no row has the name.
+            DependencyError: the package that adds it can't be used.
+        """
+        reference: str = getattr(self[name], field)
+        if name in self.built_in:
+            return pkgutil.resolve_name(reference) if reference else None
+        try:
+            return pkgutil.resolve_name(reference) if reference else None
+        except (Exception, SystemExit) as error:
+            raise self._broken(name, self._entry(name), error) from error
+
     def create(self, name: str, *args: Any, **options: Any) -> Any:
         """Import a row's code and call it with these arguments.
 
@@ -89,14 +104,14 @@ class Registry(Generic[_Row]):
             ConfigError: no row has the name.
             DependencyError: the package that adds it can't be used, or its code failed.
         """
-        code = self[name].code
-        if name in self._built_in:
-            return pkgutil.resolve_name(code)(*args, **options)
+        code = self.part(name)
         try:
-            return pkgutil.resolve_name(code)(*args, **options)
+            return code(*args, **options)
         except HlatctlError:
             raise
         except (Exception, SystemExit) as error:
+            if name in self.built_in:
+                raise
             raise self._broken(name, self._entry(name), error) from error
 
     def unknown(self, value: object, key: str = "") -> ConfigError:
@@ -109,7 +124,7 @@ class Registry(Generic[_Row]):
 
     def package(self, name: str) -> str:
         """Return name and version of the package that adds a row; empty for a built-in row."""
-        return "" if name in self._built_in else _package(self._entry(name))
+        return "" if name in self.built_in else _package(self._entry(name))
 
     def _foreign(self) -> dict[str, list[EntryPoint]]:
         return _entry_points(tuple(_searched())).get(self.group, {})
@@ -128,7 +143,7 @@ class Registry(Generic[_Row]):
         return DependencyError(
             f"{self.key}={name}: {_package(entry)} adds it (entry point {name} = {entry.value} of {self.group}), and "
             f"failed: {type(error).__name__}: {error}",
-            hint=f"repair or update this package, or set {self.key} to one of: {', '.join(self._built_in)}",
+            hint=f"repair or update this package, or use one of: {', '.join(self.built_in)}",
         )
 
 

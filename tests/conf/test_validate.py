@@ -403,7 +403,7 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
         ),
         (
             {"backend__name": "nxd", "backend__device": "cuda"},
-            "backend.device=cuda: backend.name=nxd trains on NeuronCores (or, for tests, on a CPU)\nhint: set backend",
+            "backend.device=cuda: backend.name=nxd trains on neuron or cpu\nhint: set backend.device=neuron",
         ),
         (
             {"precision__name": "fp8"},

@@ -15,11 +15,10 @@ from conf.of_run import CONFIG_AMENDED, newest_amendment, of_run
 from conf.schema import Config
 from flows import amendments, pretrain
 from flows.amendments import Amended
-from flows.launchers import open_context
 from flows.pretrain import PlainCaller
 from flows.runtime import amended
 from flows.runtime.amended import Orders
-from flows.runtime.context import FlowContext
+from flows.runtime.context import FlowContext, open_context
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, RunBusyError, StorageError
 from hlatctl.run.fold import read_state

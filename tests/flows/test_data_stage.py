@@ -12,8 +12,7 @@ import pytest
 
 import conf.load
 from conf.schema import Config, DataConfig, EvalConfig, ModelConfig, TokenizerConfig
-from flows.launchers import open_context
-from flows.runtime.context import FlowContext
+from flows.runtime.context import FlowContext, open_context
 from flows.stages import data
 from flows.stages.data import prepare_data
 from hlatctl.run import files

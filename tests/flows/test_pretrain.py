@@ -13,10 +13,9 @@ from conf.schema import Config
 from flows import pretrain
 from flows.control import request_stop
 from flows.launch.base import Allocation, Job
-from flows.launchers import open_context
 from flows.pretrain import PlainCaller
 from flows.recovery import node_ledger
-from flows.runtime.context import FlowContext
+from flows.runtime.context import FlowContext, open_context
 from flows.runtime.driver import RealClock
 from flows.simulation.cluster import START_UNIX_S, Script, SimulatedCluster, SimulatedLauncher
 from flows.simulation.jobs import SCRIPTS, argument

@@ -12,8 +12,8 @@ import pytest
 import conf.load
 from conf.schema import BackendConfig, Config
 from flows import profile
-from flows.launchers import open_context
 from flows.runtime.amended import Orders
+from flows.runtime.context import open_context
 from flows.stages.attempt import training_job
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError

@@ -16,7 +16,7 @@ from conf.schema import Config
 from flows import control, pretrain
 from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
-from flows.launchers import open_context
+from flows.runtime.context import open_context
 from flows.simulation.cluster import Script, SimulatedCluster, VirtualClock
 from flows.simulation.jobs import SCRIPTS, argument
 from hlatctl.run import files

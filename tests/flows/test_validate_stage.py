@@ -10,7 +10,7 @@ import pytest
 from conf.compose import compose
 from conf.schema import Config
 from flows import pretrain
-from flows.launchers import open_context
+from flows.runtime.context import open_context
 from flows.stages import validate
 from hlatctl.run.errors import ConfigError, DataError, StorageError
 from tests.flows.conftest import Recorder

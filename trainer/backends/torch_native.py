@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import shutil
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf.devices import DEVICES, HOST_PROCESS_GROUP
+from conf.registries import OPTIMIZERS
 from conf.schema import Config
 from hlatctl.run import peers
 from hlatctl.run.errors import DependencyError
@@ -33,7 +33,6 @@ from trainer.backends.base import (
 from trainer.checkpoint.shards import ShardFile, ShardIndex, load_tensors, save_tensors
 from trainer.model.decoder import Llama, StepNumbers, initialize
 from trainer.optim.adamw import AdamW, clip_divisor, local
-from trainer.optim.muon import Muon
 from trainer.parallel.layout import OverlappedSum, before_micro_batch, loss_of, make_layout, parameter_shards, prepare
 
 if TYPE_CHECKING:
@@ -113,12 +112,10 @@ class TorchNative(TorchDistributed):
     def optimizer(self, model: Llama) -> AdamW:
         """Return the configured optimizer over this process's shards."""
         config = self._config
-        make: Callable[..., AdamW] = AdamW
-        if config.optimizer.name == "muon":
-            make = functools.partial(Muon, model=config.model)
-        optimizer = make(
+        optimizer: AdamW = OPTIMIZERS.create(
+            config.optimizer.name,
             parameter_shards(model.named_parameters(), self._layout),
-            config.optimizer,
+            config,
             stochastic_rounding=self._precision.stochastic_rounding,
             seed=config.seed,
             noise_device=None if self._facts.draws_noise else torch.device("cpu"),

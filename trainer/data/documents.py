@@ -429,8 +429,6 @@ MANIFEST = "token_ids.json"
 #: Pairs of files mapped simultaneously; each takes two file descriptors.
 _OPEN_FILES = 128
 _SUFFIXES = (".idx", ".bin")
-#: Files of these kinds next to token ids are text that somebody meant to train on.
-_TEXT_KINDS = ("arrow", "parquet", "jsonl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -498,10 +496,12 @@ def _check_pairs(prefixes: Sequence[Path]) -> None:
 
 
 def _refuse_text(root: Path, prefix: Path, folder: Path) -> None:
-    # Plain text and .json are often descriptions, such as Megatron's own.
-    text = next(
-        (p for p in sorted(folder.iterdir()) if formats.format_of(p) in _TEXT_KINDS and p.suffix != ".json"), None
-    )
+    """Refuse a file with columns next to token ids: it is text that somebody meant to train on.
+
+    Plain text and .json are often descriptions, such as Megatron's own.
+    """
+    known = ((path, formats.format_of(path)) for path in sorted(folder.iterdir()) if path.suffix != ".json")
+    text = next((path for path, kind in known if kind and kind.has_columns), None)
     if text is not None:
         raise DataError(
             f"data.path={root}: contains token ids ({prefix.name}.idx) and text ({text.name})",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from conf import environment
 from conf.load import load
+from conf.registries import BACKENDS
 from conf.schema import Config
 from hlatctl.run.checks import Check
 from hlatctl.run.errors import run_main
@@ -59,7 +60,7 @@ def _if_usable(usable: Check, check: Callable[[], Check], name: str) -> Check:
 
 def _compiler(config: Config) -> Check:
     name = "ahead-of-time compiler"
-    if config.backend.name != "nxd":
+    if not BACKENDS[config.backend.name].torch_xla:
         return Check(name=name, status="skip", shows="torch.compile compiles; nothing else is needed")
     try:
         return Check(name=name, status="pass", shows=tools.find("neuron_parallel_compile"))

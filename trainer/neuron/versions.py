@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from conf.environment import NEURON_PACKAGES, software_problem
+from conf.registries import BACKENDS
 from conf.schema import Config
 from hlatctl.run.checks import Check
 from hlatctl.run.provenance import package_versions
@@ -48,8 +49,9 @@ def check(config: Config, versions: dict[str, str]) -> Check:
     problem = software_problem(config, versions)
     if not problem and "torch-neuronx" not in versions:
         problem = f"backend.name={config.backend.name}: the package torch-neuronx is not installed"
-    if not problem and config.backend.name == "nxd" and "neuronx-distributed" not in versions:
-        problem = "backend.name=nxd: the package neuronx-distributed is not installed"
+    needed = BACKENDS[config.backend.name].package
+    if not problem and needed and needed not in versions:
+        problem = f"backend.name={config.backend.name}: the package {needed} is not installed"
     if not problem and "driver" not in versions:
         problem = "the driver is not loaded (install aws-neuronx-dkms; lsmod | grep neuron)"
     shows = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))

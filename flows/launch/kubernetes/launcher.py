@@ -13,10 +13,10 @@ import os
 import time
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from conf.schema import ClusterConfig
-from flows.launch.base import Allocation, Handle, Job, JobPlan, Status
+from conf.schema import ClusterConfig, Config
+from flows.launch.base import Allocation, AwayError, Handle, Job, JobPlan, Status
 from flows.launch.endings import (
     NodeRecord,
     base_of,
@@ -28,7 +28,7 @@ from flows.launch.endings import (
     read_token,
     token_file,
 )
-from flows.launch.kubernetes.api import Api, ApiAwayError, RefusedError
+from flows.launch.kubernetes.api import Api, RefusedError, check_limits
 from flows.launch.kubernetes.manifest import TOKEN_LABEL, manifest, object_name, submitted, text_of
 from flows.launch.kubernetes.pods import (
     Pod,
@@ -80,12 +80,21 @@ class KubernetesLauncher:
         self._hosts: tuple[str, ...] = ()
         self._hosts_asked_s = -_HOSTS_FOR_S
 
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return the launcher of a configuration (``conf.registries.LAUNCHERS``)."""
+        return cls(config.cluster)
+
+    def check_limits(self, config: Config) -> str:
+        """Compare a pod with the cluster's nodes."""
+        return check_limits(config.cluster)
+
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the cluster's nodes with the requested labels that can run pods, whether or not one runs there now."""
         if time.monotonic() - self._hosts_asked_s >= _HOSTS_FOR_S:
             try:
                 known = self._api.list("nodes")
-            except ApiAwayError:
+            except AwayError:
                 return self._hosts
             selector = self._cluster.kubernetes.node_selector
             usable = (one["metadata"]["name"] for one in known if is_usable(one, selector))
@@ -173,7 +182,7 @@ class KubernetesLauncher:
             if seen.suspended and records and (seen := self._look(token, now=True)).suspended:
                 return self._suspended(handle, seen, records)
             return self._live(handle, seen, nodes) or self._conclude(handle, seen, nodes)
-        except ApiAwayError as error:
+        except AwayError as error:
             return Status(state="unknown", reason=error.message)
 
     def _live(self, handle: Handle, seen: Seen, nodes: int) -> Status | None:
@@ -344,7 +353,7 @@ class KubernetesLauncher:
         while True:
             try:
                 return self._look(token, now=True)
-            except ApiAwayError:
+            except AwayError:
                 time.sleep(_POLL_S)
 
 

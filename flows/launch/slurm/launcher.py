@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from signal import Signals
+from typing import Self
 
 from conf.cluster_rules import SIGNAL_EARLY_S
-from conf.schema import ClusterConfig
-from flows.launch.base import Allocation, Handle, Job, JobPlan, Status
+from conf.schema import ClusterConfig, Config
+from flows.launch.base import Allocation, AwayError, Handle, Job, JobPlan, Status
 from flows.launch.endings import NodeRecord, base_of, conclude, give_up, node_records, order, read_token, token_file
-from flows.launch.slurm import kept_nodes
+from flows.launch.slurm import kept_nodes, limits
 from flows.launch.slurm import script as scripts
 from flows.launch.slurm.commands import (
     PAUSES,
@@ -30,7 +31,6 @@ from flows.launch.slurm.commands import (
     WAITS,
     Accounting,
     Queue,
-    SchedulerAwayError,
     SlurmJob,
     hosts_of,
     node_states,
@@ -73,13 +73,28 @@ class SlurmLauncher:
         self._hosts: tuple[str, ...] = ()
         self._hosts_asked_s = -_HOSTS_FOR_S
 
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return the launcher of a configuration (``conf.registries.LAUNCHERS``)."""
+        return cls(config.cluster)
+
+    def check_limits(self, config: Config) -> str:
+        """Compare the jobs with the limits of their partitions."""
+        try:
+            limits.check(config.cluster)
+            if config.eval.enabled:
+                limits.check_evaluations(config)
+        except AwayError as error:
+            raise AwayError(error.message, hint="see `scontrol ping`, and try again later") from None
+        return ""
+
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the partition's nodes that can run jobs, whether or not one is running there now."""
         if time.monotonic() - self._hosts_asked_s >= _HOSTS_FOR_S:
             partition = self._cluster.slurm.partition
             try:
                 states = node_states(*(("-p", partition) if partition else ()))
-            except SchedulerAwayError:
+            except AwayError:
                 return self._hosts
             usable = (host for host, state in states.items() if not state.startswith(_UNUSABLE))
             self._hosts, self._hosts_asked_s = tuple(sorted(usable)), time.monotonic()
@@ -137,7 +152,7 @@ class SlurmLauncher:
             row = self._job(handle, now=code is not None) if read_token(base) else None
             live = self._live_status(row, round_, code)
             return live or self._conclude(handle, row, round_)
-        except SchedulerAwayError:
+        except AwayError:
             return Status(state="unknown", reason="the scheduler does not answer")
 
     def _live_status(self, row: SlurmJob | None, round_: Round | None, code: int | None) -> Status | None:
@@ -253,7 +268,7 @@ class SlurmLauncher:
             return row.state
         try:
             shown = slurm("scontrol", "--oneliner", "show", "job", row.id)
-        except SchedulerAwayError:
+        except AwayError:
             raise
         except LaunchError:
             shown = ""  # forgotten in the meantime

@@ -86,7 +86,7 @@ def test_an_error_in_a_package_names_it_its_entry_point_and_a_way_on(
         SHAPES.create(name, 1)
     adds = f"package acme-shapes 1.0 adds it (entry point {name} = {value} of {GROUP})"
     assert failed.value.message == f"page.shape={name}: {adds}, and failed: {reason}"
-    assert failed.value.hint == "repair or update this package, or set page.shape to one of: triangle"
+    assert failed.value.hint == "repair or update this package, or use one of: triangle"
 
 
 def test_a_name_that_two_packages_add_is_refused(packages: Path) -> None:
