@@ -271,14 +271,14 @@ def test_a_driver_takes_what_changes_at_once_and_orders_the_rest(run: RunPaths, 
     ctx = open_context(run, recorder)
     amended.adopt(ctx)
     attempt = ctx.state.attempts[-1]
-    orders = Orders(ctx, attempt)
-    orders.give()
+    orders = Orders(run, attempt, ctx.clock)
+    orders.give(ctx.state, ctx.config)
     assert not run.orders(1).exists()
     amend(run, "recovery.hang_floor_s=7", "checkpoint.keep=9")
     amend(run, "optimizer.lr=1e-4", at="90")
     ctx.refresh()
     amended.follow(ctx)
-    orders.give()
+    orders.give(ctx.state, ctx.config)
     assert (ctx.config.recovery.hang_floor_s, ctx.config.checkpoint.keep, ctx.config.optimizer.lr) == (7, 9, 8e-3)
     assert files.read_json(run.orders(1)) == {
         "numbers": [1],
@@ -312,19 +312,19 @@ def test_a_waiting_evaluation_begins_as_soon_as_more_may_run_at_once(run: RunPat
 def test_an_attempt_ends_at_its_next_milestone_that_is_not_evaluated_if_its_nodes_evaluate(run: RunPaths) -> None:
     ctx = open_context(run)
     amended.adopt(ctx)
-    assert amended.pause_step(ctx) is None
+    assert amended.pause_step(ctx.state, ctx.config) is None
     amend(run, "eval.enabled=true", "eval.every_tokens=409600", "eval.placement=between")
     ctx.refresh()
     amended.follow(ctx)
     start = ctx.state.attempts[-1].resumed_from_step or 0
     first, second, *_ = (step for step in sorted(ctx.config.milestones) if step > start)
-    Orders(ctx, ctx.state.attempts[-1]).give()
+    Orders(run, ctx.state.attempts[-1], ctx.clock).give(ctx.state, ctx.config)
     assert files.read_json(run.orders(1))["end_after_step"] == first
     tokens = ctx.config.milestones[first]
     ctx.event("milestone", milestone_tokens=tokens, step=first, tokens=tokens)
-    assert amended.pause_step(ctx) == first, "it waits until the attempt has ended"
+    assert amended.pause_step(ctx.state, ctx.config) == first, "it waits until the attempt has ended"
     ctx.event("eval_failed", milestone_tokens=tokens, step=first, message="", final=True)
-    assert amended.pause_step(ctx) == second
+    assert amended.pause_step(ctx.state, ctx.config) == second
     ctx.close()
 
 
