@@ -1,34 +1,37 @@
 """The evaluation flow: evaluates milestones of a run, one of its checkpoints, or an external model.
 
 It can run alongside training: it has its own journal file and doesn't disturb the run's driver. An external model gets
-a run directory that contains only its evaluation.
+a run directory that contains only its evaluation; so do scores that others published in a file.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import conf.load
+import hlatctl
 from conf.schema import Config
 from flows.pretrain import Ahead, Caller, PlainCaller
 from flows.runtime.context import FlowContext, open_context
 from flows.runtime.driver import Observer
 from flows.runtime.jobs import end_staying
+from flows.stages import record_provenance, write_report
 from flows.stages.evaluate import Asked, ask_contracts, evaluate_milestone, title, weights_of
-from flows.stages.provenance import record_provenance
-from flows.stages.report import write_report
 from flows.tracking import follower, prefect_api
-from hlatctl.run import contract, files, runs
+from hlatctl.report.exchange.source import Source
+from hlatctl.run import contract, files, provenance, runs
 from hlatctl.run.checkpoint import MANIFEST
 from hlatctl.run.errors import CheckpointError, EvaluationError, HlatctlError, StoppedError
 from hlatctl.run.evaluations import find_milestone
-from hlatctl.run.files import DAMAGED
+from hlatctl.run.files import DAMAGED, new_file
 from hlatctl.run.journal import EVALUATE_WRITER, FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import driver_pid, driver_token, hold_driver, hold_evaluator
 from hlatctl.run.paths import RunPaths
@@ -301,3 +304,66 @@ def _context_tokens(folder: Path) -> int:
     except (OSError, *DAMAGED) as error:
         raise EvaluationError(f"{folder}/config.json: can't be read ({error})") from None
     return tokens if isinstance(tokens, int) and tokens > 0 else _CONTEXT_TOKENS
+
+
+def import_scores(config: Config, source: Source, *, argv: list[str]) -> RunPaths:
+    """Create a run with a file's scores at 0 tokens, like that of an external model.
+
+    Args:
+        config: the default configuration; only its runs folder and permissions matter.
+        source: the checked file.
+        argv: the command line as typed.
+
+    Raises:
+        StorageError: the directory can't be created.
+    """
+    config = replace(config, experiment_name="imported")
+    mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"imported-{_plain(source.figures.model)}")
+    record = provenance.collect(argv, Path(hlatctl.__file__).parent)
+
+    def begin(run: RunPaths) -> None:
+        files.write_json(run.provenance, {**record, "imported": source.provenance})
+        _write_samples(run, source)
+        _journal_scores(run, run_id, source, argv)
+
+    return runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), mode, begin)
+
+
+def _write_samples(run: RunPaths, source: Source) -> None:
+    """Write items where evaluations write them; the first score of an item's task says what its value means."""
+    folder = run.eval(0)
+    for task, path in source.samples.items():
+        if (figure := source.figures.figures.get(task)) is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            with new_file(folder / path.name) as temporary:
+                shutil.copyfile(path, temporary)
+            scores = {task: _score(asdict(figure))}
+            files.write_sealed_json(folder / "tasks" / f"{task}.json", {"metrics": {}, "scores": scores})
+
+
+def _journal_scores(run: RunPaths, run_id: str, source: Source, argv: list[str]) -> None:
+    scores = {name: _score(asdict(figure)) for name, figure in source.figures.figures.items()}
+    at: dict[str, Any] = {"milestone_tokens": 0, "step": 0}
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        journal.append(
+            "run_created",
+            run_id=run_id,
+            simulated=False,
+            argv=[hide(word) for word in argv],
+            evaluates=source.figures.model or source.provenance["file"],
+            imported=source.provenance,
+        )
+        journal.append("milestone", tokens=0, **at)
+        journal.append("eval_finished", suite=source.figures.form, scores=scores, skipped={}, wall_s=0.0, **at)
+        journal.append("run_finished", durable=True, outcome="finished", step=0, tokens=0, message="scores imported")
+
+
+def _score(figure: dict[str, Any]) -> dict[str, Any]:
+    always = ("metric", "value", "stderr", "n")
+    return {key: value for key, value in figure.items() if key in always or value is not None}
+
+
+def _plain(model: str) -> str:
+    name = model.rstrip("/").rpartition("/")[2]
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)[:50]
+    return plain.strip("-.") or "scores"

@@ -17,7 +17,6 @@ from conf.load import flatten, token_count
 from conf.of_run import of_run
 from conf.schema import Config, ForkConfig
 from flows import pretrain
-from flows.checkpoint_link import adopt_checkpoint
 from flows.runtime.amended import train_like
 from flows.runtime.context import is_simulated
 from hlatctl.run import files
@@ -68,7 +67,7 @@ def fork(
     check_continues(before, config, anew=lambda kept: train_like(parent, overrides, with_weights=kept))
     run = pretrain.create(config, argv=argv, run_id=run_id, forked=True)
     with files.created_like(run.root):
-        adopt_checkpoint(parent, run, manifest.step)
+        pretrain.adopt_checkpoint(parent, run, manifest.step)
     return run
 
 

@@ -7,8 +7,10 @@ in that time, and their outcomes are passed on to Prefect.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -27,16 +29,16 @@ from flows.runtime import amended
 from flows.runtime.context import FlowContext, is_simulated, open_context, refuse_archived
 from flows.runtime.driver import Clock, Observer
 from flows.simulation.cluster import START_UNIX_S, DriverLostError
+from flows.stages import finish_report, record_provenance, write_report
 from flows.stages.attempt import announce_milestones, next_attempt, run_attempt
 from flows.stages.compile import check_coverage, compile_graphs, warm_cache
 from flows.stages.data import prepare_data
 from flows.stages.evaluate import Evaluations, due_milestones, remove_left_over
 from flows.stages.preflight import preflight
-from flows.stages.provenance import record_provenance
-from flows.stages.report import finish_report, write_report
 from flows.stages.validate import check, check_notify, check_remote, check_shape, validate
 from flows.tracking import follower, prefect_api
 from hlatctl.run import files, runs
+from hlatctl.run.checkpoint import MANIFEST, read_manifest
 from hlatctl.run.errors import (
     CheckpointError,
     ConfigError,
@@ -44,6 +46,7 @@ from hlatctl.run.errors import (
     HlatctlError,
     StoppedAtOnceError,
     StoppedError,
+    cannot_write,
     storage_errors,
 )
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
@@ -180,6 +183,43 @@ def create(
             journal.append("run_created", durable=True, **fields)
 
     return runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), int(config.runs_mode, 8), begin)
+
+
+#: Errors of a file system that can't link a file: another file system, or the rules for files of other users.
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
+
+
+def adopt_checkpoint(owner: RunPaths, run: RunPaths, step: int) -> None:
+    """Give a run that has not trained another run's checkpoint.
+
+    The event is journalled first: a run that should have a checkpoint and lacks it must not start over.
+
+    Raises:
+        CheckpointError: the checkpoint has no manifest.
+        StorageError: a file can't be written.
+    """
+    source, target = owner.checkpoint(step), run.checkpoint(step)
+    manifest = read_manifest(source)
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        journal.append("checkpoint_committed", durable=True, step=step, manifest_sha256=manifest.sha256)
+    try:
+        target.mkdir(parents=True)
+        for name in [*(str(entry["path"]) for entry in manifest.files), MANIFEST]:  # last: a part never counts
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            _same_file(source / name, target / name)
+        files.fsync(target)
+    except OSError as error:
+        raise cannot_write(f"{target}", error, hint=f"delete {run.root}, free space, and try again") from None
+
+
+def _same_file(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)
+        files.fsync(target)
 
 
 def drive(

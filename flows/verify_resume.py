@@ -18,8 +18,8 @@ import conf.load
 from conf.data_changes import amended_skips
 from conf.of_run import of_run
 from conf.schema import Config
-from flows.checkpoint_link import adopt_checkpoint
 from flows.launch.base import launcher_for
+from flows.pretrain import adopt_checkpoint
 from flows.runtime.context import FlowContext, is_simulated
 from flows.runtime.jobs import run_job
 from flows.runtime.programs import ask

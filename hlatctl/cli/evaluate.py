@@ -107,7 +107,7 @@ def import_scores(
     score only if the file says enough of how it was measured, and this agrees.
     """
     from conf.compose import compose
-    from flows import import_scores as flow
+    from flows import evaluate as flow
     from hlatctl.report.exchange import source
     from hlatctl.run import labels as run_labels
     from hlatctl.run.files import private_folder
@@ -116,7 +116,7 @@ def import_scores(
     labels = change(name=name, tags=tag or (), note=note)
     with private_folder("import") as own:
         found = source.read(file, own.path)
-        run = flow.create(compose(with_runs_dir(None, runs_dir)), found, argv=sys.argv)
+        run = flow.import_scores(compose(with_runs_dir(None, runs_dir)), found, argv=sys.argv)
     run_labels.write_label(run, labels, by=user_name())
     items = f", and items of {counted(len(found.samples), 'task')}," if found.samples else ""
     say(f"{len(found.figures.figures)} scores{items} imported from {found.path} in {run.root}")

@@ -395,23 +395,23 @@ def profile(
     Writes a trace of each rank and a table of its operators into the run's folder profiles/, and prints the table of
     the first rank. The traces open in https://ui.perfetto.dev. All ranks wait while the files are written.
     """
-    from flows import profile as profiles
+    from flows import control
 
     paths = find_run(run, runs_dir)
-    asked = profiles.request(paths, steps=steps, ranks=_ranks(ranks), memory=memory, by=user_name())
+    asked = control.request_profile(paths, steps=steps, ranks=_ranks(ranks), memory=memory, by=user_name())
     say(f"profile {asked.number}: asked training for {steps} steps of {_which(asked)}; Ctrl-C stops only the waiting")
     made = _wait(paths, asked)
-    write(profiles.table(paths, made))
+    write(control.profile_table(paths, made))
     folder = paths.profile(made.number)
     say(f"profile {made.number}: steps {made.first_step} to {made.last_step}, {size(made.bytes)} in {folder}")
 
 
 def _wait(run: RunPaths, asked: ProfileState) -> ProfileState:
-    from flows import profile as profiles
+    from flows import control
 
     made = asked
     try:
-        for look, (step, profile) in enumerate(profiles.wait(run, asked.number), start=1):
+        for look, (step, profile) in enumerate(control.wait_for_profile(run, asked.number), start=1):
             made = profile
             if look % _LINE_EVERY_LOOKS == 0:
                 say(f"profile {asked.number}: waiting, training is at step {step}")

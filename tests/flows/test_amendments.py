@@ -270,7 +270,7 @@ def test_a_driver_takes_what_changes_at_once_and_orders_the_rest(run: RunPaths, 
     ctx = open_context(run, recorder)
     amended.adopt(ctx)
     attempt = ctx.state.attempts[-1]
-    orders = Orders(ctx.run, attempt, ctx.clock)
+    orders = Orders(run, attempt, ctx.clock)
     orders.give(ctx.state, ctx.config)
     assert not run.orders(1).exists()
     amend(run, "recovery.hang_floor_s=7", "checkpoint.keep=9")
@@ -317,7 +317,7 @@ def test_an_attempt_ends_at_its_next_milestone_that_is_not_evaluated_if_its_node
     amended.follow(ctx)
     start = ctx.state.attempts[-1].resumed_from_step or 0
     first, second, *_ = (step for step in sorted(ctx.config.milestones) if step > start)
-    Orders(ctx.run, ctx.state.attempts[-1], ctx.clock).give(ctx.state, ctx.config)
+    Orders(run, ctx.state.attempts[-1], ctx.clock).give(ctx.state, ctx.config)
     assert files.read_json(run.orders(1))["end_after_step"] == first
     tokens = ctx.config.milestones[first]
     ctx.event("milestone", milestone_tokens=tokens, step=first, tokens=tokens)

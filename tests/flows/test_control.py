@@ -11,7 +11,7 @@ import pytest
 
 import conf.load
 from conf.schema import BackendConfig, Config
-from flows import profile
+from flows import control
 from flows.runtime.amended import Orders
 from flows.runtime.context import open_context
 from flows.stages.attempt import training_job
@@ -54,7 +54,7 @@ def run(composed: Config, tmp_path: Path) -> Iterator[RunPaths]:
 
 
 def request(run: RunPaths, steps: int = 5, ranks: list[int] | None = None, memory: bool = True) -> ProfileState:
-    return profile.request(run, steps=steps, ranks=[0] if ranks is None else ranks, memory=memory, by="ana")
+    return control.request_profile(run, steps=steps, ranks=[0] if ranks is None else ranks, memory=memory, by="ana")
 
 
 def refused(run: RunPaths, **asked: Any) -> str:
@@ -69,7 +69,7 @@ def refused(run: RunPaths, **asked: Any) -> str:
 def test_a_request_that_cannot_be_met_is_refused(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused(run, steps=21) == "--steps=21: must be from 1 to 20; a trace has every operator"
     assert refused(run, ranks=[0, 2]) == "--ranks=0,2: the run has ranks 0 to 1"
-    monkeypatch.setattr("flows.profile.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr("flows.control.shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     assert "1000 bytes are free, and traces of 5 steps of 1 ranks can need" in refused(run)
     monkeypatch.undo()
     trained(run, "step", step=300, tokens=300 * 8192, loss=3.0)
@@ -99,14 +99,14 @@ def test_the_driver_passes_a_request_on_once_and_a_second_one_has_to_wait(
         asked = request(run, ranks=[1, 0, 1], memory=False)
         assert refused(run) == "run run: profile 1 is being made, for ana"
         state = ctx.refresh()
-        Orders(ctx.run, dataclasses.replace(state.attempts[0], number=2), ctx.clock).give(state, ctx.config)
+        Orders(run, dataclasses.replace(state.attempts[0], number=2), ctx.clock).give(state, ctx.config)
         assert not run.orders(2).exists(), "it was asked of attempt 1"
-        orders = Orders(ctx.run, state.attempts[0], ctx.clock)
-        orders.give(ctx.state, ctx.config)
+        orders = Orders(run, state.attempts[0], ctx.clock)
+        orders.give(state, ctx.config)
         order = {"number": 1, "steps": 5, "ranks": [0, 1], "memory": False}
         assert files.read_json(run.orders(1))["profile"] == order
         trained(run, "profiled", number=1, first_step=73, step=77, bytes=5000)
-        *_, (step, made) = profile.wait(run, asked.number)
+        *_, (step, made) = control.wait_for_profile(run, asked.number)
         assert (step, made.status, made.first_step, made.last_step, made.bytes) == (70, "done", 73, 77, 5000)
         assert request(run).number == 2
     ctx.close()
@@ -118,7 +118,7 @@ def test_a_request_fails_with_its_attempt_and_nothing_half_stays(run: RunPaths) 
     with JournalWriter(run, FLOW_WRITER, 1) as journal:
         journal.append("attempt_ended", cause="killed", evidence="", decision="restart")
     with pytest.raises(RunBusyError, match="profile 1 was not made: attempt 1 ended before"):
-        list(profile.wait(run, asked.number))
+        list(control.wait_for_profile(run, asked.number))
     assert not run.partial_profile(1).exists()
     assert read_state(run).open_profile is None
 
@@ -138,7 +138,7 @@ def test_an_attempt_that_ends_while_it_is_asked_gets_no_request(run: RunPaths, m
         with JournalWriter(run, FLOW_WRITER, 1) as journal:
             journal.append("attempt_ended", cause="killed", evidence="", decision="restart")
 
-    monkeypatch.setattr(profile, "_check_room", ends)
+    monkeypatch.setattr(control, "_check_room", ends)
     with pytest.raises(ConfigError, match="no step is being trained now"):
         request(run)
     assert read_state(run).profiles == []
@@ -149,7 +149,7 @@ def test_waiting_ends_with_the_driver(composed: Config, tmp_path: Path) -> None:
     with hold_driver(run):
         asked = request(run)
     with pytest.raises(RunBusyError, match="its driver has ended"):
-        list(profile.wait(run, asked.number))
+        list(control.wait_for_profile(run, asked.number))
 
 
 def test_collectives_of_a_gpu_that_time_out_leave_their_record_beside_the_logs(
