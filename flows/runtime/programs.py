@@ -76,7 +76,7 @@ def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool
     """Run ``python -m module argv`` and return what it prints.
 
     Args:
-        module: such as ``trainer.data.check``.
+        module: such as ``trainer.data.prepare``.
         argv: arguments of the module.
         timeout_s: time limit; None: no limit.
         show_talk: pass its stderr on while it runs.

@@ -97,7 +97,7 @@ def test_numbers_are_means_over_the_processes_that_add_them() -> None:
         ]
         names, _ = taken[0]
         assert [each for each, _ in taken] == [["only_once", "router_entropy"]] * 3
-        sums = [1.0, 0.0, 4.0, 9.0, *sum(values for _, values in taken).tolist()]
+        sums = [1.0, 0.0, 4.0, 9.0, *torch.stack([values for _, values in taken]).sum(0).tolist()]
         metrics = StepMetrics.of(sums, names)
         assert metrics.others == {"router_entropy": 2.0 + step}, "neither infinite nor unknown values"
         assert (metrics.grad_norm, metrics.param_norm) == (2.0, 3.0)
