@@ -104,7 +104,7 @@ def _checks(config: Config, *, begun: bool = False) -> list[Callable[[], object]
     if not begun:
         checks.append(partial(check_initial_weights, config))
     if config.data.inputs or config.tokenizer.path:
-        checks.append(partial(ask_about, "trainer.data.check", config, timeout_s=_TIMEOUT_S))
+        checks.append(partial(ask_about, "trainer.data.prepare", config, timeout_s=_TIMEOUT_S))
     checks.append(partial(_chat, config))
     chooses = wanted.tasks or wanted.groups or wanted.items or wanted.include_path
     if wanted.enabled and (chooses or wanted.runner != "hf"):

@@ -32,6 +32,7 @@ from trainer.backends.base import (
 )
 from trainer.checkpoint.shards import ShardFile, ShardIndex, load_tensors, save_tensors
 from trainer.model.decoder import Llama, StepNumbers, initialize
+from trainer.model.precision import check_fp8, use_fp8
 from trainer.optim.adamw import AdamW, clip_divisor, local
 from trainer.parallel.layout import OverlappedSum, before_micro_batch, loss_of, make_layout, parameter_shards, prepare
 
@@ -91,10 +92,8 @@ class TorchNative(TorchDistributed):
                 document_end_id=document_end_id,
             ).to(self._precision.weights)
         if self._precision.fp8:
-            from trainer.model import fp8
-
-            fp8.check(config, self.device)
-            fp8.use_fp8(model, config.precision.fp8_scaling, emulate=self._facts.fp8_capability is None)
+            check_fp8(config, self.device)
+            use_fp8(model, config.precision.fp8_scaling, emulate=self._facts.fp8_capability is None)
         compiler = self._facts.compile_backend if self.compiles else None
         prepare(model, layout, self._precision, compile_backend=compiler)
         model.uses_flex_attention = self.compiles and self._facts.flex_attention

@@ -20,8 +20,7 @@ from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend
 from trainer.checkpoint.manager import Restored
 from trainer.checkpoint.together import on_rank0
-from trainer.data.loader import Loader, ReceivedBatches, Sender
-from trainer.data.prefetch import Batches, NoBatches, State
+from trainer.data.loader import Batches, Loader, NoBatches, ReceivedBatches, Sender, State
 
 
 def read_dataset(run: RunPaths, backend: Backend) -> dict[str, Any]:

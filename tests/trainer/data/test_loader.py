@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from conf.data_changes import SKIP_STEPS
 from conf.schema import Config, DataConfig, SourceConfig, TrainConfig
 from hlatctl.run.errors import CheckpointError, DataError, LaunchError
-from trainer.data.loader import Loader, ReceivedBatches, Sender
-from trainer.data.prefetch import Batch, NoBatches
+from trainer.data.loader import Batch, Loader, NoBatches, ReceivedBatches, Sender
 from trainer.data.tokenizer import Tokens
 
 MakeLoader = Callable[..., Loader]
