@@ -53,7 +53,6 @@ def rows_of(requests: Sequence[Request], *, order: Order = "length") -> tuple[li
     """Return the rows of requests, and the indices of each row's requests.
 
     Args:
-        requests: the texts of each request, and the token ids of its context and continuation.
         order: ``length``: from the longest to the shortest. This is the harness's own order, so batches are equal to
             its batches. ``prefix``: keep requests together that begin with the same tokens. ``given``: keep the order.
     """
@@ -80,11 +79,6 @@ def score(model: Any, rows: Sequence[Row], *, max_length: int, share_prefixes: b
 
     Args:
         rows: the batch. Rows longer than ``max_length`` are cut from the left, as by the harness.
-        max_length: tokens of context.
-        share_prefixes: compute tokens once with which several rows begin.
-
-    Raises:
-        EvaluationError: an answer is longer than the context.
     """
     _check_fits(rows, max_length)
     cut = [row.tokens[-max_length:] for row in rows]
