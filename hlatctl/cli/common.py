@@ -246,15 +246,7 @@ def find_sweep(name: str, runs_dir: Path | None) -> SweepPaths | None:
 
 
 def find_sweep_only(name: str, runs_dir: Path | None, argument: str) -> SweepPaths:
-    """Return the sweep of a name.
-
-    Args:
-        argument: the option or argument that had the name, such as ``--extend``.
-
-    Raises:
-        RunNotFoundError: there is no such run or sweep.
-        ConfigError: it is a run.
-    """
+    """Return the sweep of a name that an option or argument had; ConfigError if it is a run."""
     sweep = find_sweep(name, runs_dir)
     if sweep is None:
         run = find_run(name, runs_dir)
@@ -282,12 +274,7 @@ def _escaped(line: str) -> str:
 
 
 def write(text: object = "", *, nl: bool = True) -> None:
-    """Print on stdout, with control characters shown by their codes. Every command prints with this.
-
-    Args:
-        text: untrusted text, for example from a file, a job or a model.
-        nl: end with a newline.
-    """
+    """Print untrusted text on stdout, with control characters shown by their codes. Every command prints with this."""
     parts = _EMPHASIS.split(str(text))  # each second part is the emphasis of this project's table
     shown = [part if index % 2 else printable(part) for index, part in enumerate(parts)]
     typer.echo("".join(shown), nl=nl)  # noqa: TID251
@@ -348,10 +335,7 @@ class Evaluated:
 def find_evaluated(word: str, at: str | None, runs_dir: Path | None) -> Evaluated:
     """Return the evaluated milestone of RUN or RUN:TOKENS: that of ``--at``, or the newest one.
 
-    Raises:
-        ConfigError: there is no such milestone, or it is named twice.
-        EvaluationError: the run has no evaluated milestone.
-        RunNotFoundError: there is no such run.
+    ConfigError: there is no such milestone, or it is named twice. EvaluationError: the run has none.
     """
     from conf.load import token_count
     from hlatctl.report.compare import evaluated_milestone

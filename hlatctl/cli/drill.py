@@ -71,11 +71,7 @@ def drill(
 
 
 def show(run: RunPaths, *, as_json: bool) -> None:
-    """Print the results of a drill.
-
-    Raises:
-        TrainingError: the run did not recover from every fault.
-    """
+    """Print the results of a drill; TrainingError if the run did not recover from every fault."""
     from hlatctl.report import drill as report
 
     results = report.drill(report.read(run))

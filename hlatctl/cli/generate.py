@@ -136,12 +136,6 @@ def _opened(target: Any, *, step: int | None, device: str | None) -> Iterator[Mo
 
 
 def _prompts(given: list[str], file: Path | None) -> list[str]:
-    """Return the prompts of the options.
-
-    Raises:
-        ConfigError: one is not valid Unicode, or the file isn't as described.
-        StorageError: the file can't be read.
-    """
     for text in given:
         _check(text, "--prompt")
     if file is None:
@@ -177,11 +171,7 @@ def _of_json(file: Path, number: int, line: str) -> str:
 
 
 def _from_stdin() -> str:
-    """Return the prompt from a pipe, without its last newline.
-
-    Raises:
-        ConfigError: there is none, or it isn't UTF-8.
-    """
+    """Return the prompt from a pipe, without its last newline."""
     hint = "give a prompt: --prompt TEXT"
     if sys.stdin.isatty():
         raise ConfigError("--prompt: is needed, because stdout is not a terminal or --json was given", hint=hint)

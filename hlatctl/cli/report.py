@@ -70,11 +70,6 @@ def report(
 
 
 def _checked(output: Path, run: RunPaths, formats: set[str]) -> Path:
-    """Return the folder to write to.
-
-    Raises:
-        ConfigError: it is inside the run, or has a page that no report wrote.
-    """
     from hlatctl.report.build import HTML
 
     folder = output.absolute()

@@ -249,11 +249,6 @@ def _find(names: list[str], runs_dir: Path | None, *, yes: bool) -> list[RunPath
 
 
 def _confirm(question: str, *, yes: bool) -> None:
-    """Ask for confirmation unless ``yes`` is set.
-
-    Raises:
-        ConfigError: the answer is no, or input is not a terminal.
-    """
     if yes:
         return
     if not sys.stdin.isatty():

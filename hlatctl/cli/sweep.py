@@ -84,11 +84,7 @@ def _extend(name: str, overrides: list[str], runs_dir: Path | None, *, yes: bool
 
 
 def _confirm(plan: Plan, above_usd: float, *, yes: bool) -> None:
-    """Ask for confirmation if a sweep costs more than the limit, or its cost is unknown.
-
-    Raises:
-        ConfigError: input is not a terminal, or the answer is no.
-    """
+    """Ask for confirmation if a sweep costs more than the limit, or its cost is unknown."""
     unknown = plan.priced and plan.usd is None
     if yes or not (unknown or (plan.usd or 0.0) > above_usd):
         return

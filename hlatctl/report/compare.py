@@ -50,7 +50,6 @@ class Cell:
 
     Args:
         stderr: standard error; means over tasks assume independent tasks.
-        n: number of items.
         conditions: how the value was measured, as far as known.
         contract: contract of the score; several are joined by ``+``.
         standing: ``best``, ``tie`` (statistically equal to the best) or empty.
@@ -238,8 +237,6 @@ def run_scores(
     """Return a milestone's scores, without damaged ones and those that are not numbers.
 
     Args:
-        milestone: an evaluated milestone.
-        simulated: nothing was trained.
         contract: contract of scores that don't name one.
         recorded: the contracts that the run has accepted. Of these, only the fields that must be equal between runs are
             compared; any other contract is compared by its hash.
@@ -443,10 +440,6 @@ def read_scores(run: RunPaths, tokens: int | None, warn: Callable[[str], None]) 
     Args:
         tokens: the milestone's tokens; None: the newest evaluated milestone.
         warn: called with a message if the record of the run's contracts is damaged.
-
-    Raises:
-        EvaluationError: the run has no evaluated milestone.
-        ConfigError: it has no evaluated milestone with these tokens.
     """
     state = read_state(run)
     milestone = evaluated_milestone(run, state.milestones, tokens)
