@@ -113,7 +113,7 @@ def _beginning(incomplete: str, names: list[str]) -> list[str]:
 
 
 def _overrides(about: str) -> Any:
-    return typer.Argument(metavar="OVERRIDES", help=about, show_default=False, autocompletion=override_words)
+    return typer.Argument(metavar="OVERRIDES", help=about, autocompletion=override_words)
 
 
 #: Overrides of a new run, of an existing run, and of its evaluation.
@@ -161,7 +161,6 @@ ConfigDirs = Annotated[
         parser=place,
         help="Folder with options, experiments and sweeps of your own; can be repeated.  [also: $HLATCTL_CONFIG_DIR, "
         "and ./conf if it contains hlatctl.yaml]",
-        show_default=False,
         callback=_use_config_dirs,
     ),
 ]
@@ -185,16 +184,12 @@ RunsDir = Annotated[
         metavar="PATH",
         parser=place,
         help="Folder that contains the runs.  [default: $HLATCTL_RUNS_DIR or ./runs]",
-        show_default=False,
     ),
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="Run in the background and return immediately.")]
-Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Display name.", show_default=False)]
-Tags = Annotated[
-    list[str] | None,
-    typer.Option("--tag", metavar="K=V", help="Tag to find it by; can be repeated.", show_default=False),
-]
-Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Note to attach to it.", show_default=False)]
+Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Display name.")]
+Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="K=V", help="Tag to find it by; can be repeated.")]
+Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Note to attach to it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -310,10 +305,7 @@ EvaluatedRun = Annotated[
     ),
 ]
 At = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TOKENS", help="Milestone, such as 200B.  [default: the newest evaluated one]", show_default=False
-    ),
+    str | None, typer.Option(metavar="TOKENS", help="Milestone, such as 200B.  [default: the newest evaluated one]")
 ]
 
 

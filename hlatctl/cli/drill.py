@@ -38,9 +38,7 @@ _EXPERIMENT = "experiment="
 def drill(
     overrides: Overrides = None,
     config_dir: ConfigDirs = None,
-    fault: Annotated[
-        list[str] | None, typer.Option(help="Fault to inject; can be repeated.  [default: all]", show_default=False)
-    ] = None,
+    fault: Annotated[list[str] | None, typer.Option(help="Fault to inject; can be repeated.  [default: all]")] = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:

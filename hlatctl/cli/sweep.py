@@ -36,9 +36,7 @@ def sweep(
     config_dir: ConfigDirs = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Simulate every trial; nothing is trained.")] = False,
     sweep_id: Annotated[str | None, typer.Option(help="Id of the sweep.  [default: made from name and time]")] = None,
-    extend: Annotated[
-        str | None, typer.Option(metavar="SWEEP", help="Continue this sweep with more values.", show_default=False)
-    ] = None,
+    extend: Annotated[str | None, typer.Option(metavar="SWEEP", help="Continue this sweep with more values.")] = None,
     name: Name = None,
     tag: Tags = None,
     note: Note = "",

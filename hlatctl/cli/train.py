@@ -145,7 +145,7 @@ def train(
     drive(run, detach=detach)
 
 
-Why = Annotated[str, typer.Option("--why", help="Reason, for the journal.", show_default=False)]
+Why = Annotated[str, typer.Option("--why", help="Reason, for the journal.")]
 _value = reprlib.Repr()
 _value.maxstring = _value.maxother = _value.maxdict = 60
 #: Keys that change the learning rate.

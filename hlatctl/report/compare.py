@@ -378,14 +378,10 @@ def _others(layout: Layout, runs: Sequence[RunScores]) -> list[RowSpec]:
             metric=metric,
             of=({name: metric},),
             unit=baselines.PERCENT if metric in layout.fractions else baselines.PLAIN,
-            best=_best(layout, metric),
+            best=baselines.LOWEST if metric in LOWER_IS_BETTER else layout.fractions.get(metric, baselines.UNKNOWN),
         )
         for name, metric in sorted(kept, key=lambda pair: (pair[1] not in layout.fractions, pair))
     ]
-
-
-def _best(layout: Layout, metric: str) -> str | float:
-    return baselines.LOWEST if metric in LOWER_IS_BETTER else layout.fractions.get(metric, baselines.UNKNOWN)
 
 
 def _row(spec: RowSpec, runs: Sequence[RunScores], models: Sequence[Model]) -> Row:
