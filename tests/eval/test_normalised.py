@@ -196,7 +196,8 @@ def test_a_definition_that_checks_answers_with_functions_has_no_right_answer() -
     own = defined("multiple_choice", choices=["a", "b"], process_results=lambda doc, results: {})
     assert normalised.right_answers_of(lm, own, [ranked({"target": 0}, -1.0, -2.0)]) == {}
     assert (
-        normalised.right_answers_of(lm, defined("generate_until", doc_to_target=0), [written("A:", {"target": 0})]) == {}
+        normalised.right_answers_of(lm, defined("generate_until", doc_to_target=0), [written("A:", {"target": 0})])
+        == {}
     )
     assert normalised.right_answers_of(lm, defined("loglikelihood_rolling"), [written("A:", {"target": "b"})]) == {}
     assert lm.asked == []
