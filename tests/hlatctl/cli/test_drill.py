@@ -62,11 +62,6 @@ def test_an_interrupted_drill_ends_with_a_sentence(
     assert "stopped: the drill was interrupted; its files are in " in capsys.readouterr().err
 
 
-@pytest.fixture(autouse=True)
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
-
-
 @pytest.mark.processes
 def test_this_machine_is_looked_at_and_left_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", f"cluster.worker_cache_dir={tmp_path / 'cache'}", "--json"])

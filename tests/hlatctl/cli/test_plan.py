@@ -16,12 +16,6 @@ from hlatctl.report.forecast import Simulation
 _70B_ON_4_NODES = ["experiment=hlat_70b", "cluster.nodes=4", "parallel.pipeline_parallel_size=4"]
 
 
-@pytest.fixture(autouse=True)
-def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HLATCTL_RUNS_DIR", str(tmp_path / "runs"))
-    return tmp_path / "runs"
-
-
 def lines_of(text: str) -> dict[str, list[str]]:
     """The lines of a plan's figures, by their first words."""
     rows = (line.split("  ", maxsplit=1) for line in text[: text.index("# stages")].splitlines() if "  " in line)
@@ -200,7 +194,6 @@ SMALL = ["model=llama_tiny", "train.max_steps=200", "checkpoint.every_steps=40",
 def test_a_forecast_is_a_table_of_variants_and_leaves_only_its_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     figure = tmp_path / "simulations.svg"
     assert main(["forecast", *SMALL, "--seeds", "1", "--json", "--figure", os.fspath(figure)]) == 0
