@@ -164,19 +164,15 @@ ConfigDirs = Annotated[
         callback=_use_config_dirs,
     ),
 ]
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of one, or `latest`.", autocompletion=run_names)
-]
-RunOrSweepName = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="Run or sweep id, a unique beginning of one, or `latest`.",
-        autocompletion=run_or_sweep_names,
-    ),
-]
 
 
+def _run(about: str, complete: Any = run_names) -> Any:
+    return typer.Argument(metavar="RUN", help=about, autocompletion=complete)
+
+
+RunName = Annotated[str, _run("Run id, a unique beginning of one, or `latest`.")]
+RunOrSweepName = Annotated[str, _run("Run or sweep id, a unique beginning of one, or `latest`.", run_or_sweep_names)]
+EvaluatedRun = Annotated[str, _run("Run id, a unique beginning of one, or `latest`; RUN:TOKENS names a milestone.")]
 RunsDir = Annotated[
     Path | None,
     typer.Option(
@@ -296,14 +292,6 @@ def columns(rows: list[list[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-EvaluatedRun = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="Run id, a unique beginning of one, or `latest`; RUN:TOKENS names a milestone.",
-        autocompletion=run_names,
-    ),
-]
 At = Annotated[
     str | None, typer.Option(metavar="TOKENS", help="Milestone, such as 200B.  [default: the newest evaluated one]")
 ]
