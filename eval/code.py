@@ -55,11 +55,7 @@ def generate(
 
 
 def problems(task: Task, scratch: Path, *, seed: int) -> list[dict[str, Any]]:
-    """Return a task's problems in HumanEval's format.
-
-    Raises:
-        DataError: a problem of MBPP has no usable tests.
-    """
+    """Return a task's problems in HumanEval's format; DataError if a problem of MBPP has no usable tests."""
     if task.judge == "mbpp":
         documents = harness.load(task, scratch, shots=task.shots, seed=seed)["tasks"][task.name].eval_docs
         return [mbpp.problem(dict(document)) for document in documents]

@@ -49,14 +49,9 @@ def make(
 
     Args:
         held_out: the run's held-out text; None if it is not scored.
-        scratch: folder for the harness's caches.
         folder: folder with the tokenizer: the exported model, or the folder that exports copy it from.
         from_elsewhere: the folder is an external model, so its configuration is part of the contracts.
         devices: full device names by kind, for kinds that this machine lacks.
-
-    Raises:
-        DependencyError: a package is missing.
-        EvaluationError: a task can't be loaded from its data.
     """
     own_files = model_folder.hashes(folder, with_config=from_elsewhere)
     if config.eval.chat_template:
@@ -73,11 +68,7 @@ def make(
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that decide a score, by import name.
-
-    Raises:
-        DependencyError: one is missing.
-    """
+    """Return the versions of the packages that decide a score, by import name; DependencyError if one is missing."""
     versions = {}
     for name in _PACKAGES:
         try:

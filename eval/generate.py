@@ -49,7 +49,6 @@ class Text:
 
     Args:
         text: decoded, without special tokens.
-        token_ids: all sampled tokens.
         prompt_tokens: tokens in the prompt, including the token before it.
         stop: why it ended: ``end_of_document``, ``max_new_tokens``, ``context_full`` or ``stopped``.
     """
@@ -64,12 +63,8 @@ def encode(loaded: Loaded, prompt: str, *, after_document: bool) -> list[int]:
     """Return the token ids of a prompt.
 
     Args:
-        prompt: may be empty.
         after_document: put the end-of-sequence token before the prompt, because it precedes every document in training.
             Otherwise only the tokenizer's own special tokens are added.
-
-    Raises:
-        EvaluationError: the prompt leaves no room in the model's context.
     """
     tokenizer = loaded.tokenizer
     ids: list[int] = tokenizer.encode(prompt, add_special_tokens=not after_document, verbose=False)
@@ -92,7 +87,6 @@ def generate(
     """Continue a prompt until the end of the document, the token limit or the end of the context.
 
     Args:
-        prompt_ids: from :func:`encode`.
         write: called with each new piece of the text.
         is_stopped: called after each token; ends the text if true.
 

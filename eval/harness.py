@@ -78,11 +78,7 @@ def wrap(
     """Return the harness's model for transformers.
 
     Args:
-        loaded: the model in memory; without weights if a pool computes.
-        batch_size: requests per batch, or ``auto``.
-        processes: number of processes that evaluate on this host.
         most_bytes: maximum memory of an ``auto`` batch.
-        pool: the processes that compute, if not this one.
         share_prefixes: compute tokens once with which several sequences of a batch begin.
     """
     try:
@@ -116,9 +112,6 @@ def run(
         limit: at most this many items, or a fraction of them; a task's chosen items come first.
         repeats: answers per item.
         generation: replaces keys of the definition's ``generation_kwargs``.
-
-    Raises:
-        EvaluationError: the task can't be loaded from its data.
     """
     import torch
     from lm_eval import evaluate
@@ -149,11 +142,7 @@ def run(
 
 
 def render(task: Task, scratch: Path, *, seed: int) -> Asked:
-    """Return a task's requests as its contract records them, from the first ones.
-
-    Raises:
-        EvaluationError: the task can't be loaded from its data.
-    """
+    """Return a task's requests as its contract records them, from the first ones."""
     loaded = load(task, scratch, shots=task.shots, seed=seed)["tasks"][task.name]
     before = _shots_state(loaded)
     with catalog.running_own_code(task):
@@ -177,13 +166,7 @@ def _shots_state(loaded: Any) -> list[Any]:
 
 
 def asked(task: Task, loaded: Any, limit: float | None) -> range | tuple[int, ...]:
-    """Return the positions of the items that :func:`run` evaluates.
-
-    Args:
-        task: with its chosen items.
-        loaded: the harness's task.
-        limit: at most this many items, or a fraction of them.
-    """
+    """Return the positions of the items that :func:`run` evaluates; a ``limit`` below 1 is a fraction."""
     from lm_eval.evaluator_utils import get_sample_size
 
     return task.chosen or range(len(loaded.eval_docs))[: get_sample_size(loaded, limit)]
@@ -221,12 +204,7 @@ def load(task: Task, scratch: Path, *, shots: int | None, seed: int) -> dict[str
 
 
 def figure(wanted: Figure, metrics: dict[str, Metrics]) -> Scores:
-    """Return the scores of a group, by the harness's own aggregation.
-
-    Args:
-        wanted: the group.
-        metrics: metrics of each of its tasks, as in ``TaskResult.metrics``.
-    """
+    """Return the scores of a group from the metrics of its tasks, by the harness's own aggregation."""
     from lm_eval.api.group import Group
     from lm_eval.config.group import GroupConfig
 

@@ -43,13 +43,6 @@ def evaluate(
         subject: the checkpoint to evaluate; ``config.yaml`` and ``dataset.json`` of its run are read.
         config: replaces the run's configuration.
         new_contract: allow tasks whose contracts differ from the run's; their results are stored apart.
-        try_number: number of this try at the milestone, from 1.
-
-    Raises:
-        ConfigError: unknown suite or task.
-        DataError: no held-out text, or a dataset of the suite is missing.
-        DependencyError: a package is missing.
-        EvaluationError: the model can't be evaluated, or a task's contract differs and ``new_contract`` is false.
     """
     began_s, usual = time.monotonic(), of_run(subject.run)
     config = config or usual
@@ -114,11 +107,7 @@ def _prepare(subject: Subject, config: Config, scratch: Path) -> tuple[plan.Eval
 
 
 class _Evaluation:
-    """Run the tasks of a plan and write results.json.
-
-    Args:
-        is_chosen: the plan isn't that of the run's own suite.
-    """
+    """Run the tasks of a plan and write results.json; ``is_chosen``: the plan isn't that of the run's own suite."""
 
     def __init__(
         self, runner: TaskRunner, planned: plan.EvaluationPlan, remarks: list[str], *, is_chosen: bool
@@ -130,12 +119,7 @@ class _Evaluation:
         self._numbers = sorted({number for _, number in runner.contracts.values()})
 
     def run(self, try_number: int, began_s: float) -> list[Path]:
-        """Run what is missing and return the paths of the results.json files.
-
-        Args:
-            try_number: number of this try at the milestone, from 1.
-            began_s: when this try began, on the monotonic clock.
-        """
+        """Run what is missing and return the paths of the results.json files; ``began_s`` is on the monotonic clock."""
         runner, step = self._runner, self._runner.subject.step
         suite = runner.config.eval.suite
         records = {number: runner.results.combined(number) for number in self._numbers}

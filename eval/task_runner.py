@@ -40,10 +40,7 @@ class Subject:
     """The checkpoint or external model to evaluate.
 
     Args:
-        run: the run directory that the results go to.
         milestone_tokens: tokens of the milestone; 0 for an external model.
-        step: optimizer step of the checkpoint.
-        model_folder: the checkpoint as a Hugging Face folder.
         weights: identifies the weights, such as a manifest's checksum; stored results of other weights are not used.
         from_elsewhere: the model is external: no run trained it, so it has no held-out text.
     """
@@ -61,9 +58,6 @@ class TaskRunner:
     """Run tasks on one checkpoint under their contracts.
 
     Args:
-        contracts: hash and number of the contract of each task.
-        held_out: the run's held-out text; None if it is not scored.
-        scratch: folder for the harness's temporary files.
         held: closes all resources after the last task.
         skipped: the tasks that can't run here, with the reason; filled by :meth:`run`.
     """
@@ -165,7 +159,6 @@ class TaskRunner:
         Args:
             once: append only if the journal has no event with these fields, and do so durably.
             wall_s: a further field, ignored when an event is compared.
-            fields: fields of the event.
         """
         fields = {**fields, "milestone_tokens": self.subject.milestone_tokens}
         events = (event for event in self.journal.events() if event["kind"] == kind) if once else ()
@@ -182,10 +175,9 @@ class TaskRunner:
         return self.results.of_task(task, self.contracts[task][0], "measured again")
 
     def run(self, name: str, task: suites.Task | None) -> dict[str, Any] | None:
-        """Score a task, store samples and scores, and return its record; None if it can't run here (see ``skipped``).
+        """Score a task (None: the held-out text), store its samples and scores, and return its record.
 
-        Args:
-            task: None for the held-out text.
+        None if it can't run here (see ``skipped``).
         """
         started = time.monotonic()
         self.append_of(name, "eval_task_started")

@@ -32,9 +32,6 @@ def workload(config: Config, scratch: Path) -> list[dict[str, Any]]:
     A record has ``group``, ``task``, ``items`` (at most ``eval.limit``), per item ``requests`` and ``sequences`` (those
     that the model reads: choices of one letter share one), and per sequence ``characters`` and ``generated_tokens``
     (at most).
-
-    Raises:
-        ConfigError, DataError, EvaluationError: the suite can't be evaluated.
     """
     planned, groups = plan.make(config.eval, scratch), _groups(config.eval)
     return [

@@ -236,11 +236,7 @@ _RULES = (
 
 @functools.cache
 def program(machine: str = "") -> bytes:
-    """Return the filter for a processor, by default this one, as classic BPF: 8 bytes per instruction.
-
-    Raises:
-        OSError: the processor is neither x86_64 nor aarch64.
-    """
+    """Return the filter as classic BPF, 8 bytes per instruction; OSError unless for x86_64 or aarch64."""
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"there is no filter of system calls for {machine}")

@@ -99,13 +99,7 @@ Batch = list[int]
 
 
 def text_batches(requests: Sequence[Any], batch_size: int, tokens: Callable[[str], int]) -> list[Batch]:
-    """Return the batches of prompts, grouped by settings and sorted from the longest prompt.
-
-    Args:
-        requests: the prompt and settings of each request.
-        batch_size: maximum requests in a batch.
-        tokens: returns the number of tokens in a prompt.
-    """
+    """Return the batches of prompts, grouped by settings and sorted from the longest prompt."""
     groups: dict[str, Batch] = defaultdict(list)
     for index, (_, settings) in enumerate(requests):
         groups[json.dumps(settings, sort_keys=True, default=str)].append(index)
@@ -122,8 +116,6 @@ def likelihood_batches(
     """Return the batches of continuations, from the longest sequence.
 
     Args:
-        requests: the texts of each request, and the token ids of its context and continuation.
-        batch_size: maximum sequences in a batch. Requests that differ only in their last token are one sequence.
         by_prefix: keep sequences together that begin with the same tokens. The requests of a batch are in that order,
             and so are its rows, so the rows don't depend on how many batches are computed together.
     """
@@ -141,12 +133,7 @@ Progress = Callable[[int, int], None]
 
 
 class Remembering:
-    """A model of the harness whose answers are stored in a file while a task runs.
-
-    Args:
-        batch_size: requests that the model answers together.
-        seed: random seed for sampled answers.
-    """
+    """A model of the harness whose answers are stored in a file while a task runs."""
 
     def __init__(self, lm: Any, *, batch_size: int, seed: int) -> None:
         self._lm, self._batch_size, self._seed = lm, batch_size, seed
@@ -160,7 +147,6 @@ class Remembering:
         Args:
             path: file of its answers; those of an earlier try are used. None stores nothing.
             identity: identifies model and contract; answers with another identity are not used.
-            progress: called when requests are answered.
         """
         self._kept = KeptAnswers(path, identity)
         self._progress, self._done, self._total = progress, 0, 0

@@ -16,13 +16,7 @@ _PLAIN = "eval.chat_template=false asks in plain text"
 def digest(folder: Path, wanted: EvalConfig) -> str:
     """Return the SHA-256 of the configured chat template, as hex.
 
-    Args:
-        folder: folder with the tokenizer.
-        wanted: settings with ``chat_template``, and perhaps ``system_prompt``.
-
-    Raises:
-        ConfigError: the tokenizer has no such template, or the template takes no system prompt.
-        EvaluationError: the tokenizer can't be loaded.
+    ConfigError: the folder's tokenizer has no such template, or the template takes no system prompt.
     """
     try:
         from transformers import AutoTokenizer
@@ -43,12 +37,7 @@ def digest(folder: Path, wanted: EvalConfig) -> str:
 def select(tokenizer: Any, template: bool | str) -> None:
     """Make a template the tokenizer's only one, because the harness applies the default one for every name.
 
-    Args:
-        tokenizer: tokenizer of transformers.
-        template: True, or the name of one of its templates.
-
-    Raises:
-        ConfigError: it has no such template.
+    True: the default template. ConfigError: the tokenizer has no such template.
     """
     known = tokenizer.chat_template
     if not known:

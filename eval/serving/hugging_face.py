@@ -37,14 +37,8 @@ class HuggingFace(HFLM):  # type: ignore[misc]  # lm_eval publishes no types
     """A model of transformers that answers the harness's requests.
 
     Args:
-        loaded: the model and its tokenizer.
-        batch_size: requests per batch, or ``auto``.
         processes: number of processes that evaluate on this host; with ``auto`` they share its memory.
-        most_bytes: maximum memory of an ``auto`` batch.
         share_prefixes: compute tokens once with which several sequences of a batch begin.
-
-    Raises:
-        EvaluationError: prefixes can't be shared with this kind of model.
     """
 
     def __init__(
@@ -78,11 +72,7 @@ class HuggingFace(HFLM):  # type: ignore[misc]  # lm_eval publishes no types
         return self.requests_per_batch
 
     def score(self, rows: Sequence[ScoringRow]) -> list[list[Answer]]:
-        """Return the answers' log-likelihoods of each row of a batch; with ``auto`` in parts that fit into memory.
-
-        Raises:
-            EvaluationError: memory is exhausted.
-        """
+        """Return the answers' log-likelihoods of each row of a batch; with ``auto`` in parts that fit into memory."""
 
         def score(part: Sequence[ScoringRow]) -> list[list[Answer]]:
             return scoring.score(self.model, part, max_length=self.max_length, share_prefixes=self.share_prefixes)
@@ -92,11 +82,7 @@ class HuggingFace(HFLM):  # type: ignore[misc]  # lm_eval publishes no types
         return self._whole(score, rows)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[str]:
-        """Return the generated answers; with ``auto`` in parts that fit into memory.
-
-        Raises:
-            EvaluationError: memory is exhausted.
-        """
+        """Return the generated answers; with ``auto`` in parts that fit into memory."""
         if not self._is_auto:
             return self._whole(self._generate, requests)
         if requests[0].args[1].get("do_sample"):
@@ -172,9 +158,6 @@ class Replicas(HuggingFace):
     """A model whose copies compute in other processes.
 
     Args:
-        described: the model without weights.
-        pool: the processes of the copies.
-        batch_size: requests per batch in each copy, or ``auto``.
         share_prefixes: must equal the copies' setting.
     """
 

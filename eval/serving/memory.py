@@ -70,12 +70,7 @@ class Cost:
 
 
 class Budget:
-    """The memory of a batch.
-
-    Args:
-        cost: memory costs of the model.
-        free_bytes: maximum memory of a batch.
-    """
+    """The memory of a batch: at most ``free_bytes``."""
 
     def __init__(self, cost: Cost, free_bytes: float) -> None:
         self._cost, self.free_bytes = cost, free_bytes
@@ -105,11 +100,7 @@ class Budget:
 
 
 class Exhausted(Exception):
-    """A process of a shared model has no memory for a batch and can't continue with the others.
-
-    Args:
-        most_bytes: maximum memory of a batch when the processes are started again.
-    """
+    """A process of a shared model has no memory for a batch; restart all with at most ``most_bytes`` for one."""
 
     def __init__(self, most_bytes: float) -> None:
         super().__init__(most_bytes)
@@ -117,12 +108,7 @@ class Exhausted(Exception):
 
 
 def budget(model: Any, *, processes: int = 1, most_bytes: float | None = None) -> Budget:
-    """Return the memory that a batch of a loaded model may take now; all processes that share the model call this.
-
-    Args:
-        processes: number of processes that evaluate on this host; they share a CPU's memory.
-        most_bytes: upper limit, after an earlier batch was too large.
-    """
+    """Return the memory that a batch of a loaded model may take now; all processes that share the model call this."""
     free = min(_free_bytes(model.device, processes), most_bytes or math.inf)
     if not is_shared():
         return Budget(Cost.of(model), free)
@@ -140,10 +126,7 @@ def in_parts(
     """Return the results of all items, computing as many together as fit; after an out-of-memory error, half as many.
 
     Args:
-        do: returns the results of some items.
         items: ordered from the largest.
-        limit: is halved after an error.
-        fitting: returns how many of the first items fit.
 
     Raises:
         EvaluationError: memory is too small for one item.

@@ -37,14 +37,7 @@ _Index = EllipsisType | tuple[slice, ...]
 
 
 class Tensor:
-    """A tensor that is read when it is indexed, like safetensors' slices, which transformers also accepts.
-
-    Args:
-        source: reads it.
-        name: the tensor's name in Hugging Face's format.
-        dtype: torch's name of the number format.
-        shape: shape of the whole tensor.
-    """
+    """A tensor that is read when it is indexed, like safetensors' slices, which transformers also accepts."""
 
     def __init__(self, source: _Source, name: str, *, dtype: str, shape: list[int]) -> None:
         self._source, self._name, self._dtype, self._shape = source, name, dtype, shape
@@ -54,11 +47,7 @@ class Tensor:
         return self._shape
 
     def __getitem__(self, index: _Index) -> Any:
-        """Return the values (a torch tensor on the CPU) of the whole, or of a block.
-
-        Raises:
-            HlatctlError: they can't be read.
-        """
+        """Return the values of the whole, or of a block, as a torch tensor on the CPU."""
         slices = [] if isinstance(index, EllipsisType) else [[cut.start, cut.stop, cut.step] for cut in index]
         return self._source.read(self._name, self._dtype, slices)
 
@@ -66,8 +55,7 @@ class Tensor:
 class _Source:
     """The process that reads; several threads may use it.
 
-    Args:
-        failure: the first error. transformers logs some errors of tensors and continues.
+    ``failure`` is the first error, because transformers only logs some.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -143,13 +131,7 @@ def opened_link(link: Link) -> Iterator[_Source]:
 
 
 def load_linked(folder: Path, source: _Source, **settings: Any) -> Any:
-    """Return the model of a folder with weights of a source.
-
-    Args:
-        folder: folder with the configuration.
-        source: from :func:`opened_link`.
-        settings: arguments of transformers' ``from_pretrained``.
-    """
+    """Return the model of a folder with weights of a source."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -178,9 +160,7 @@ class Loaded:
 def settle_environment(scratch: Path, *, offline: bool) -> None:
     """Set the variables that Hugging Face's packages read when they are first imported: no progress bars, no threads.
 
-    Args:
-        scratch: folder for their caches, if offline.
-        offline: use neither the network nor the home folder; otherwise datasets may come from the hub.
+    Offline they use neither the network nor the home folder, and ``scratch`` for their caches.
     """
     os.environ.update(TQDM_DISABLE="1", TOKENIZERS_PARALLELISM="false")
     if offline:
@@ -188,11 +168,7 @@ def settle_environment(scratch: Path, *, offline: bool) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a folder is a Hugging Face model with safetensors weights and a tokenizer.
-
-    Raises:
-        EvaluationError: names the file that is missing or too large.
-    """
+    """Check that a folder is a Hugging Face model with safetensors weights and a tokenizer, else EvaluationError."""
     if not folder.is_dir():
         raise EvaluationError(f"--model={folder}: no such folder", hint=_EXPORT_HINT)
     if (what := lacking(folder)) and not (what == WEIGHTS and read_link(folder)):
@@ -215,16 +191,9 @@ def load(
     """Load a model for evaluation.
 
     Args:
-        folder: Hugging Face folder of a causal language model.
         seq_len: tokens per sequence in training; the context is never longer.
-        device: kind of device; must be present.
-        dtype: number format of the computation.
         index: index of the device, if there are several; None: PyTorch's current one.
         tensor_parallel_size: processes of this process's group that share the model, by transformers' own plan.
-
-    Raises:
-        EvaluationError: the folder can't be loaded.
-        DependencyError: torch or transformers is missing.
     """
     check_folder(folder)
     link = None if any(folder.glob("*.safetensors")) else read_link(folder)
@@ -252,12 +221,7 @@ def load(
 
 
 def describe(folder: Path, *, seq_len: int) -> Loaded:
-    """Return a model without weights, for a process that only tokenizes and lets others compute.
-
-    Raises:
-        EvaluationError: the folder can't be loaded.
-        DependencyError: torch or transformers is missing.
-    """
+    """Return a model without weights, for a process that only tokenizes and lets others compute."""
     check_folder(folder)
     with importing():
         import torch
@@ -307,11 +271,7 @@ def is_there(device: str) -> bool:
 
 
 def check_devices(config: Config, device: str) -> None:
-    """Check that PyTorch has enough devices for an evaluation, so that it never falls back to the CPU.
-
-    Raises:
-        EvaluationError: it has fewer.
-    """
+    """Check that PyTorch has enough devices for an evaluation, so that it never falls back to the CPU."""
     if not is_there(device):
         key = "eval.device" if config.eval.device else "backend.device"
         ask = LAUNCHERS[config.cluster.launcher].device_hint
@@ -330,11 +290,7 @@ def check_devices(config: Config, device: str) -> None:
 
 
 def check_heads(folder: Path, tensor_parallel_size: int) -> None:
-    """Check that this many processes can share a model's heads.
-
-    Raises:
-        EvaluationError: they can't.
-    """
+    """Check that this many processes can share a model's heads, or raise an EvaluationError."""
     config = files.read_json(folder / "config.json")
     heads = config.get("num_key_value_heads") or config.get("num_attention_heads") or 1
     if heads % tensor_parallel_size:
@@ -356,11 +312,7 @@ def device_name(device: str) -> str:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import packages that the evaluation needs.
-
-    Raises:
-        DependencyError: one is missing.
-    """
+    """Import packages that the evaluation needs."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -373,11 +325,7 @@ def missing_package(name: str | None) -> DependencyError:
 
 
 def package_folder(name: str, distribution: str) -> Path:
-    """Return the folder of an installed package, without importing it.
-
-    Raises:
-        DependencyError: it is not installed.
-    """
+    """Return the folder of an installed package without importing it; DependencyError if it is not installed."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise missing_package(distribution)

@@ -39,13 +39,7 @@ class Settings:
     """What every process needs to load the model.
 
     Args:
-        folder: Hugging Face folder.
-        max_length: tokens of context.
-        device: kind of device.
-        dtype: number format.
-        batch_size: requests per batch, or ``auto``.
         processes: number of processes in the pool; on a CPU they share its memory.
-        share_prefixes: compute tokens once with which several sequences of a batch begin.
         most_bytes: maximum memory of an ``auto`` batch; None: the free memory.
     """
 
@@ -63,12 +57,7 @@ class Pool:
     """Copies of a model that compute.
 
     Args:
-        replicas: number of copies.
-        tensor_parallel_size: processes of each copy.
         scratch: a private folder; the processes of a copy find each other there.
-
-    Raises:
-        EvaluationError, DependencyError: the model can't be loaded, or a process has ended.
     """
 
     def __init__(self, settings: Settings, *, replicas: int, tensor_parallel_size: int, scratch: Path) -> None:
@@ -91,7 +80,6 @@ class Pool:
 
         Args:
             kind: a method of ``eval.serving.worker``.
-            jobs: arguments as JSON values.
 
         Raises:
             EvaluationError: a process has ended or refused a job; the pool is closed then.

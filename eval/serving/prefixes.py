@@ -28,12 +28,7 @@ _HINT = "eval.share_prefixes=false reads each sequence alone"
 
 @dataclass(frozen=True)
 class Packed:
-    """A row of the model's input.
-
-    Args:
-        tokens: the tokens of the row.
-        paths: the positions of each sequence's tokens in the row, by the sequence's index.
-    """
+    """A row of the model's input; ``paths`` has the positions of each sequence's tokens, by the sequence's index."""
 
     tokens: list[int]
     paths: dict[int, list[int]]
@@ -91,13 +86,9 @@ def inputs(rows: Sequence[Packed], device: Any) -> dict[str, Tensor]:
 
 
 def check(model: Any) -> None:
-    """Check that a model's attention obeys a mask that says which tokens each token sees.
+    """Check that a model's attention obeys a mask that says which tokens each token sees, or raise an EvaluationError.
 
-    Args:
-        model: model of transformers. One with weights computes two short sequences in both ways.
-
-    Raises:
-        EvaluationError: it doesn't.
+    A model with weights computes two short sequences in both ways.
     """
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
@@ -134,11 +125,7 @@ def _try(model: Any) -> str | None:
 
 
 def _difference(model: Any, *, without: str = "") -> float:
-    """Return by how much the log-likelihoods of packed sequences differ from those of each alone, on average.
-
-    Args:
-        without: an argument to omit from the call of the model.
-    """
+    """Return the mean difference of packed log-likelihoods from separate ones, ``without`` an argument of the model."""
     import torch
 
     vocabulary = model.config.get_text_config().vocab_size

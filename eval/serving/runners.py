@@ -27,13 +27,7 @@ _VLLM_DISTRIBUTION = "vllm"
 
 @dataclass(frozen=True)
 class _Optional:
-    """A runner whose package is not a dependency of this project.
-
-    Args:
-        package: import name.
-        distribution: name of the distribution that has the version.
-        hint: how to install it.
-    """
+    """A runner whose package, here by its import name, is not a dependency of this project."""
 
     package: str
     distribution: str
@@ -57,11 +51,7 @@ class RunnerArguments:
     """The arguments of a runner.
 
     Args:
-        folder: Hugging Face folder with weights and tokenizer.
         loaded: returns the same model in memory.
-        max_length: tokens of context.
-        batch_size: requests per batch, or ``auto``.
-        seed: random seed for sampled answers.
         dtype: number format of an optional runner; the model in memory has its own.
         device: kind of device that vLLM computes on.
         tensor_parallel_size: devices that share the model of an optional runner.
@@ -82,11 +72,7 @@ class RunnerArguments:
 
 
 def check(name: str) -> None:
-    """Check that a runner's package is installed.
-
-    Raises:
-        DependencyError: names what is missing and how to install it.
-    """
+    """Check that a runner's package is installed; DependencyError names what is missing and how to install it."""
     optional = _OPTIONAL.get(name)
     if optional is None:
         return
@@ -171,11 +157,7 @@ def start_vllm(arguments: dict[str, Any], *, device: str) -> Any:
     """Return the harness's model for vLLM; its engine has loaded the weights.
 
     Args:
-        arguments: arguments of the harness's class.
         device: kind of device. A CPU's memory is shared with other programs, so vLLM's cache gets only a part of it.
-
-    Raises:
-        EvaluationError: vLLM can't run the model here.
     """
     _settle_vllm(device, processes=arguments["tensor_parallel_size"])
     from lm_eval.models.vllm_causallms import VLLM

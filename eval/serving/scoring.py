@@ -55,7 +55,6 @@ def rows_of(
     """Return the rows of requests, and the indices of each row's requests.
 
     Args:
-        requests: the texts of each request, and the token ids of its context and continuation.
         order: ``length``: from the longest to the shortest. This is the harness's own order, so batches are equal to
             its batches. ``prefix``: keep requests together that begin with the same tokens. ``given``: keep the order.
     """
@@ -84,11 +83,6 @@ def score(
 
     Args:
         rows: the batch. Rows longer than ``max_length`` are cut from the left, as by the harness.
-        max_length: tokens of context.
-        share_prefixes: compute tokens once with which several rows begin.
-
-    Raises:
-        EvaluationError: an answer is longer than the context.
     """
     _check_fits(rows, max_length)
     cut = [row.tokens[-max_length:] for row in rows]

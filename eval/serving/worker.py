@@ -71,11 +71,7 @@ _KINDS = ("score", "generate", "losses", "continue_prompt")
 
 
 def _join(device: str, store: Path, size: int) -> None:
-    """Connect the processes of a copy.
-
-    Raises:
-        LaunchError: another user's process is connected.
-    """
+    """Connect the processes of a copy; LaunchError if another user's process is connected."""
     import torch
     import torch.distributed as dist
 

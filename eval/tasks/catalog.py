@@ -114,11 +114,7 @@ def of_harness() -> Definitions:
 
 
 def own_definitions(folders: tuple[Path, ...]) -> Definitions:
-    """Return the definitions of ``eval.include_path``, whose names must be new.
-
-    Raises:
-        ConfigError: a folder is missing or has no definition, or a name is defined elsewhere too.
-    """
+    """Return the definitions of ``eval.include_path``, whose names must be new, else ConfigError."""
     for folder in folders:
         if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
             why = "can't be read" if folder.is_dir() else "no such folder"
@@ -172,11 +168,7 @@ def _includes(text: str) -> list[str]:
 
 
 def _check_includes(path: Path, seen: set[Path]) -> None:
-    """Check that a definition and all files that it includes can be read as a whole.
-
-    Raises:
-        OSError: one is missing, too large, or no regular file.
-    """
+    """Check that a definition and all files that it includes can be read as a whole, or raise an OSError."""
     if path not in seen:
         seen.add(path)
         for name in _includes(read_bytes(path, _MAX_BYTES).decode(errors="replace")):
@@ -200,7 +192,6 @@ class Definition:
     """One task as the harness defines it.
 
     Args:
-        path: its YAML file.
         config: the file with its includes; functions are names, not imported.
         changes: keys that a group replaces.
         own: the folder of ``eval.include_path`` that contains it; None for the harness's own definitions.
@@ -230,11 +221,7 @@ class Catalog:
     """The definitions of some names and of everything they contain.
 
     Args:
-        names: names of tasks, groups or tags.
         own: definitions in addition to the harness's.
-
-    Raises:
-        ConfigError: the harness has no such name; the hint suggests the nearest.
     """
 
     def __init__(self, names: Iterable[str], own: Definitions | None = None) -> None:
@@ -258,11 +245,7 @@ class Catalog:
             self._refuse_circle(name, ())
 
     def tasks(self, name: str) -> list[Definition]:
-        """Return the tasks that a task, group or tag contains, in the harness's order.
-
-        Raises:
-            ConfigError: a group changes its tasks with code.
-        """
+        """Return the tasks of a name in the harness's order; ConfigError if a group changes them with code."""
         return list(self._tasks(name, {}))
 
     def groups(self, name: str) -> list[Group]:
@@ -400,14 +383,7 @@ _WRONG_VALUE = (TypeError, AttributeError, KeyError, ValueError, IndexError)
 
 @contextlib.contextmanager
 def reading_own_code(own: Path | None) -> Iterator[None]:
-    """Report values of a wrong type in the definitions of a folder.
-
-    Args:
-        own: a folder of ``eval.include_path``; None: only the harness's definitions are read, and nothing is reported.
-
-    Raises:
-        ConfigError: names the folder.
-    """
+    """Turn errors of types in definitions of a folder of ``eval.include_path`` into a ConfigError; None: no folder."""
     try:
         yield
     except _WRONG_VALUE as error:
@@ -424,11 +400,7 @@ def running_own_code(task: Task, *, everything: bool = True) -> Iterator[None]:
     """Report errors of a user's task definition and its functions as such; what they print goes to stderr.
 
     Args:
-        task: a task from ``eval.include_path``; nothing happens for any other.
         everything: attribute every error to the definition; otherwise only those raised by code of its folder.
-
-    Raises:
-        EvaluationError: names the definition and the error.
     """
     if task.own is None:
         yield

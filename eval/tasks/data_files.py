@@ -33,11 +33,7 @@ _LOADERS = ("json", "csv", "parquet", "text", "arrow")
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """One split of a dataset on the hub.
-
-    Args:
-        places: possible paths below the data folder; a download writes to the first.
-    """
+    """One split of a dataset on the hub; a download writes to the first of its ``places`` below the data folder."""
 
     dataset: str
     config: str | None
@@ -59,7 +55,6 @@ class Needs:
     """The splits that one task reads.
 
     Args:
-        evaluated: the split with the questions.
         shots_from: the split with the solved examples; None if there are none, or if the definition contains them.
         shots_named: whether the definition names that split, so that no other can replace it.
     """
@@ -76,11 +71,7 @@ def shot_count(definition: Definition, wanted: int | None) -> int:
 
 
 def needs(definition: Definition, shots: int) -> Needs:
-    """Return the splits that a task reads.
-
-    Raises:
-        ConfigError: code creates its data, or the definition names no split.
-    """
+    """Return the splits that a task reads; ConfigError if code creates its data, or the definition names no split."""
     dataset = definition["dataset_path"]
     if definition["custom_dataset"] or definition["class"] or not dataset or dataset in _LOADERS:
         raise ConfigError(
@@ -109,9 +100,7 @@ def is_local(definition: Definition) -> bool:
 def of_own(definition: Definition) -> dict[str, Path]:
     """Return the files that a definition names, by split, the evaluated one first; empty if code creates its data.
 
-    Raises:
-        ConfigError: it names no file for the evaluated split, or several for one.
-        DataError: a file is missing.
+    ConfigError: it names no file for the evaluated split, or several for one. DataError: a file is missing.
     """
     if definition["dataset_path"] not in _LOADERS:
         return {}
@@ -188,12 +177,7 @@ _ELSEWHERE = "run it on a machine with a network, copy the folder here, and set 
 
 
 def download_datasets(splits: list[Split], to: Path) -> None:
-    """Fetch missing splits into a data folder.
-
-    Raises:
-        DataError: there is no network (nothing is created then), or a dataset can't be fetched.
-        StorageError: the folder can't be written.
-    """
+    """Fetch missing splits into a data folder. Without a network, a DataError; nothing is created then."""
     if not splits:
         return
     _check_network()

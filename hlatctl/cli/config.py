@@ -21,9 +21,7 @@ _WIDEST = 120
 
 @app.command("list")
 def list_options(
-    group: Annotated[
-        str | None, typer.Argument(metavar="GROUP", help="Show this group only.", show_default=False)
-    ] = None,
+    group: Annotated[str | None, typer.Argument(metavar="GROUP", help="Show this group only.")] = None,
     config_dir: ConfigDirs = None,
     as_json: Json = False,
 ) -> None:
@@ -54,8 +52,7 @@ def list_options(
 @app.command()
 def keys(
     pattern: Annotated[
-        str | None,
-        typer.Argument(metavar="PATTERN", help="Part of a key, or such as 'optimizer.*'.", show_default=False),
+        str | None, typer.Argument(metavar="PATTERN", help="Part of a key, or such as 'optimizer.*'.")
     ] = None,
     as_json: Json = False,
 ) -> None:

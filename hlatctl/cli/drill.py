@@ -38,9 +38,7 @@ _EXPERIMENT = "experiment="
 def drill(
     overrides: Overrides = None,
     config_dir: ConfigDirs = None,
-    fault: Annotated[
-        list[str] | None, typer.Option(help="Fault to inject; can be repeated.  [default: all]", show_default=False)
-    ] = None,
+    fault: Annotated[list[str] | None, typer.Option(help="Fault to inject; can be repeated.  [default: all]")] = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
@@ -71,11 +69,7 @@ def drill(
 
 
 def show(run: RunPaths, *, as_json: bool) -> None:
-    """Print the results of a drill.
-
-    Raises:
-        TrainingError: the run did not recover from every fault.
-    """
+    """Print the results of a drill; TrainingError if the run did not recover from every fault."""
     from hlatctl.report import drill as report
 
     results = report.drill(report.read(run))

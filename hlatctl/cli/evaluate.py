@@ -129,12 +129,9 @@ _MB = 1e6
 def contamination(
     run: RunName,
     overrides: Overrides = None,
-    at: Annotated[
-        str | None, typer.Option(metavar="TOKENS", help="Milestone.  [default: the newest one]", show_default=False)
-    ] = None,
+    at: Annotated[str | None, typer.Option(metavar="TOKENS", help="Milestone.  [default: the newest one]")] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(help="Processes.  [default: one per core that memory has room for]", min=1, show_default=False),
+        int | None, typer.Option(help="Processes.  [default: one per core that memory has room for]", min=1)
     ] = None,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Scan one of N parts, such as 3/8, on any node.")] = "1/1",
     plan: Annotated[bool, typer.Option("--plan", help="Scan one chunk, and estimate the time of the others.")] = False,
@@ -279,9 +276,7 @@ def show(
     wrong: Annotated[bool, typer.Option("--wrong", help="Only items that were answered incorrectly.")] = False,
     right: Annotated[bool, typer.Option("--right", help="Only items that were answered correctly.")] = False,
     limit: Annotated[int, typer.Option(help="Maximum number of items to show.", min=1)] = 5,
-    metric: Annotated[
-        str, typer.Option(help="Metric that says what is right.  [default: the task's first]", show_default=False)
-    ] = "",
+    metric: Annotated[str, typer.Option(help="Metric that says what is right.  [default: the task's first]")] = "",
     at: At = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,
@@ -318,8 +313,7 @@ def evaluate(
     overrides: EvalOverrides = None,
     config_dir: ConfigDirs = None,
     at: Annotated[
-        str | None,
-        typer.Option(metavar="TOKENS", help="Evaluate only this milestone of a run, such as 200B.", show_default=False),
+        str | None, typer.Option(metavar="TOKENS", help="Evaluate only this milestone of a run, such as 200B.")
     ] = None,
     new_contract: Annotated[
         bool, typer.Option("--new-contract", help="Use a new contract; its scores are kept apart from earlier ones.")

@@ -98,9 +98,6 @@ def _root(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    Args:
-        argv: arguments after the program's name; None: those of this process.
-
     Returns:
         0, 2 for a usage error, an error's own code (``hlatctl.run.errors``), 1 for a bug in hlatctl.
     """

@@ -50,13 +50,7 @@ def plan(
     ] = False,
     of: Annotated[
         str | None,
-        typer.Option(
-            "--of",
-            metavar="RUN",
-            help="Plan the rest of this run with OVERRIDES.",
-            autocompletion=run_names,
-            show_default=False,
-        ),
+        typer.Option("--of", metavar="RUN", help="Plan the rest of this run with OVERRIDES.", autocompletion=run_names),
     ] = None,
     show_config: Annotated[bool, typer.Option("--config", help="Also print the resolved configuration.")] = False,
     as_json: Json = False,
@@ -224,9 +218,7 @@ def forecast(
     overrides: Overrides = None,
     config_dir: ConfigDirs = None,
     seeds: Annotated[int, typer.Option(min=1, help="Simulations per variant.")] = 20,
-    figure: Annotated[
-        Path | None, typer.Option(help="Draw the simulations into this SVG file.", parser=place, show_default=False)
-    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the simulations into this SVG file.", parser=place)] = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:

@@ -29,11 +29,7 @@ _PLAIN_EVERY_S = 10.0
 def observer_for(
     stream: TextIO, *, live: type[LiveObserver] | None = None, plain: type[PlainObserver] | None = None
 ) -> Iterator[Observer]:
-    """Yield an observer for a stream: one line that is redrawn on a terminal, plain lines elsewhere.
-
-    Args:
-        live, plain: the classes of observers; None: those for training.
-    """
+    """Yield an observer for a stream: one line that is redrawn on a terminal, plain lines elsewhere."""
     if not stream.isatty():
         yield (plain or PlainObserver)(stream)
         return

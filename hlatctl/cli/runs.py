@@ -62,16 +62,10 @@ _WIDEST_CELL = 40
 
 
 def runs(
-    sweep: Annotated[
-        str | None, typer.Argument(metavar="SWEEP", help="List the trials of this sweep.", show_default=False)
-    ] = None,
-    tag: Annotated[
-        list[str] | None, typer.Option(metavar="K[=V]", help="Only runs with this tag.", show_default=False)
-    ] = None,
-    status: Annotated[
-        list[str] | None, typer.Option(help="Only runs with this status, such as running.", show_default=False)
-    ] = None,
-    experiment: Annotated[str | None, typer.Option(help="Only runs of this experiment.", show_default=False)] = None,
+    sweep: Annotated[str | None, typer.Argument(metavar="SWEEP", help="List the trials of this sweep.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(metavar="K[=V]", help="Only runs with this tag.")] = None,
+    status: Annotated[list[str] | None, typer.Option(help="Only runs with this status, such as running.")] = None,
+    experiment: Annotated[str | None, typer.Option(help="Only runs of this experiment.")] = None,
     since: Annotated[
         str | None, typer.Option(metavar="AGE|DATE", help="Only runs with an event since 7d, 12h or 2026-11-01.")
     ] = None,
@@ -249,11 +243,6 @@ def _find(names: list[str], runs_dir: Path | None, *, yes: bool) -> list[RunPath
 
 
 def _confirm(question: str, *, yes: bool) -> None:
-    """Ask for confirmation unless ``yes`` is set.
-
-    Raises:
-        ConfigError: the answer is no, or input is not a terminal.
-    """
     if yes:
         return
     if not sys.stdin.isatty():
@@ -264,10 +253,10 @@ def _confirm(question: str, *, yes: bool) -> None:
 
 def note(
     run: RunOrSweepName,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The note.", show_default=False)] = "",
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The note.")] = "",
     name: Name = None,
     tag: Tags = None,
-    untag: Annotated[list[str] | None, typer.Option(metavar="K", help="Remove a tag.", show_default=False)] = None,
+    untag: Annotated[list[str] | None, typer.Option(metavar="K", help="Remove a tag.")] = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Add a note to a run, or change its name and tags.
@@ -385,7 +374,6 @@ def diff(
             metavar="[RUN]",
             help="Run to compare it with; none: the same run as it was created.",
             autocompletion=run_names,
-            show_default=False,
         ),
     ] = None,
     as_json: Json = False,

@@ -50,11 +50,7 @@ _MOST_ROWS = 20
 
 
 def drive(run: RunPaths, *, detach: bool) -> None:
-    """Print the id of a run or a sweep and drive it to its end, here or in a separate process.
-
-    Raises:
-        HlatctlError: the flow's own error.
-    """
+    """Print the id of a run or a sweep and drive it to its end, here or in a separate process."""
     write(run.run_id)
     sys.stdout.flush()
     if detach:
@@ -149,7 +145,7 @@ def train(
     drive(run, detach=detach)
 
 
-Why = Annotated[str, typer.Option("--why", help="Reason, for the journal.", show_default=False)]
+Why = Annotated[str, typer.Option("--why", help="Reason, for the journal.")]
 _value = reprlib.Repr()
 _value.maxstring = _value.maxother = _value.maxdict = 60
 #: Keys that change the learning rate.
@@ -194,12 +190,8 @@ def make(run: RunPaths, overrides: list[str], *, why: str, at: str | None = None
     """Amend a run and print what changes, and when.
 
     Args:
-        overrides: overrides as for `hlatctl train`.
         at: step after which the change begins, or ``now``.
         resumes: the caller continues the run next.
-
-    Raises:
-        HlatctlError: the amendment is refused; nothing was written.
     """
     from flows import amendments
 

@@ -40,11 +40,7 @@ class Drill:
 
 
 def read(run: RunPaths) -> list[Event]:
-    """Return the events of a run's drill.
-
-    Raises:
-        StorageError: a file of the journal can't be read.
-    """
+    """Return the events of a run's drill."""
     return read_events(run, wanted=lambda line: b"drill_" in line)
 
 

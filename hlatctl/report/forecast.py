@@ -25,14 +25,11 @@ class Simulation:
     """The result of one simulation.
 
     Args:
-        seed: seed of the random failures.
         message: why the run did not reach its last step; empty if it did.
         wall_s: time from the run's creation to its end.
-        uptime_fraction, goodput_fraction: as in `hlatctl goodput`.
         lost_s: time of the steps that were redone.
         failures: attempts that ended without a last checkpoint.
         steps: number of steps that count at the end.
-        seconds: the time by category, as in `hlatctl goodput`.
     """
 
     seed: int
@@ -107,12 +104,7 @@ def rows(variants: Mapping[str, Outlook | None]) -> list[list[str]]:
 
 
 def facts(variants: Mapping[str, Outlook | None], seeds: int, now_unix_s: float) -> list[tuple[str, str]]:
-    """Return when the configured run would finish if it started now, and what did not finish, as name and text.
-
-    Args:
-        variants: the configured run first.
-        seeds: simulations per variant.
-    """
+    """Return when the run, the first of ``variants``, would finish if it started now, and what did not finish."""
     configured = next(iter(variants.values()))
     each = (
         f"{counted(seeds, 'simulation')} of each of {counted(len(variants), 'variant')}, {seeds * len(variants)} in all"

@@ -36,7 +36,6 @@ class Line:
     Args:
         item: its number in the dataset, or the problem's id.
         asked: hashes of document, prompt and right answer, as lm-evaluation-harness makes them; empty for a program.
-        metrics: value of each metric.
         choices: answers that were ranked; 0 if the model wrote its answer.
     """
 
@@ -61,11 +60,7 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def read_lines(path: Path, hint: str) -> list[Line]:
-    """Return the lines of a task's file.
-
-    Raises:
-        EvaluationError: the file is damaged; it has this hint.
-    """
+    """Return the lines of a task's file; EvaluationError with this hint if it is damaged."""
     try:
         return list(_lines(path))
     except (OSError, *DAMAGED) as error:
@@ -138,8 +133,7 @@ class TaskItems:
 def read_items(run: RunPaths, milestone: MilestoneState) -> dict[str, TaskItems]:
     """Return the items of each task of a milestone, by the task's name, under the contracts that its state shows.
 
-    Raises:
-        EvaluationError: a file is damaged.
+    EvaluationError: a file is damaged.
     """
     folder = folder_of(run, milestone)
     hint = f"`hlatctl eval {run.run_id}` after you move it away"
@@ -266,13 +260,8 @@ def read(
 
     Args:
         right: select right or wrong items; None: all. An item is right if its metric is at least 1.
-        limit: maximum number of items.
         metric: metric to show; empty: the one that says whether an item is right (:func:`deciding`).
         corpus: each item's overlap with the training corpus (``contamination.in_corpus``); None: unknown.
-
-    Raises:
-        ConfigError: the milestone has no such task, or the task no such metric.
-        EvaluationError: the file is damaged.
     """
     path = file_of(run, milestone.milestone_tokens, task, milestone.contract)
     found: list[Shown] = []
@@ -306,11 +295,7 @@ def _folder(run: RunPaths, milestone_tokens: int, contract: str) -> Path:
 
 
 def file_of(run: RunPaths, milestone_tokens: int, task: str, contract: str = "") -> Path:
-    """Return the file of a task's items.
-
-    Raises:
-        ConfigError: the milestone has no such task.
-    """
+    """Return the file of a task's items; ConfigError if the milestone has no such task."""
     known = tasks_of(run, milestone_tokens, contract)
     if task not in known:
         hint = suggest(task, known) if known else "simulations and imports without items have none"
@@ -319,14 +304,7 @@ def file_of(run: RunPaths, milestone_tokens: int, task: str, contract: str = "")
 
 
 def rows(path: Path, run: RunPaths, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file of items, at most 256 in memory.
-
-    Args:
-        columns: columns to read; None: all.
-
-    Raises:
-        EvaluationError: the file is damaged.
-    """
+    """Yield the rows of a file of items, at most 256 in memory; EvaluationError if the file is damaged."""
     from pyarrow import ArrowException, parquet
 
     try:
@@ -340,13 +318,9 @@ def rows(path: Path, run: RunPaths, columns: Sequence[str] | None = None) -> Ite
 
 
 def batch_rows(file: Any) -> int:
-    """Return how many rows of a Parquet file can be read at once: a small file can say a large text for each row.
+    """Return how many rows of a ``ParquetFile`` can be read at once: a small file can say a large text for each row.
 
-    Args:
-        file: a ``ParquetFile``.
-
-    Raises:
-        ValueError: a column is too large.
+    ValueError: a column is too large.
     """
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     chunks = [group.column(number) for group in groups for number in range(group.num_columns)]

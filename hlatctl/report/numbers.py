@@ -29,13 +29,7 @@ _IN_FORCE_NODES, _SPARE, _PER_NODE = "cluster.nodes", "cluster.spare_nodes", "cl
 
 
 def value_of(key: str, number: int, state: RunState, config: Config) -> Any:
-    """Return the value of a key after an amendment.
-
-    Args:
-        key: dotted name.
-        number: the amendment's number; 0: the run as created.
-        config: the run's configuration with all amendments.
-    """
+    """Return the value of a key after an amendment (0: as created); ``config`` has all amendments."""
     later = (a.changes[key][0] for a in state.amendments if a.number > number and key in a.changes)
     return next(later, flatten(config)[key])
 
@@ -440,12 +434,7 @@ _MULTIPLES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2)
 
 @dataclass(frozen=True)
 class Scaling:
-    """Tokens per second by number of nodes.
-
-    Args:
-        planned: throughput of the plan; empty without ``cluster.hardware``.
-        measured: median throughput of the steps on each number of nodes.
-    """
+    """Tokens per second by nodes, ``planned`` (none without ``cluster.hardware``) and ``measured`` (median)."""
 
     planned: dict[int, float]
     measured: dict[int, float]
@@ -504,8 +493,6 @@ class Spikes:
     """The spikes of a run.
 
     Args:
-        count: number of spikes that began.
-        steps: number of steps of the run.
         lengths_steps: lengths of the spikes that ended, ascending.
     """
 

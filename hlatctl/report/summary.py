@@ -113,11 +113,7 @@ GUESSING = "guessing"
 
 
 def summary_markdown(run: RunPaths, config: Config) -> str:
-    """Return the summary of a run as Markdown.
-
-    Raises:
-        StorageError: a file of the journal can't be read.
-    """
+    """Return the summary of a run as Markdown."""
     return render(read_record(run, config))
 
 

@@ -23,9 +23,6 @@ class Arm:
     """One setting of all axes, and its trials.
 
     Args:
-        point: value on each axis.
-        trials: trials in order of their seeds.
-        values: objectives of the finished trials.
         mean: mean of ``values``; None if there are none.
         stderr: standard error of the mean, from the sample's deviation; None with fewer than two values.
     """
@@ -168,13 +165,7 @@ _TRIAL_HEADER = ["trial", "arm", "seed", "value", "tokens", "hours", "status", "
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """The best arm.
-
-    Args:
-        text: the setting, as overrides.
-        command: shell command that trains this setting.
-        experiment: YAML for ``conf/experiment``.
-    """
+    """The best arm: its setting as overrides, a shell command that trains it, and YAML for ``conf/experiment``."""
 
     text: str
     command: str
@@ -182,15 +173,7 @@ class Winner:
 
 
 def render(state: SweepState, figures: Mapping[str, str], winner: Winner | None) -> str:
-    """Return the page as HTML text.
-
-    Args:
-        figures: SVG text by name.
-        winner: None if no trial has a value.
-
-    Raises:
-        DependencyError: jinja2 is not installed.
-    """
+    """Return the page as HTML text, with SVG figures by name; no winner if no trial has a value."""
     return html_pages.fill(
         "sweep.html",
         title=state.sweep_id,
@@ -272,15 +255,7 @@ class Curve:
 
 
 def draw(state: SweepState, curves: Mapping[int, Curve], importances: Mapping[str, float]) -> dict[str, str]:
-    """Return SVG text by figure name, without figures that would be empty.
-
-    Args:
-        curves: loss curves by trial number.
-        importances: importance of each axis, greatest first.
-
-    Raises:
-        DependencyError: matplotlib is not installed.
-    """
+    """Return SVG text by figure name, without empty figures; ``curves`` by trial, greatest importance first."""
     ranked = arms(state)
     drawn = {}
     if any(curve.tokens for curve in curves.values()):

@@ -89,10 +89,7 @@ class Figure:
     """One figure.
 
     Args:
-        name: file name without suffix.
-        caption: what it shows, in one or two sentences.
         header, rows: the figure's data, for CSV; NaN and None are empty cells. Headers name units.
-        plot: draws the figure.
     """
 
     name: str
@@ -104,22 +101,11 @@ class Figure:
     height_in: float = HEIGHT_IN
 
     def svg(self) -> str:
-        """Return the figure as SVG text, with a transparent background.
-
-        Raises:
-            DependencyError: matplotlib is not installed.
-        """
+        """Return the figure as SVG text, with a transparent background."""
         return self.picture("svg").decode()
 
     def picture(self, suffix: str) -> bytes:
-        """Return the figure as a file's bytes.
-
-        Args:
-            suffix: ``svg``, ``png`` or ``pdf``.
-
-        Raises:
-            DependencyError: matplotlib is not installed.
-        """
+        """Return the figure as the bytes of an ``svg``, ``png`` or ``pdf`` file."""
         return picture(self.plot, suffix, width_in=self.width_in, height_in=self.height_in)
 
     def csv(self) -> str:
@@ -135,12 +121,8 @@ def picture(plot: Callable[[Axes], None], suffix: str, *, width_in: float, heigh
     """Return a drawing as a file's bytes; SVG has a transparent background.
 
     Args:
-        plot: draws the figure.
         suffix: ``svg``, ``png`` or ``pdf``.
         width_in, height_in: size in inches.
-
-    Raises:
-        DependencyError: matplotlib is not installed.
     """
     buffer, transparent = io.BytesIO(), suffix == "svg"
     with _styled():
@@ -285,8 +267,6 @@ class Series:
     """The steps that count, reduced to ``MAX_POINTS`` means.
 
     Args:
-        tokens: tokens of each point.
-        values: values by name.
         ranges: the least and the largest value of the steps of each point, so that a spike stays visible; empty if
             each step is a point.
     """

@@ -144,7 +144,6 @@ def test_a_description_that_would_fill_the_memory_is_refused(tmp_path: Path, mod
         model.load(folder, seq_len=8, device="cpu")
 
 
-pytestmark = pytest.mark.processes
 _SUBJECT: dict[str, Any] = {"milestone_tokens": 1000, "step": STEP, "weights": "of the manifest"}
 
 
@@ -176,6 +175,7 @@ def _load(folder: Path, **keys: Any) -> model.Loaded:
     return model.load(folder, seq_len=64, device="cpu", **keys)
 
 
+@pytest.mark.processes
 def test_a_linked_folder_has_every_file_but_the_weights(exported: Path, linked: Path) -> None:
     files = {path.name for path in exported.iterdir()} - {"model.safetensors"}
     assert {path.name for path in linked.iterdir()} == files | {LINK}
@@ -183,6 +183,7 @@ def test_a_linked_folder_has_every_file_but_the_weights(exported: Path, linked: 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.processes
 def test_a_linked_model_is_the_exported_one_bit_for_bit(exported: Path, linked: Path, dtype: str) -> None:
     ours, theirs = (_load(folder, dtype=dtype) for folder in (linked, exported))
     expected = {**dict(theirs.model.named_parameters()), **dict(theirs.model.named_buffers())}
@@ -199,6 +200,7 @@ def test_a_linked_model_is_the_exported_one_bit_for_bit(exported: Path, linked: 
         assert torch.equal(ours.model(ids).logits, theirs.model(ids).logits)
 
 
+@pytest.mark.processes
 def test_scores_answers_and_contracts_are_equal_and_nothing_is_measured_twice(
     run: RunPaths, exported: Path, linked: Path, held_out: Path, tmp_path: Path
 ) -> None:
@@ -238,6 +240,7 @@ def _stored(run: RunPaths) -> dict[str, bytes]:
     return {"scores": json.dumps(scores).encode(), **kept, **contracts}
 
 
+@pytest.mark.processes
 def test_errors_of_the_reader_are_raised_even_if_transformers_only_logs_them(
     run: RunPaths, linked: Path, tmp_path: Path
 ) -> None:
@@ -255,6 +258,7 @@ def test_errors_of_the_reader_are_raised_even_if_transformers_only_logs_them(
         lose()
 
 
+@pytest.mark.processes
 def test_a_lost_reader_is_an_error_with_the_next_step(linked: Path) -> None:
     link = _link(linked)
 
@@ -270,6 +274,7 @@ def test_a_lost_reader_is_an_error_with_the_next_step(linked: Path) -> None:
     assert caught.value.hint == "the same command continues"
 
 
+@pytest.mark.processes
 def test_a_shared_copy_reads_its_part_of_the_checkpoint(exported: Path, linked: Path, tmp_path: Path) -> None:
     windows = [list(range(number, number + 24)) for number in range(4)]
     alone = validation.window_losses(_load(exported).model, windows)
