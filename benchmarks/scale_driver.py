@@ -23,7 +23,7 @@ from conf.compose import compose
 from flows import pretrain
 from flows.launch.local import LocalLauncher
 from flows.runtime.context import FlowContext
-from flows.tracking import mlflow_sync
+from flows.tracking.mirrors import sync
 from hlatctl.cli.progress import describe
 from hlatctl.report.build import build
 from hlatctl.run import files
@@ -212,9 +212,9 @@ def _report(made: RunPaths) -> float:
 def _mlflow(made: RunPaths) -> float:
     """Return the time of the first copy to MLflow. Print its rate by the clock."""
     began_s = time.monotonic()
-    used_s = _seconds(lambda: mlflow_sync.sync(made))
+    used_s = _seconds(lambda: sync.sync(made, "mlflow"))
     wall_s = time.monotonic() - began_s
-    steps = files.read_json(made.mirror)["last_step"]
+    steps = files.read_json(made.mirror_cursor("mlflow"))["last_step"]
     print(f"    {wall_s:.0f} s by the clock, {steps / wall_s:,.0f} steps/s", file=sys.stderr)
     return used_s
 

@@ -39,7 +39,7 @@ _FIRST = (
     "test_readme.py",
     "flows/tracking/test_prefect_api.py",
     "eval/test_milestone.py",
-    "flows/tracking/test_mlflow_sync.py",
+    "flows/tracking/mirrors/",
 )
 #: Files that share what is expensive to start, by what they share; one worker runs them.
 _TOGETHER = {"a Slurm cluster": ("slurm/",), "runs": _FIRST[2:5]}

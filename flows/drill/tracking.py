@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from flows.runtime import programs
-from flows.tracking import local_server, ui, ui_record
-from flows.tracking.mlflow_run import LAST_STEP_TAG
-from hlatctl.run import files, processes
+from flows.tracking import local_server, mlflow_client, ui, ui_record
+from flows.tracking.mirrors.mlflow_run import LAST_STEP_TAG
+from hlatctl.run import processes
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.paths import RunPaths
 
@@ -79,8 +79,7 @@ class Servers:
     def last_step(self, run: RunPaths) -> int:
         """Return the newest step of a run in MLflow; 0 if MLflow doesn't answer."""
         with suppress(OSError, ValueError, KeyError):
-            mlflow_run_id = str(files.read_json(run.mirror)["mlflow_run_id"])
-            url = f"{self.mlflow_uri}/api/2.0/mlflow/runs/get?run_id={mlflow_run_id}"
+            url = f"{self.mlflow_uri}/api/2.0/mlflow/runs/get?run_id={mlflow_client.copied_to(run)['run_id']}"
             tags = json.loads(local_server.get(url, self._auth, timeout_s=5))["run"]["data"]["tags"]
             return int(next(tag["value"] for tag in tags if tag["key"] == LAST_STEP_TAG))
         return 0

@@ -1,4 +1,4 @@
-"""Starts the processes that copy a run to MLflow and mirrors and send messages: a slow service delays nothing."""
+"""Starts the processes that copy a run to mirrors and send messages: a slow service delays nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from conf.schema import Config
 from flows.runtime import programs
 from flows.runtime.context import FlowContext
-from flows.tracking.mirrors.sync import TITLES
+from flows.tracking.mirrors.sync import mirrors_of
 from hlatctl.run.paths import SweepPaths
 
 Process = subprocess.Popen[bytes]
@@ -31,15 +31,12 @@ class Follower:
 
 
 def start(ctx: FlowContext) -> list[Follower]:
-    """Start the processes that follow a run's journal: copies to MLflow and mirrors, and messages to people."""
+    """Start the processes that follow a run's journal: copies to mirrors, and messages to people."""
     log_dir, run_id = ctx.run.logs(0), ctx.run.run_id
     followers = []
-    if ctx.config.tracking.enabled:
-        copier = _started("mlflow_sync", ctx.run.root, log_dir / "mirror.log")
-        followers.append(Follower(copier, f"MLflow is not up to date yet; to copy the rest: hlatctl sync {run_id}"))
-    for name in ctx.config.tracking.mirrors:
+    for name, service in mirrors_of(ctx.config).items():
         process = _started("mirrors.sync", ctx.run.root, log_dir / f"mirror-{name}.log", name)
-        late = f"{TITLES[name]} is not up to date yet; to copy the rest: hlatctl sync {run_id}"
+        late = f"{service.title} is not up to date yet; to copy the rest: hlatctl sync {run_id}"
         followers.append(Follower(process, late))
     if ctx.config.notify.urls and not ctx.simulation and not ctx.state.sweep:
         notifier = _started("notify.follower", ctx.run.root, log_dir / "notify.log")
@@ -62,17 +59,18 @@ def abandon(followers: list[Follower]) -> None:
 
 
 def conclude_sweep(sweep: SweepPaths, config: Config, say: Callable[[str], None]) -> None:
-    """Copy a sweep's numbers to its MLflow run, within ``tracking.final_sync_timeout_s``.
+    """Copy a sweep's numbers to the services that show sweeps, each within ``tracking.final_sync_timeout_s``.
 
     Args:
         config: configuration of its trials.
-        say: called with a message if the copy fails.
+        say: called with a message if a copy fails.
     """
-    log = sweep.root / "mirror.log"
-    if config.tracking.enabled and not _completes(
-        _started("mlflow_sweep", sweep.root, log), config.tracking.final_sync_timeout_s
-    ):
-        say(f"the sweep's numbers are not in MLflow; see {log}")
+    for name, service in mirrors_of(config).items():
+        log = sweep.root / f"mirror-{name}.log"
+        if service.sweep and not _completes(
+            _started("mirrors.sync", sweep.root, log, name), config.tracking.final_sync_timeout_s
+        ):
+            say(f"the sweep's numbers are not in {service.title}; see {log}")
 
 
 def _started(module: str, folder: Path, log: Path, *argv: str) -> Process:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 
 from flows.tracking import mlflow_client
 from hlatctl.run import files
@@ -17,7 +16,10 @@ _TRAINING = "workflowType=machine_learning"
 
 def in_prefect(run: RunPaths, server: str | None) -> str | None:
     """Return the address of a run's flow run on a server; None without a server or a flow run."""
-    (flow_run,) = _fields(run.prefect, "flow_run_id")
+    try:
+        flow_run = str(files.read_json(run.prefect)["flow_run_id"])
+    except (OSError, *DAMAGED):
+        return None
     return f"{server}/runs/flow-run/{flow_run}" if server and flow_run else None
 
 
@@ -31,26 +33,21 @@ def in_mlflow(run: RunPaths, server: str | None) -> str | None:
     Returns:
         None if the run has not been copied, or if no known server shows it.
     """
-    experiment, number, copied_to = _fields(run.mirror, "experiment_id", "mlflow_run_id", "tracking_uri")
-    if copied_to.startswith(("http://", "https://")):
-        address: str | None = copied_to
+    try:
+        copied = mlflow_client.copied_to(run)
+    except (OSError, *DAMAGED):
+        return None
+    if copied["target"].startswith(("http://", "https://")):
+        address: str | None = copied["target"]
     else:
-        address = server if copied_to == mlflow_client.default_tracking_uri(run.root.parent) else None
-    if not (address and experiment and number):
+        address = server if copied["target"] == mlflow_client.default_tracking_uri(run.root.parent) else None
+    if not address:
         return None
     base = address.partition("#")[0].rstrip("/")
-    return f"{base}/#/experiments/{experiment}/runs/{number}/model-metrics?{_TRAINING}"
+    return f"{base}/#/experiments/{copied['experiment_id']}/runs/{copied['run_id']}/model-metrics?{_TRAINING}"
 
 
 def keep_flow_run(run: RunPaths, flow_run_id: object) -> None:
     """Keep the id of a run's flow run, for :func:`in_prefect`. A failure to write it is ignored."""
     with suppress(OSError, StorageError):
         files.write_json(run.prefect, {"flow_run_id": str(flow_run_id)})
-
-
-def _fields(path: Path, *names: str) -> list[str]:
-    try:
-        content = files.read_json(path)
-        return [str(content[name]) for name in names]
-    except (OSError, *DAMAGED):
-        return [""] * len(names)

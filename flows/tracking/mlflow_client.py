@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.registries import LAUNCHERS
-from conf.schema import Config, TrackingConfig
+from conf.schema import Config
 from flows.tracking import ui_record
 from hlatctl.run import files
 from hlatctl.run.errors import DependencyError, HlatctlError, StorageError
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 
 SQLITE = "sqlite:///"
-#: MLflow's status by the outcome of a run or a sweep.
-STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 #: MLflow's REST API accepts no longer value of a parameter.
 _MAX_PARAM_CHARS = 6000
 
@@ -56,27 +54,43 @@ def default_tracking_uri(runs_dir: Path) -> str:
     return f"{SQLITE}{mlflow_database(runs_dir.absolute())}"
 
 
+def address(run: RunPaths, config: Config) -> str:
+    """Return the address of the MLflow of a run or a sweep. It may contain a password."""
+    return config.tracking.mlflow_uri or default_tracking_uri(run.root.parent)
+
+
+def copied_to(run: RunPaths) -> dict[str, str]:
+    """Return where a run was copied to: ``target`` (the address, without a password), ``run_id``, ``experiment_id``.
+
+    Raises:
+        OSError, or one of ``DAMAGED``: it has not been copied.
+    """
+    cursor = files.read_sealed_json(run.mirror_cursor("mlflow"))
+    return {"target": str(cursor["target"]), **{key: str(cursor["kept"][key]) for key in ("run_id", "experiment_id")}}
+
+
 @contextmanager
-def connection(tracking: TrackingConfig, runs_dir: Path) -> Iterator[tuple[MlflowClient, str]]:
-    """Connect to the configured MLflow; yield a client and MLflow's address.
+def connection(run: RunPaths, config: Config) -> Iterator[MlflowClient]:
+    """Connect to the MLflow of a run or a sweep; yield a client.
 
     Raises:
         DependencyError: MLflow is not installed.
         StorageError: MLflow doesn't answer, or rejects a request; the message contains no credentials.
     """
-    uri = tracking.mlflow_uri or default_tracking_uri(runs_dir)
+    uri = address(run, config)
     try:
-        yield connect(uri, runs_dir), uri
+        yield connect(uri, run.root.parent)
     except HlatctlError:
         raise
-    except Exception as error:
-        # MlflowException, SQLAlchemyError, OSError and requests' errors: in each case the copy is incomplete, the run
-        # doesn't depend on it, and a retry is safe.
-        lines = hide(str(error)).splitlines() or [type(error).__name__]
-        raise StorageError(
-            f"tracking.mlflow_uri={hide(uri)}: {lines[0][:300]}",
-            hint="the run continues without MLflow; `hlatctl sync` copies the rest later",
-        ) from error
+    except Exception as error:  # MlflowException, SQLAlchemyError, OSError and requests' errors
+        raise not_accepted(f"tracking.mlflow_uri={hide(uri)}", "MLflow", error) from error
+
+
+def not_accepted(setting: str, title: str, error: Exception) -> StorageError:
+    """Return the error of a service that doesn't answer or rejects a request. The run doesn't depend on it."""
+    lines = hide(str(error)).splitlines() or [type(error).__name__]
+    hint = f"the run continues without {title}; `hlatctl sync` copies the rest later"
+    return StorageError(f"{setting}: {lines[0][:300]}", hint=hint)
 
 
 def connect(uri: str, runs_dir: Path | None = None) -> MlflowClient:
@@ -130,6 +144,19 @@ def _without(*packages: str) -> Iterator[None]:
             del sys.modules[name]
 
 
+def tags_of(client: MlflowClient, run_id: str) -> Mapping[str, str] | None:
+    """Return the tags of an MLflow run; None if it no longer exists: people delete runs and databases."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        known = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+    return known.data.tags if known.info.lifecycle_stage == "active" else None
+
+
 def find_run(client: MlflowClient, experiment_id: str, tags: Mapping[str, str]) -> Run | None:
     """Return the MLflow run that has these tags, or None."""
     wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
@@ -179,15 +206,13 @@ class SystemMetrics:
         if not self._wanted or (self._monitor is not None and _is_alive(self._monitor)):
             return
         try:
-            mlflow_run_id = str(files.read_json(self._run.mirror)["mlflow_run_id"])
+            mlflow_run_id = copied_to(self._run)["run_id"]
         except (OSError, *DAMAGED):
-            return
-        if not mlflow_run_id:
             return
         from mlflow.system_metrics import system_metrics_monitor
 
-        uri = self._config.tracking.mlflow_uri or default_tracking_uri(self._run.root.parent)
         monitor: Any = system_metrics_monitor.SystemMetricsMonitor
+        uri = address(self._run, self._config)
         self._monitor = monitor(mlflow_run_id, resume_logging=True, tracking_uri=uri)
         self._monitor.start()
 
@@ -195,6 +220,16 @@ class SystemMetrics:
         """Stop measuring."""
         if self._monitor is not None:
             self._monitor.finish()
+
+
+@contextmanager
+def measuring(run: RunPaths, config: Config, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Yield a function that measures this machine from the first call on; see :class:`SystemMetrics`."""
+    metrics = SystemMetrics(run, config, say)
+    try:
+        yield metrics.keep_measuring
+    finally:
+        metrics.end()
 
 
 def _is_alive(monitor: Any) -> bool:

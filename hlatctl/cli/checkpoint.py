@@ -123,9 +123,10 @@ def export(
     )
     write(written["to"])
     if of_run(paths).tracking.register_model:
-        from flows.tracking import mlflow_register
+        from flows.tracking.mirrors import sync
 
-        say(f"registered in MLflow as {mlflow_register.register(paths, Path(written['to']), written)}")
+        for registered in sync.register(paths, Path(written["to"]), written):
+            say(f"registered in {registered}")
 
 
 @app.command("restore")

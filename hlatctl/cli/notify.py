@@ -1,4 +1,4 @@
-"""`hlatctl notify` and `hlatctl sync`: send unsent messages, and copy missing journal entries to MLflow and mirrors.
+"""`hlatctl notify` and `hlatctl sync`: send unsent messages, and copy missing journal entries to the mirrors.
 
 `hlatctl sync` also marks dead flow runs in Prefect.
 """
@@ -99,7 +99,7 @@ def sync(
     wandb: Annotated[bool, typer.Option("--wandb", help="Copy to Weights & Biases only.")] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Copy what is missing to MLflow and the mirrors.
+    """Copy missing journal entries to MLflow and the other mirrors.
 
     Copies the entries of one run, or of all runs. Also marks flow runs in Prefect as Crashed if their process has died.
 
@@ -134,14 +134,11 @@ def _check(runs: list[RunPaths], only: list[MirrorName]) -> None:
 
 def _copy(run: RunPaths, only: list[MirrorName]) -> None:
     from conf.of_run import of_run
-    from flows.tracking import mlflow_sync
     from flows.tracking.mirrors import sync
 
-    if not only:
-        write(f"{run.run_id}\t{mlflow_sync.sync(run, partial(_say_of, run.run_id))}")
-    for name in only or of_run(run).tracking.mirrors:
+    for name in only or ("mlflow", *of_run(run).tracking.mirrors):
         try:
-            write(f"{run.run_id}\t{sync.sync(run, name)}\t{name}")
+            write(f"{run.run_id}\t{sync.sync(run, name, partial(_say_of, run.run_id))}\t{name}")
         except RunBusyError as error:  # a separate follower, which copies everything
             say(error.message)
 

@@ -215,17 +215,12 @@ class RunPaths:
         return self.root / "head.lock"
 
     @property
-    def mirror(self) -> Path:
-        """``mirror.json``: how far the journal has been copied to MLflow."""
-        return self.root / "mirror.json"
-
-    @property
     def prefect(self) -> Path:
         """``prefect.json``: the id of the run's flow run in Prefect."""
         return self.root / "prefect.json"
 
     def mirror_cursor(self, name: str) -> Path:
-        """``mirrors/<name>.json``: how far the journal has been copied to one of ``tracking.mirrors``."""
+        """``mirrors/<name>.json``: how far the journal has been copied to a mirror."""
         return self.root / "mirrors" / f"{name}.json"
 
     @property

@@ -1,7 +1,7 @@
-"""Optional further views of a run's journal: TensorBoard and Weights & Biases (``tracking.mirrors``).
+"""Mirrors: copies of a run's journal in MLflow, TensorBoard and Weights & Biases.
 
-- ``base``: the interface of a mirror, and which steps count; ``points``: the data that it gets.
-- ``tensorboard_files``, ``wandb_run``: the two mirrors. Only they import TensorBoard and wandb.
+- ``base``: the interface of a mirror, the data that it gets, and which steps count.
+- ``mlflow_run``, ``tensorboard_files``, ``wandb_run``: the mirrors. Each alone imports its service's package.
 - ``copier``: copies new events to one mirror, and keeps how far a run has been copied.
-- ``sync``: does so once, or as a process alongside a run until it ends.
+- ``sync``: the table of services; copies a run once, or as a process alongside the run until it ends.
 """

@@ -1,20 +1,36 @@
-"""The interface of a mirror, which shows a run's steps, scores, labels and outcome at one service.
+"""The interface of a mirror, which shows a run's steps, scores, labels, files and outcome at one service.
 
 ``flows.tracking.mirrors.copier`` calls a mirror in the order of the journal and gives it nothing twice. A mirror only
-needs to know where to continue. A step counts if no later attempt starts before it.
+needs to know where to continue. What only some services can show is a capability: a field of :class:`Service`, or a
+method of :class:`Mirror` that does nothing by default.
+
+A mirror gets all steps of a run of up to 100,000 steps, and at most as many of a longer one. The selection depends only
+on a step's number and on the run's planned length, so a run that is copied while it trains and one that is copied at
+its end have the same steps. The journal has all of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-from flows.tracking.mirrors.points import Point, Scores
-from hlatctl.run.journal import Event, JournalTail
-from hlatctl.run.paths import RunPaths
+from conf.schema import Config
+from conf.tracking import FIRST_STEPS, every_steps
+from hlatctl.run.evaluations import headlines
+from hlatctl.run.journal import Event, no_steps, number
+from hlatctl.run.paths import RunPaths, SweepPaths
+from hlatctl.run.state import AmendmentState
+from hlatctl.run.step_metrics import MOST_OTHERS, STEP_METRICS, others
+
+#: Tokens/s/device follow from tokens/s.
+_FIELDS = tuple(metric.name for metric in STEP_METRICS if metric.mirrored)
+_STEP = re.compile(rb'"step": ?(\d+)')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +42,9 @@ class About:
         root: the run directory.
         simulated: nothing was trained.
         sweep: the sweep of which it is a trial, or empty.
+        trial: number of the trial; None if it is none.
         created_unix_s: time of its creation.
+        journal_created_unix_s: the same in the journal's time, which is virtual in a simulated run.
         config: values of its first configuration by dotted key, without secrets.
     """
 
@@ -34,8 +52,57 @@ class About:
     root: Path
     simulated: bool
     sweep: str
+    trial: int | None
     created_unix_s: float
+    journal_created_unix_s: float
     config: Mapping[str, bool | int | float | str]
+
+    @property
+    def shift_s(self) -> float:
+        """Seconds to add to the journal's times. The journals of all simulated runs begin at the same virtual time."""
+        return self.created_unix_s - self.journal_created_unix_s
+
+
+@dataclass(frozen=True)
+class Point:
+    """A training step.
+
+    Args:
+        step: the optimizer step.
+        tokens: tokens consumed up to it.
+        time_unix_s: time of its end.
+        values: known values by field of its event.
+    """
+
+    step: int
+    tokens: int
+    time_unix_s: float
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one evaluation of a milestone.
+
+    Args:
+        step, tokens: step and tokens of the milestone.
+        time_unix_s: time of the evaluation.
+        group: ``eval``, or ``eval_contract_<id>`` under another contract than the run's, which isn't comparable.
+        values: scores by task.
+        chances: known scores of guessing, by task.
+    """
+
+    step: int
+    tokens: int
+    time_unix_s: float
+    group: str
+    values: Mapping[str, float]
+    chances: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """A key that identifies the evaluation among those of its run."""
+        return f"{self.tokens} {self.group} {self.time_unix_s}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +112,7 @@ class Labels:
     Args:
         name: the run's name, or its id; marked if it is simulated.
         tags: values by key.
+        removed: keys of removed tags.
         notes: one paragraph each, with time and author.
         amended: the values of each amended key in order, as text.
         facts: commit, user and similar by name, as soon as they are recorded.
@@ -52,6 +120,7 @@ class Labels:
 
     name: str
     tags: Mapping[str, str]
+    removed: Sequence[str]
     notes: Sequence[str]
     amended: Mapping[str, str]
     facts: Mapping[str, str]
@@ -65,6 +134,7 @@ class Outcome:
         status: ``running``, ``finished``, ``failed`` or ``stopped``.
         message: reason; may be empty.
         step: its newest step.
+        time_unix_s: time of its end, or of the newest event of a run that has not ended.
     """
 
     status: str
@@ -73,22 +143,25 @@ class Outcome:
     time_unix_s: float
 
 
-class Mirror(Protocol):
+class Mirror(ABC):
     """One run at one service.
 
     Every method raises ``OSError`` or an exception of the service's library if the service does not accept the data.
     The mirror is then closed. Another one is opened later and gets what the service lacks.
     """
 
-    @property
-    def last_step(self) -> int:
-        """The newest step that the service has; 0: none."""
+    #: The newest step that the service has; 0: none.
+    last_step: int
+    #: The service has nothing of the run, whatever the cursor says.
+    is_new = False
 
+    @abstractmethod
     def steps(self, points: Sequence[Point]) -> None:
         """Add steps, in order, each later than the last one."""
 
+    @abstractmethod
     def rewind(self, step: int, tokens: int) -> bool:
-        """Remove the steps after this one, which are trained again. ``last_step`` returns what is left.
+        """Remove the steps after this one, which are trained again. ``last_step`` is then the last one that is valid.
 
         Args:
             step: the last step that counts.
@@ -98,55 +171,164 @@ class Mirror(Protocol):
             Whether scores that were added after it are removed too.
         """
 
+    @abstractmethod
     def scores(self, scores: Scores) -> None:
         """Add the scores of a milestone, which may be one of an earlier step."""
 
+    @abstractmethod
     def labels(self, labels: Labels) -> None:
         """Replace the labels."""
 
+    @abstractmethod
     def outcome(self, outcome: Outcome) -> None:
         """Replace the outcome."""
 
-    def flush(self) -> dict[str, int]:
-        """Hand over everything added so far; return what this mirror needs to continue from here."""
+    def further(self, event: Event) -> None:  # noqa: B027
+        """Add what this service shows of an event for which there is no other method."""
 
+    def file(self, path: Path, name: str) -> None:  # noqa: B027
+        """Add a file of the run, or replace an earlier version; see :attr:`Service.takes_files`."""
+
+    @abstractmethod
+    def flush(self) -> dict[str, Any]:
+        """Hand over everything added so far; return what this mirror needs to continue from here, as JSON."""
+
+    @abstractmethod
     def close(self) -> None:
         """Finish the hand-over and release everything."""
 
 
-class Attempts:
-    """The starts of a run's attempts.
+#: Opens a mirror, given what is known of the run, what the mirror needs to continue, and the newest step copied.
+Open = Callable[[About, dict[str, Any], int], Mirror]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A service that can have mirrors.
 
     Args:
-        events: ``train_started`` events, in order.
+        title: display name.
+        setting: the configuration key and value that messages name.
+        target: address; a run that is copied to another address is copied from its beginning.
+        open: opens a run's mirror. Only this and the capabilities import the service's package.
+        lasting: a mirror stays open while a run is followed. Otherwise it is opened for each copy, so that two
+            processes can copy in turns.
+        takes_files: it takes the run's configuration, provenance, results and report.
+        beside: a block around a follower; yields a function to call after each copy.
+        sweep: copies a sweep's status and numbers.
+        register: registers an exported model, given what the export has reported; returns its name and version.
     """
 
-    def __init__(self, events: list[Event]) -> None:
-        self._resumed: dict[int, int] = {}
-        self._last: dict[int, float] = {}
-        for event in events:
-            self.add(event)
+    title: str
+    setting: Callable[[RunPaths, Config], str]
+    target: Callable[[RunPaths, Config], str]
+    open: Callable[[RunPaths, Config, About, dict[str, Any], int], Mirror]
+    lasting: bool = False
+    takes_files: bool = False
+    beside: Callable[[RunPaths, Config, Callable[[str], None]], AbstractContextManager[Callable[[], None]]] | None = (
+        None
+    )
+    sweep: Callable[[SweepPaths], None] | None = None
+    register: Callable[[RunPaths, Path, Mapping[str, Any]], str] | None = None
 
-    @classmethod
-    def of(cls, run: RunPaths) -> Attempts:
-        """Read them from a journal without parsing its steps (0.3 s for a million of them)."""
-        tail = JournalTail(run, wanted=lambda line: b'"train_started"' in line)
-        return cls([event for event in tail.stream() if event["kind"] == "train_started"])
+
+@dataclass(frozen=True)
+class Shown:
+    """The steps that mirrors get.
+
+    Args:
+        total_steps: the run's planned length.
+    """
+
+    total_steps: int
+
+    @property
+    def every(self) -> int:
+        """The number of steps from one to the next."""
+        return every_steps(self.total_steps)
+
+    def step(self, step: int) -> bool:
+        """Return whether mirrors get a step."""
+        return step <= FIRST_STEPS or step % self.every == 0 or step == self.total_steps
+
+    def line(self, line: bytes) -> bool:
+        """Return whether a line of the journal must be read: a step that mirrors get, or another event."""
+        if no_steps(line):
+            return True
+        number = _STEP.search(line)
+        return number is None or self.step(int(number[1]))
+
+
+class Attempts:
+    """Which steps count: those before which no later attempt starts.
+
+    Args:
+        starts: the last step before each attempt by its number, and the tokens up to it. It is kept up to date.
+    """
+
+    def __init__(self, starts: dict[str, list[int]]) -> None:
+        self._starts = starts
+        self._last: dict[int, float] = {}
 
     @property
     def newest(self) -> int:
         """The newest attempt; 0: none has started."""
-        return max(self._resumed, default=0)
+        return max(map(int, self._starts), default=0)
 
-    def add(self, started: Event) -> None:
-        """Add a ``train_started`` event; adding it again changes nothing."""
-        self._resumed[int(started["attempt"])] = int(started.get("resumed_from_step") or 0)
+    def add(self, started: Event, tokens_per_step: int) -> tuple[int, int]:
+        """Add a ``train_started`` event; return its step and tokens. Adding it again changes nothing."""
+        step = int(started.get("resumed_from_step") or 0)
+        tokens = int(started.get("tokens") or step * tokens_per_step)
+        self._starts[str(int(started["attempt"]))] = [step, tokens]
         self._last.clear()
+        return step, tokens
+
+    def common(self) -> list[int] | None:
+        """Return the last step that no attempt repeats, and its tokens; None if there is only one attempt."""
+        first = min(map(int, self._starts), default=0)
+        return min((start for number, start in self._starts.items() if int(number) > first), default=None)
 
     def counts(self, step: Event) -> bool:
         """Return whether no later attempt starts before this step."""
         attempt = int(step["attempt"])
         if attempt not in self._last:
-            later = (resumed for number, resumed in self._resumed.items() if number > attempt)
+            later = (start[0] for number, start in self._starts.items() if int(number) > attempt)
             self._last[attempt] = min(later, default=math.inf)
         return bool(step["step"] <= self._last[attempt])
+
+
+def point(event: Event, shift_s: float) -> Point:
+    """Return the data of a ``step`` event that mirrors get. The shift is added to its time."""
+    names = (*_FIELDS, *others(event)[:MOST_OTHERS])
+    values = {name: float(event[name]) for name in names if event.get(name) is not None}
+    return Point(int(event["step"]), int(event.get("tokens") or 0), event["time_unix_s"] + shift_s, values)
+
+
+def scores(event: Event, own_contract: str, shift_s: float) -> Scores:
+    """Return the data of an ``eval_finished`` event that mirrors get.
+
+    Args:
+        own_contract: the run's contract; empty if it is not known.
+        shift_s: seconds to add to its time.
+    """
+    contract, known = str(event.get("contract", "")), event.get("scores", {})
+    group = f"eval_contract_{contract[:8]}" if own_contract and contract != own_contract else "eval"
+    values = {_plain(task): float(score["value"]) for task, score in known.items() if score.get("value") is not None}
+    found = {_plain(task): number(known[task], "chance") for task in headlines(known)}
+    chances = {task: value for task, value in found.items() if math.isfinite(value)}
+    time_unix_s = event["time_unix_s"] + shift_s
+    return Scores(int(event["step"]), int(event["milestone_tokens"]), time_unix_s, group, values, chances)
+
+
+def _plain(task: str) -> str:
+    return re.sub(r"[^\w./ -]", "_", task)
+
+
+def courses(amendments: list[AmendmentState]) -> dict[str, str]:
+    """Return the values of each amended key in order: ``0.0003; from step 1201: 0.0001; pending: 5e-05``."""
+    texts: dict[str, str] = {}
+    for amendment in amendments:
+        begins = "pending" if amendment.applied_step is None else f"from step {amendment.applied_step + 1}"
+        for key, (old, new) in amendment.changes.items():
+            texts[key] = f"{texts.get(key, old)}; {begins}: {new}"
+    return texts

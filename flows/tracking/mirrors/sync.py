@@ -1,7 +1,11 @@
-"""Copies a run to one of ``tracking.mirrors``: once, or alongside the run until it ends.
+"""The services that have mirrors, and copying a run to one of them: once, or alongside the run until it ends.
 
 ``sync`` copies new entries once; ``python -m flows.tracking.mirrors.sync RUN_DIR NAME`` follows a run. Each mirror has
-a process of its own, so a slow service delays neither the run nor another mirror.
+a process of its own, so a slow service delays neither the run nor another mirror. Only a run's end waits for them, and
+not for long. For a sweep's directory, the same command copies the sweep's status and numbers, and ends.
+
+A mirror is a view: its service may be down or slow, and is filled later from the journal. Nothing that a run needs is
+read from it.
 """
 
 from __future__ import annotations
@@ -9,32 +13,104 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
-from typing import get_args
+from typing import Any
 
 from conf.of_run import of_run
-from conf.schema import Config, MirrorName
-from flows.tracking import following
-from flows.tracking.mirrors.base import About, Mirror
+from conf.schema import Config
+from flows.tracking import mlflow_client
+from flows.tracking.mirrors.base import About, Mirror, Service
 from flows.tracking.mirrors.copier import Copier
 from hlatctl.run import files
 from hlatctl.run.errors import DependencyError, HlatctlError, RunBusyError, StorageError, run_main
-from hlatctl.run.lease import Holder, hold
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.journal import MIRROR_WRITER, JournalTail, JournalWriter, no_steps
+from hlatctl.run.lease import Holder, driver_pid, hold
+from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.redact import hide
 
-TITLES: dict[MirrorName, str] = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}
+_MAX_BACKOFF_POLLS = 8
+_LOOK_S = 0.25
 
 
-def sync(run: RunPaths, name: MirrorName) -> int:
+def _open_mlflow(run: RunPaths, config: Config, about: About, kept: dict[str, Any], _last_step: int) -> Mirror:
+    from flows.tracking.mirrors.mlflow_run import MlflowRun
+
+    return MlflowRun(run, config, about, kept)
+
+
+def _copy_sweep_to_mlflow(sweep: SweepPaths) -> None:
+    from flows.tracking.mirrors.mlflow_run import copy_sweep
+
+    copy_sweep(sweep)
+
+
+def _register_in_mlflow(run: RunPaths, folder: Path, written: Mapping[str, Any]) -> str:
+    from flows.tracking.mirrors.mlflow_run import register
+
+    return register(run, folder, written)
+
+
+def _open_tensorboard(_run: RunPaths, _config: Config, about: About, kept: dict[str, Any], last_step: int) -> Mirror:
+    from flows.tracking.mirrors.tensorboard_files import EventFiles
+
+    return EventFiles(about, kept, last_step)
+
+
+def _open_wandb(_run: RunPaths, config: Config, about: About, _kept: dict[str, Any], last_step: int) -> Mirror:
+    from flows.tracking.mirrors.wandb_run import Run
+
+    return Run(about, config.tracking, last_step)
+
+
+def _wandb_target(_run: RunPaths, config: Config) -> str:
+    tracking = config.tracking
+    return f"{tracking.wandb_mode} {tracking.wandb_entity}/{tracking.experiment}"
+
+
+#: ``tracking.enabled`` chooses ``mlflow``, ``tracking.mirrors`` the others.
+MIRRORS: dict[str, Service] = {
+    "mlflow": Service(
+        title="MLflow",
+        setting=lambda run, config: f"tracking.mlflow_uri={hide(mlflow_client.address(run, config))}",
+        target=lambda run, config: hide(mlflow_client.address(run, config)),
+        open=_open_mlflow,
+        takes_files=True,
+        beside=mlflow_client.measuring,
+        sweep=_copy_sweep_to_mlflow,
+        register=_register_in_mlflow,
+    ),
+    "tensorboard": Service(
+        title="TensorBoard",
+        setting=lambda _run, _config: "tracking.mirrors=tensorboard",
+        target=lambda _run, _config: "files",
+        open=_open_tensorboard,
+    ),
+    "wandb": Service(
+        title="Weights & Biases",
+        setting=lambda _run, _config: "tracking.mirrors=wandb",
+        target=_wandb_target,
+        open=_open_wandb,
+        lasting=True,
+    ),
+}
+
+
+def mirrors_of(config: Config) -> dict[str, Service]:
+    """Return the services to which a run is copied, by name."""
+    names = [*(["mlflow"] if config.tracking.enabled else []), *config.tracking.mirrors]
+    return {name: MIRRORS[name] for name in names}
+
+
+def sync(run: RunPaths, name: str, say: Callable[[str], None] = lambda _: None) -> int:
     """Copy new journal entries of a run to a mirror; return the number of copied entries.
 
     Args:
         name: name of the mirror; the run's configuration need not contain it.
+        say: called with the progress of a long copy.
 
     Raises:
         ConfigError: the run's configuration can't be read.
@@ -42,51 +118,58 @@ def sync(run: RunPaths, name: MirrorName) -> int:
         RunBusyError: another process is copying this run to the mirror.
         StorageError: the mirror does not accept the entries.
     """
-    session = _Session(run, of_run(run), name)
+    session = Session(run, of_run(run), name, say)
     with files.created_like(run.root):
-        copied = session.copy_new()
+        copied = session.copy_new(even_if_nothing_is_new=not MIRRORS[name].lasting)
         session.close()
     return copied
 
 
-def follow(run: RunPaths, name: MirrorName, say: Callable[[str], None]) -> None:
-    """Copy new entries until the run has finished, or until it has no driver and nothing is new.
+def register(run: RunPaths, folder: Path, written: Mapping[str, Any]) -> list[str]:
+    """Register an exported model wherever the run is copied to and models can be registered.
 
     Args:
-        run: the run; its flow journals ``head_started`` before it starts a follower.
-        say: called when the mirror stops accepting entries, and when it accepts them again.
+        run: the run that trained it; it is copied first.
+        folder: the export.
+        written: ``step``, ``dtype`` and ``parameters`` of the export.
+
+    Returns:
+        Service, name and version of each, such as ``MLflow as hlat-7b version 3``.
 
     Raises:
-        StorageError, RunBusyError: the run has no driver, and it can't be copied now.
+        RunBusyError, StorageError: see :func:`sync`.
     """
-    config = of_run(run)
-    session = _Session(run, config, name)
-    with files.created_like(run.root):
-        following.follow(run, session.copy_new, say, title=TITLES[name], what=name, poll_s=config.tracking.poll_s)
-        session.close()
+    registered = []
+    for name in ("mlflow", *of_run(run).tracking.mirrors):
+        if add := MIRRORS[name].register:
+            sync(run, name)
+            registered.append(f"{MIRRORS[name].title} as {add(run, folder, written)}")
+    return registered
 
 
-class _Session:
+class Session:
     """A copier with the lock of its run and mirror. An error ends both; the next copy continues from the cursor."""
 
-    def __init__(self, run: RunPaths, config: Config, name: MirrorName) -> None:
-        self._run, self._config, self._name = run, config, name
+    def __init__(self, run: RunPaths, config: Config, name: str, say: Callable[[str], None] = lambda _: None) -> None:
+        self._run, self._config, self._name, self._say = run, config, name, say
+        self._service = MIRRORS[name]
         self._open = ExitStack()
         self._copier: Copier | None = None
 
-    def copy_new(self) -> int:
-        """Copy new entries; return how many.
+    def copy_new(self, *, even_if_nothing_is_new: bool = False) -> int:
+        """Copy new entries; return how many. See ``Copier.copy_new``.
 
         Raises:
             DependencyError, RunBusyError, StorageError: see :func:`sync`.
         """
         with self._ended_by_errors():
             if self._copier is None:
-                self._open.enter_context(_only_copier(self._run, self._name))
-                open_mirror = partial(_open, self._config, self._name)
-                target = _target(self._config, self._name)
-                self._copier = Copier(self._run, self._config, self._name, target, open_mirror)
-            return self._copier.copy_new()
+                self._open.enter_context(only_copier(self._run, self._name))
+                self._copier = Copier(self._run, self._config, self._name, self._service, self._say)
+            copied = self._copier.copy_new(even_if_nothing_is_new=even_if_nothing_is_new)
+        if not self._service.lasting:
+            self.close()
+        return copied
 
     def close(self) -> None:
         """Finish the copy.
@@ -111,43 +194,104 @@ class _Session:
                     copier.abandon()
             if isinstance(error, HlatctlError):
                 raise
+            if isinstance(error, ImportError):
+                raise DependencyError(
+                    f"{self._service.title}: {self._name} can't be imported ({error})",
+                    hint=f"pip install 'hlatctl[{self._name}]'",
+                ) from None
             # Errors of the service's library and OSError: the copy is incomplete, and a retry is safe.
-            lines = hide(str(error)).splitlines() or [type(error).__name__]
-            raise StorageError(
-                f"tracking.mirrors={self._name}: {lines[0][:300]}",
-                hint="the run continues without it; `hlatctl sync` copies the rest later",
+            raise mlflow_client.not_accepted(
+                self._service.setting(self._run, self._config), self._service.title, error
             ) from error
 
 
 @contextmanager
-def _only_copier(run: RunPaths, name: MirrorName) -> Iterator[None]:
+def only_copier(run: RunPaths, name: str) -> Iterator[None]:
+    """Hold the lock of a run and a mirror.
+
+    Raises:
+        RunBusyError: another process is copying this run to the mirror.
+    """
+
     def refuse(holder: Holder) -> None:
         raise RunBusyError(
-            f"run {run.run_id}: {holder} is copying it to {TITLES[name]}", hint="it copies all entries; nothing to do"
+            f"run {run.run_id}: {holder} is copying it to {MIRRORS[name].title}",
+            hint="it copies all entries; nothing to do",
         )
 
     with hold(run.mirror_cursor(name).with_suffix(".lock"), refuse):
         yield
 
 
-def _target(config: Config, name: MirrorName) -> str:
-    tracking = config.tracking
-    return f"{tracking.wandb_mode} {tracking.wandb_entity}/{tracking.experiment}" if name == "wandb" else "files"
+def follow(run: RunPaths, name: str, say: Callable[[str], None]) -> None:
+    """Copy new entries until the run has finished, or until it has no driver and nothing is new.
+
+    A service that doesn't answer is tried again, at longer and longer intervals.
+
+    Args:
+        run: the run; its flow journals ``head_started`` before it starts a follower.
+        say: called when the mirror stops accepting entries, and when it accepts them again.
+
+    Raises:
+        StorageError, RunBusyError: the run has no driver, and it can't be copied now.
+    """
+    config, service = of_run(run), MIRRORS[name]
+    session, watch, failures, lost = Session(run, config, name), _Watch(run), 0, False
+    beside: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
+    if service.beside:
+        beside = service.beside(run, config, say)
+    with files.created_like(run.root), beside as after_copy:
+        while True:
+            # Checked before the copy, so that the copy includes everything written before the end.
+            driven, ended = driver_pid(run) is not None, watch.ended()
+            try:
+                copied = session.copy_new()
+                after_copy()
+            except (StorageError, RunBusyError) as error:
+                if not driven:
+                    raise
+                if failures == 0:
+                    say(str(error))
+                if isinstance(error, StorageError) and not lost:
+                    lost = True
+                    _journal(run, "tracking_lost", what=name, message=f"{error.message}; the run continues")
+                failures += 1
+            else:
+                if failures:
+                    say(f"{service.title} is up to date again")
+                if lost:
+                    lost = False
+                    _journal(run, "tracking_back", what=name, events=copied)
+                failures = 0
+                if ended or (not driven and not copied):
+                    break
+            polls = min(2**failures, _MAX_BACKOFF_POLLS)
+            watch.wait(polls * config.tracking.poll_s, until_ended=not failures)
+        session.close()
 
 
-def _open(config: Config, name: MirrorName, about: About, kept: dict[str, int], last_step: int) -> Mirror:
-    try:
-        if name == "wandb":
-            from flows.tracking.mirrors.wandb_run import Run
+def _journal(run: RunPaths, kind: str, *, what: str, **fields: Any) -> None:
+    """Append an event to the mirror's own file, unless the disk is full or another follower holds the file."""
+    with suppress(RunBusyError, StorageError), JournalWriter(run, f"{MIRROR_WRITER}-{what}") as journal:
+        journal.append(kind, what=what, **fields)
 
-            return Run(about, config.tracking, last_step)
-        from flows.tracking.mirrors.tensorboard_files import EventFiles
 
-        return EventFiles(about, kept, last_step)
-    except ImportError as error:
-        raise DependencyError(
-            f"{TITLES[name]}: {name} can't be imported ({error})", hint=f"pip install 'hlatctl[{name}]'"
-        ) from None
+class _Watch:
+    def __init__(self, run: RunPaths) -> None:
+        self._tail = JournalTail(run, wanted=no_steps)
+        self._ended = False
+
+    def ended(self) -> bool:
+        """Return whether the newest driver has written ``run_finished``."""
+        for event in self._tail.stream():
+            if event["kind"] in ("head_started", "run_finished"):
+                self._ended = event["kind"] == "run_finished"
+        return self._ended
+
+    def wait(self, seconds: float, *, until_ended: bool) -> None:
+        deadline_s = time.monotonic() + seconds
+        while (left_s := deadline_s - time.monotonic()) > 0 and not (until_ended and self.ended()):
+            time.sleep(min(left_s, _LOOK_S))
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:
@@ -156,15 +300,18 @@ def _stop(_signal: int, _frame: FrameType | None) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run ``python -m flows.tracking.mirrors.sync RUN_DIR NAME``."""
-    names = get_args(MirrorName)
-    if len(argv) != 2 or not RunPaths(Path(argv[0])).config.is_file() or argv[1] not in names:
-        print(f"usage: python -m flows.tracking.mirrors.sync RUN_DIR {'|'.join(names)}", file=sys.stderr)
+    """Run ``python -m flows.tracking.mirrors.sync RUN_DIR|SWEEP_DIR NAME``."""
+    if len(argv) != 2 or argv[1] not in MIRRORS or not Path(argv[0]).is_dir():
+        print(f"usage: python -m flows.tracking.mirrors.sync RUN_DIR|SWEEP_DIR {'|'.join(MIRRORS)}", file=sys.stderr)
         return 2
+    folder, name = Path(argv[0]).absolute(), argv[1]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
-    run, name = RunPaths(Path(argv[0]).absolute()), next(known for known in names if known == argv[1])
-    follow(run, name, lambda text: print(text, file=sys.stderr, flush=True))
+    sweep, copy_sweep = SweepPaths(folder), MIRRORS[name].sweep
+    if not sweep.space.is_file():
+        follow(RunPaths(folder), name, lambda text: print(text, file=sys.stderr, flush=True))
+    elif copy_sweep:
+        copy_sweep(sweep)
     return 0
 
 

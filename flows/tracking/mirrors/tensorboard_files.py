@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -26,8 +27,7 @@ from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2, summ
 from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from flows.tracking.mirrors.base import About, Labels, Outcome
-from flows.tracking.mirrors.points import Point, Scores
+from flows.tracking.mirrors.base import About, Labels, Mirror, Outcome, Point, Scores
 from hlatctl.run.labels import MARK, REPORT
 
 #: TensorBoard reads files with ``tfevents`` in their names.
@@ -43,20 +43,20 @@ _STATUS = {
 }
 
 
-class EventFiles:
-    """The event files of one run; see :class:`flows.tracking.mirrors.base.Mirror`.
+class EventFiles(Mirror):
+    """The event files of one run; see :class:`Mirror`.
 
     Args:
         kept: size of each file.
         last_step: newest step in the files, if they have these sizes.
     """
 
-    def __init__(self, about: About, kept: Mapping[str, int], last_step: int) -> None:
+    def __init__(self, about: About, kept: Mapping[str, Any], last_step: int) -> None:
         top = about.root / "tensorboard"
         folder = top / MARK if about.simulated else top
         names = (ABOUT, BY_STEP, BY_TOKENS)
         if not all(name in kept and _size(folder / name / FILE) >= kept[name] for name in names):
-            kept, last_step = {}, 0
+            kept, last_step, self.is_new = {}, 0, True
             shutil.rmtree(top, ignore_errors=True)
         self.last_step = last_step
         self._files = {
@@ -111,7 +111,7 @@ class EventFiles:
             data = plugin_data_pb2.HParamsPluginData(session_end_info=end)
             file.write(0, outcome.time_unix_s, _hyperparameters(metadata.SESSION_END_INFO_TAG, data))
 
-    def flush(self) -> dict[str, int]:
+    def flush(self) -> dict[str, Any]:
         """Write buffered events; return the size of each file."""
         return {name: file.flush() for name, file in self._files.items()}
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from conf.schema import TrackingConfig
-from flows.tracking.mirrors.base import About, Labels, Outcome
-from flows.tracking.mirrors.points import Point, Scores
+from flows.tracking.mirrors.base import About, Labels, Mirror, Outcome, Point, Scores
 from hlatctl.run.labels import MARK
 
 #: W&B's maximum length of a tag.
@@ -33,8 +32,8 @@ _OFFLINE_FLUSH_S = 1.0
 _ENVIRONMENT = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 
 
-class Run:
-    """One run at W&B; see :class:`flows.tracking.mirrors.base.Mirror`.
+class Run(Mirror):
+    """One run at W&B; see :class:`Mirror`.
 
     Args:
         tracking: entity, project and mode.
@@ -52,6 +51,7 @@ class Run:
         # Another process's wandb would keep a run open that this process left when it was killed.
         os.environ.pop("WANDB_SERVICE", None)
         self._run = self._init(resume="allow")
+        self.is_new = not self._offline and not self._run.resumed
         self.last_step = last_step if self._offline else self._newest_row()
 
     def steps(self, points: Sequence[Point]) -> None:
@@ -98,7 +98,7 @@ class Run:
         self._run.summary.update({"outcome": outcome.status, "outcome_message": outcome.message})
         self._failed = outcome.status == "failed"
 
-    def flush(self) -> dict[str, int]:
+    def flush(self) -> dict[str, Any]:
         """Do nothing: wandb's process has the rows."""
         return {}
 

@@ -25,7 +25,6 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda *_: False)
     monkeypatch.setattr("flows.tracking.prefect_stale.bring_up_to_date", lambda *_: None)
-    monkeypatch.setattr("flows.tracking.mlflow_sync.sync", lambda *_: 0)
     return tmp_path
 
 
@@ -39,16 +38,20 @@ def test_a_run_that_was_trained_without_mirrors_is_copied(runs_dir: Path, capsys
     assert run.tensorboard.is_dir()
 
 
-def test_the_mirrors_of_a_run_are_copied_with_mlflow(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_mirrors_of_a_run_are_copied_with_mlflow(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = sync.sync
+    monkeypatch.setattr(sync, "sync", lambda run, name, say: 0 if name == "mlflow" else real(run, name, say))
     train(make_run(runs_dir, mirrors=["tensorboard"]), 1, 3)
     make_run(runs_dir, "two")
     assert main(["sync"]) == 0
-    assert sorted(capsys.readouterr().out.splitlines()) == ["one\t0", "one\t5\ttensorboard", "two\t0"]
+    assert sorted(capsys.readouterr().out.splitlines()) == ["one\t0\tmlflow", "one\t5\ttensorboard", "two\t0\tmlflow"]
 
 
 def test_a_run_that_another_process_copies_is_passed_over(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(runs_dir)
-    with sync._only_copier(run, "tensorboard"):
+    with sync.only_copier(run, "tensorboard"):
         assert main(["sync", "--tensorboard"]) == 0
     assert "is copying it to TensorBoard" in capsys.readouterr().err
 

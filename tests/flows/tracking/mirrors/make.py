@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import load
-from conf.schema import Config, TrackingConfig
+from conf.schema import CheckpointConfig, Config, TrackingConfig
 from hlatctl.run import labels, runs
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, eval_writer, train_writer
 from hlatctl.run.paths import RunPaths
@@ -14,24 +14,38 @@ from hlatctl.run.paths import RunPaths
 TOKENS = 100
 
 
-def make_run(runs_dir: Path, run_id: str = "one", *, simulated: bool = False, **tracking: Any) -> RunPaths:
+def make_run(
+    runs_dir: Path,
+    run_id: str = "one",
+    *,
+    of: dict[str, Any] | None = None,
+    simulated: bool = False,
+    remote_url: str | None = None,
+    **tracking: Any,
+) -> RunPaths:
     settings: dict[str, Any] = {"enabled": False, "poll_s": 0.2, **tracking}
-    config = Config(runs_dir=str(runs_dir), tracking=TrackingConfig(**settings))
+    checkpoint = CheckpointConfig(remote_url=remote_url)
+    config = Config(runs_dir=str(runs_dir), tracking=TrackingConfig(**settings), checkpoint=checkpoint)
     run = runs.create_run(runs_dir, run_id, load.dump(config))
     with JournalWriter(run, FLOW_WRITER) as journal:
-        journal.append("run_created", run_id=run_id, simulated=simulated)
+        journal.append("run_created", run_id=run_id, simulated=simulated, **(of or {}))
         journal.append("head_started", pid=1, host="here")
     return run
 
 
-def train(run: RunPaths, first: int, last: int, *, attempt: int = 1, add: float = 0.0) -> None:
+def train(run: RunPaths, first: int, last: int, *, attempt: int = 1, add: float = 0.0, **more: float) -> None:
     """Train from the first to the last step in one attempt; ``add`` is added to each loss."""
     with JournalWriter(run, FLOW_WRITER, attempt) as journal:
         journal.append("attempt_started", handle={})
     with JournalWriter(run, train_writer(0), attempt) as journal:
         journal.append("train_started", resumed_from_step=first - 1, tokens=(first - 1) * TOKENS)
         for step in range(first, last + 1):
-            journal.append("step", step=step, tokens=step * TOKENS, loss=step / 8 + add, lr=1e-3, mfu=None)
+            journal.append("step", step=step, tokens=step * TOKENS, loss=step / 8 + add, lr=1e-3, mfu=None, **more)
+
+
+def losses(first: int, last: int, *, add: float = 0.0) -> list[tuple[int, float]]:
+    """Return the steps and losses of :func:`train`."""
+    return [(step, step / 8 + add) for step in range(first, last + 1)]
 
 
 def evaluate(run: RunPaths, step: int, value: float = 0.5, contract: str = "c" * 64) -> None:
