@@ -16,6 +16,7 @@ from typing import Any
 
 import hlatctl
 from conf.fingerprint import config_fingerprint
+from conf.registries import BACKENDS, LAUNCHERS, OPTIMIZERS, SCHEDULES
 from conf.schema import Config
 from flows.recovery import policy
 from flows.runtime.context import FlowContext
@@ -86,6 +87,7 @@ def record_provenance(ctx: FlowContext, argv: list[str]) -> None:
 
     def work() -> dict[str, Any]:
         record = provenance.collect(argv, Path(hlatctl.__file__).parent)
+        record["packages"] |= _foreign(ctx.config)
         record["config_fingerprint"] = config_fingerprint(ctx.config)
         record["simulated"] = ctx.state.simulated
         record["initial_weights"] = _initial_weights(ctx.config)
@@ -99,6 +101,16 @@ def record_provenance(ctx: FlowContext, argv: list[str]) -> None:
         return "recorded when the run was created" if ctx.run.provenance.is_file() else ""
 
     run_stage(ctx, "provenance", config_fingerprint(ctx.config), work, done=done)
+
+
+def _foreign(config: Config) -> dict[str, str]:
+    """Return the versions of packages that add a launcher, a backend or another part of the run."""
+    return {
+        **LAUNCHERS.package(config.cluster.launcher),
+        **BACKENDS.package(config.backend.name),
+        **OPTIMIZERS.package(config.optimizer.name),
+        **SCHEDULES.package(config.optimizer.schedule),
+    }
 
 
 def _initial_weights(config: Config) -> dict[str, str] | None:

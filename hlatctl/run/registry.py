@@ -122,9 +122,10 @@ class Registry(Generic[_Row]):
         """
         return ConfigError(f"{key or self.key}={value}: not known", hint=f"use one of: {', '.join(self)}")
 
-    def package(self, name: str) -> str:
-        """Return name and version of the package that adds a row; empty for a built-in row."""
-        return "" if name in self.built_in else _package(self._entry(name))
+    def package(self, name: str) -> dict[str, str]:
+        """Return the version of the package that adds a row, by its name; empty for a built-in row."""
+        package = None if name in self.built_in else self._entry(name).dist
+        return {package.name: package.version} if package else {}
 
     def _foreign(self) -> dict[str, list[EntryPoint]]:
         return _entry_points(tuple(_searched())).get(self.group, {})

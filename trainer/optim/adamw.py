@@ -164,7 +164,8 @@ class AdamW:
         self._updates = torch.zeros((), dtype=torch.float32, device=first.device)
         self._noise_device = noise_device or first.device
         self._fused = fused
-        self._torch = None if first.dtype == torch.bfloat16 else self._make_torch(fused=fused)
+        by_torch = self._moments["exp_avg_sq"] and first.dtype != torch.bfloat16
+        self._torch = self._make_torch(fused=fused) if by_torch else None
         self.zero_grad()
 
     @classmethod

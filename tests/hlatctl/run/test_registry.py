@@ -56,7 +56,7 @@ def test_rows_of_an_installed_package_are_found_by_name_and_made(packages: Path)
     assert SHAPES["square"].corners == 4
     assert SHAPES["square"] is SHAPES["square"]
     assert SHAPES.create("square", 2) == ["square", 2]
-    assert (SHAPES.package("square"), SHAPES.package("triangle")) == ("package acme-shapes 1.0", "")
+    assert (SHAPES.package("square"), SHAPES.package("triangle")) == ({"acme-shapes": "1.0"}, {})
 
 
 def test_a_built_in_row_is_not_replaced(packages: Path) -> None:
