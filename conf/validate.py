@@ -463,7 +463,6 @@ _DEPENDENCES = (
     Dependence(
         ("cluster.kubernetes.",), "cluster.launcher=kubernetes", lambda config: _may_run_on(config, "kubernetes")
     ),
-    Dependence(("rehearsal.",), "--dry-run", lambda config: config.cluster.launcher == "mock"),
 )
 
 

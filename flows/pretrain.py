@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import conf.load
-from conf import fingerprint, tracking
+from conf import fingerprint, simulation, tracking
 from conf.origins import Origins
-from conf.schema import Config
+from conf.schema import Config, SimulationConfig
 from flows.launchers import launcher_for, open_context
 from flows.runtime import amended
 from flows.runtime.clock import Clock, DriverLostError
@@ -143,6 +143,7 @@ def create(
     of: TrialOf | None = None,
     forked: bool = False,
     origins: Origins | None = None,
+    simulated: SimulationConfig | None = None,
 ) -> RunPaths:
     """Create a run's directory, after checking the configuration and its inputs.
 
@@ -152,6 +153,7 @@ def create(
         of: the run's place in a sweep.
         forked: the run continues from the checkpoint that ``fork`` names.
         origins: where the configuration's values came from, recorded as provenance; None: unknown.
+        simulated: settings of the simulated cluster of a dry run; None: the defaults.
 
     Raises:
         ConfigError, DataError: the configuration or an input is wrong; nothing was created.
@@ -177,6 +179,8 @@ def create(
     def begin(run: RunPaths) -> None:
         if origins is not None:
             files.write_json(run.origins, asdict(origins))
+        if simulated is not None:
+            simulation.write(run, simulated)
         with JournalWriter(run, FLOW_WRITER, now_unix_s=now_unix_s) as journal:
             journal.append("run_created", durable=True, **fields)
 
@@ -242,7 +246,7 @@ def _drive(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) 
         _report_anyway(ctx)
         raise
     except DriverLostError:
-        return ctx.config.rehearsal.head_restart_s
+        return simulation.of_run(run).head_restart_s
     except KeyboardInterrupt:
         ctx.signals.take()
         at_once = ctx.state.stop_requested  # set by the first interrupt

@@ -10,7 +10,7 @@ import random
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from conf.schema import Config, FailureRatesConfig
+from conf.schema import Config, FailureRatesConfig, SimulationConfig
 from conf.sizes import checkpoint_bytes, flops_per_token, parameters
 from conf.training_rules import learning_rate
 from hlatctl.plan.step_time import step_time_s
@@ -111,33 +111,33 @@ class Failures:
 _UNKNOWN_FLOPS_PER_S = 20e9
 
 
-def step_s(config: Config) -> float:
+def step_s(config: Config, settings: SimulationConfig) -> float:
     """Return the seconds of one step on healthy nodes: as configured, or as planned, or for a common CPU."""
-    planned_s = config.rehearsal.step_s or step_time_s(config)
+    planned_s = settings.step_s or step_time_s(config)
     if planned_s is not None:
         return planned_s
     flops = flops_per_token(config.model, config.train.seq_len) * config.tokens_per_step
     return flops / (config.world_size * _UNKNOWN_FLOPS_PER_S)
 
 
-def save_s(config: Config) -> float:
+def save_s(config: Config, settings: SimulationConfig) -> float:
     """Return the seconds from the start of a checkpoint until all its files are in the shared storage."""
-    return checkpoint_bytes(config) / config.rehearsal.storage_bytes_per_s
+    return checkpoint_bytes(config) / settings.storage_bytes_per_s
 
 
-def stall_s(config: Config) -> float:
+def stall_s(config: Config, settings: SimulationConfig) -> float:
     """Return the seconds that training waits for a checkpoint: for the copy to host memory, or for the files."""
     if config.checkpoint.mode == "sync":
-        return save_s(config)
+        return save_s(config, settings)
     per_node_bytes = checkpoint_bytes(config) / config.cluster.nodes
-    return per_node_bytes / config.rehearsal.host_copy_bytes_per_s
+    return per_node_bytes / settings.host_copy_bytes_per_s
 
 
-def load_s(config: Config) -> float:
+def load_s(config: Config, settings: SimulationConfig) -> float:
     """Return the seconds to read a checkpoint; one replica reads it and sends it to the others."""
-    return save_s(config)
+    return save_s(config, settings)
 
 
-def export_s(config: Config) -> float:
+def export_s(config: Config, settings: SimulationConfig) -> float:
     """Return the seconds to read a checkpoint and write its weights, which are a third of it."""
-    return save_s(config) * 4 / 3
+    return save_s(config, settings) * 4 / 3

@@ -17,8 +17,9 @@ from inspect import GEN_CREATED, getgeneratorstate
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from conf import simulation
 from conf.environment import cache_variable
-from conf.schema import Config
+from conf.schema import Config, SimulationConfig
 from conf.sizes import checkpoint_bytes, parameters
 from conf.training_rules import BLOCKING, EXIT_CODES, REQUIRED, CheckpointPolicy, Outcome, SaveReason
 from flows.launch.base import Allocation, Handle, Job, JobPlan, Launcher, Status
@@ -112,10 +113,10 @@ TRAIN = "train"
 _FOR_A_PERSON = ("nonfinite", "disk_full")
 
 
-def hosts_of(config: Config) -> tuple[str, ...]:
+def hosts_of(config: Config, settings: SimulationConfig) -> tuple[str, ...]:
     """Return the cluster's hosts: those that a job uses, and spare ones."""
     nodes = config.cluster.nodes
-    spare = config.cluster.spare_nodes or (config.rehearsal.spare_nodes if nodes > 1 else 0)
+    spare = config.cluster.spare_nodes or (settings.spare_nodes if nodes > 1 else 0)
     return tuple(f"mock-{number}" for number in range(nodes + spare))
 
 
@@ -124,9 +125,9 @@ class World:
 
     def __init__(self, run: RunPaths, config: Config) -> None:
         start_unix_s = read_state(run).last_event_unix_s or START_UNIX_S
-        self.run, self.config, self.settings = run, config, config.rehearsal
+        self.run, self.config, self.settings = run, config, simulation.of_run(run)
         self.clock = VirtualClock(start_unix_s)
-        self.hosts = hosts_of(config)
+        self.hosts = hosts_of(config, self.settings)
         self.checkpoints = Kept(run, config)
         self.processes: dict[str, Process] = {}
         #: Notify waiting threads after each step, for a sweep that prunes; costs time.
@@ -138,7 +139,7 @@ class World:
         #: Number of the current driver.
         self.driver = 0
         self._has_driver = True
-        self._seed = f"{config.rehearsal.seed}/{start_unix_s}"
+        self._seed = f"{self.settings.seed}/{start_unix_s}"
         self._failures = Failures(self.settings.failures, self.hosts, self.random("failures"))
         self._repairs = self.random("mending")
         self._draws_failures = False
@@ -295,7 +296,7 @@ class Training:
         self._attempt = int(job.argv[job.argv.index("--attempt") + 1])
         self._hosts = world.hosts_for(job)
         self._curves = Curves(self._config, world.random(f"curves/{self._attempt}"))
-        self._step_s, self._policy = draws.step_s(self._config), CheckpointPolicy(self._config)
+        self._step_s, self._policy = draws.step_s(self._config, self._settings), CheckpointPolicy(self._config)
         self._step, self._since_s, self._over = 0, 0.0, False
         self._thinning = -(-self._config.total_steps // (self._settings.step_events or self._config.total_steps))
 
@@ -333,7 +334,7 @@ class Training:
             raise _EndedError(evidence.broken_device(broken[0]))
         self._step = self._first = self._checkpoint()
         if self._first:
-            yield from self._pause(draws.load_s(self._config))
+            yield from self._pause(draws.load_s(self._config, self._settings))
             path = os.fspath(self._world.run.checkpoint(self._first))
             self._journal.append("checkpoint_verified", step=self._first, path=path)
         self._journal.append(
@@ -420,7 +421,8 @@ class Training:
         if self._world.disk_full_until_s > began_s:
             self._leave_out(step, reason)
             return
-        stall_s, save_s = draws.stall_s(self._config), draws.save_s(self._config)
+        sizes = self._config, self._settings
+        stall_s, save_s = draws.stall_s(*sizes), draws.save_s(*sizes)
         if reason in BLOCKING:
             stall_s = save_s
         yield from self._pause(stall_s)
@@ -623,7 +625,7 @@ def _train(world: World, job: Job) -> Script:
 
 
 def _export(world: World, job: Job) -> Script:
-    yield draws.export_s(world.config)
+    yield draws.export_s(world.config, world.settings)
     files.write_json(Path(argument(job, "--to")) / "config.json", {"simulated": True})
     return 0
 
@@ -697,7 +699,7 @@ class MockLauncher:
     def __init__(self, config: Config, world: World | None = None) -> None:
         self._config, self._world = config, world
         self._driver = world.driver if world else 0
-        self._hosts = hosts_of(config)
+        self._hosts = world.hosts if world else hosts_of(config, SimulationConfig())
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the hosts of the simulated cluster."""

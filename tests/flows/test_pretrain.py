@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conf.schema import Config
+from conf.schema import Config, SimulationConfig
 from flows import pretrain
 from flows.control import request_stop
 from flows.launch.base import Allocation, Job
@@ -242,11 +242,9 @@ def test_a_node_that_fails_repeatedly_is_left_out_if_another_can_replace_it(
     mock_config: Config, recorder: Recorder
 ) -> None:
     config = dataclasses.replace(
-        mock_config,
-        cluster=dataclasses.replace(mock_config.cluster, nodes=2, processes_per_node=1),
-        rehearsal=dataclasses.replace(mock_config.rehearsal, spare_nodes=1),
+        mock_config, cluster=dataclasses.replace(mock_config.cluster, nodes=2, processes_per_node=1)
     )
-    run = pretrain.create(config, argv=[])
+    run = pretrain.create(config, argv=[], simulated=SimulationConfig(spare_nodes=1))
     ledger = nodes_file(run.root)
     bad = node_ledger.Entry(time_unix_s=START_UNIX_S, host="mock-0", kind="failure", run_id="earlier", attempt=1)
     node_ledger.record(ledger, [bad] * 4)
