@@ -510,7 +510,7 @@ class Training:
         if self._config.train.on_nonfinite != "rollback":
             return evidence.not_finite(self._step + 1)
         self._journal.append(
-            "amended", key="data.skip_steps", value=[self._step + 1], by="trainer", why="loss=nan, grad_norm=nan"
+            "data_changed", key="data.skip_steps", value=[self._step + 1], by="trainer", why="loss=nan, grad_norm=nan"
         )
         return self._stopped("rollback")
 

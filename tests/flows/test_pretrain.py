@@ -219,7 +219,7 @@ def test_a_batch_that_fails_twice_is_excluded_by_number(
     normal = SCRIPTS["train"]
 
     def bad_data(world: World, job: Job) -> Script:
-        if any(event["kind"] == "amended" for event in read_events(world.run)):
+        if any(event["kind"] == "data_changed" for event in read_events(world.run)):
             return (yield from normal(world, job))
         code = yield from (normal if "1" in job.argv else dies_after_step_153)(world, job)
         if where == "in the journal":
@@ -233,9 +233,9 @@ def test_a_batch_that_fails_twice_is_excluded_by_number(
     monkeypatch.setitem(SCRIPTS, "train", bad_data)
     run = pretrain.create(mock_config, argv=[])
     assert pretrain.drive(run).status == "finished"
-    (amended,) = [event for event in read_events(run) if event["kind"] == "amended"]
-    assert (amended["key"], amended["value"], amended["by"]) == ("data.skip_steps", [156], "recovery")
-    assert amended["why"] == "step 154 has failed twice on its data: restarting from step 150 without batch 156"
+    (changed,) = [event for event in read_events(run) if event["kind"] == "data_changed"]
+    assert (changed["key"], changed["value"], changed["by"]) == ("data.skip_steps", [156], "recovery")
+    assert changed["why"] == "step 154 has failed twice on its data: restarting from step 150 without batch 156"
 
 
 def test_a_node_that_fails_repeatedly_is_left_out_if_another_can_replace_it(
