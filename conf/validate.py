@@ -454,7 +454,6 @@ _DEPENDENCES = (
         "checkpoint.remote_url=URL",
         lambda config: config.checkpoint.remote_url is not None,
     ),
-    Dependence(("rehearsal.",), "--dry-run", lambda config: LAUNCHERS[config.cluster.launcher].jobs_run == "nowhere"),
 )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from conf import compose
-from conf.data_changes import amended_skips
+from conf.data_changes import added_skips
 from conf.fork import check_continues, is_of_data
 from conf.load import flatten, token_count
 from conf.of_run import of_run
@@ -109,5 +109,5 @@ def _skips(parent: RunPaths, before: Config, after: Config, fresh: bool) -> list
     own = [entry for entry in after.data.skip_steps if entry not in before.data.skip_steps]
     if fresh:
         return own
-    amended = amended_skips(read_events(parent, wanted=no_steps))
-    return list(dict.fromkeys([*after.data.skip_steps, *amended]))
+    added = added_skips(read_events(parent, wanted=no_steps))
+    return list(dict.fromkeys([*after.data.skip_steps, *added]))

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import conf.load
-from conf import fingerprint, tracking
+from conf import fingerprint, simulation, tracking
 from conf.origins import Origins
-from conf.schema import Config
+from conf.schema import Config, SimulationConfig
 from flows.launch.base import launcher_for
 from flows.runtime import amended
 from flows.runtime.context import FlowContext, is_simulated, open_context, refuse_archived
@@ -145,6 +145,7 @@ def create(
     of: TrialOf | None = None,
     forked: bool = False,
     origins: Origins | None = None,
+    simulated: SimulationConfig | None = None,
 ) -> RunPaths:
     """Create a run's directory, after checking the configuration and its inputs.
 
@@ -154,6 +155,7 @@ def create(
         of: the run's place in a sweep.
         forked: the run continues from the checkpoint that ``fork`` names.
         origins: where the configuration's values came from, recorded as provenance; None: unknown.
+        simulated: settings of the simulated cluster of a dry run; None: the defaults.
 
     Raises:
         ConfigError, DataError: the configuration or an input is wrong; nothing was created.
@@ -179,6 +181,8 @@ def create(
     def begin(run: RunPaths) -> None:
         if origins is not None:
             files.write_json(run.origins, asdict(origins))
+        if simulated is not None:
+            simulation.write(run, simulated)
         with JournalWriter(run, FLOW_WRITER, now_unix_s=now_unix_s) as journal:
             journal.append("run_created", durable=True, **fields)
 

@@ -2,7 +2,7 @@
 
 A value that follows from others is a property, never a key. ``conf.constraints`` checks bounds and choices,
 ``conf.validate`` the rules across fields, and ``conf.load`` reads YAML. The modules contain the groups of keys; here
-are ``Config``, which has all groups of a run, and ``SweepConfig``.
+are ``Config``, which has all groups of a run, and ``SweepConfig``. ``SimulationConfig`` is no part of a run either.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from conf.schema.cluster import (
 from conf.schema.data import DataConfig, SourceConfig, TokenizerConfig
 from conf.schema.eval import CodeConfig, EvalClusterConfig, EvalConfig, EvalGroupConfig
 from conf.schema.model import ModelConfig, ParallelConfig, PrecisionConfig, PrecisionName
-from conf.schema.simulation import FailureRatesConfig, RehearsalConfig
+from conf.schema.simulation import FailureRatesConfig, SimulationConfig
 from conf.schema.tracking import MirrorName, NotifyConfig, NotifyKind, TrackingConfig
 from conf.schema.train import BackendConfig, CheckpointConfig, ForkConfig, OptimizerConfig, RecoveryConfig, TrainConfig
 
@@ -55,7 +55,7 @@ __all__ = [
     "PrecisionName",
     "PreflightConfig",
     "RecoveryConfig",
-    "RehearsalConfig",
+    "SimulationConfig",
     "SlurmConfig",
     "SourceConfig",
     "SweepConfig",
@@ -93,7 +93,6 @@ class Config:
     backend: BackendConfig = field(default_factory=BackendConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
-    rehearsal: RehearsalConfig = field(default_factory=RehearsalConfig)
 
     @property
     def world_size(self) -> int:

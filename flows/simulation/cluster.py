@@ -20,7 +20,8 @@ from inspect import GEN_CREATED, getgeneratorstate
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from conf.schema import Config, FailureRatesConfig
+from conf import simulation
+from conf.schema import Config, FailureRatesConfig, SimulationConfig
 from flows.launch.base import Allocation, Handle, Job, JobPlan, Launcher, Status
 from flows.launch.local import LocalLauncher
 from flows.runtime.driver import settle
@@ -294,10 +295,10 @@ class Failures:
         return Failure(kind=kind, host=self._random.choice(self._hosts), after_s=self._random.expovariate(total_per_s))
 
 
-def hosts_of(config: Config) -> tuple[str, ...]:
+def hosts_of(config: Config, settings: SimulationConfig) -> tuple[str, ...]:
     """Return the cluster's hosts: those that a job uses, and spare ones."""
     nodes = config.cluster.nodes
-    spare = config.cluster.spare_nodes or (config.rehearsal.spare_nodes if nodes > 1 else 0)
+    spare = config.cluster.spare_nodes or (settings.spare_nodes if nodes > 1 else 0)
     return tuple(f"simulated-{number}" for number in range(nodes + spare))
 
 
@@ -314,9 +315,9 @@ class SimulatedCluster:
 
     def __init__(self, run: RunPaths, config: Config, scripts: Mapping[str, JobScript]) -> None:
         start_unix_s = read_state(run).last_event_unix_s or START_UNIX_S
-        self.run, self.config, self.settings = run, config, config.rehearsal
+        self.run, self.config, self.settings = run, config, simulation.of_run(run)
         self.clock = VirtualClock(start_unix_s)
-        self.hosts = hosts_of(config)
+        self.hosts = hosts_of(config, self.settings)
         self._scripts = scripts
         self.processes: dict[str, Process] = {}
         #: Notify waiting threads after each step, for a sweep that prunes; costs time.
@@ -480,7 +481,8 @@ class SimulatedLauncher:
     keeps_nodes = False
 
     def __init__(self, config: Config, cluster: SimulatedCluster | None = None) -> None:
-        self._cluster, self._hosts = cluster, hosts_of(config)
+        self._cluster = cluster
+        self._hosts = cluster.hosts if cluster else hosts_of(config, SimulationConfig())
         self._driver = cluster.driver if cluster else 0
 
     def check_limits(self, config: Config) -> str:

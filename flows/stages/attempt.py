@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from conf.amendments import beginning_at, with_resume
-from conf.data_changes import AMENDED, SKIP_STEPS, batch_after, skipped_batches
+from conf.data_changes import DATA_CHANGED, SKIP_STEPS, batch_after, skipped_batches
 from conf.devices import DEVICES
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Status
@@ -228,7 +228,7 @@ class Attempt:
             ctx.require_journal()
         ctx.message(_sentence(attempt, ending, decision))
         if decision.skip_batch is not None:
-            ctx.event(AMENDED, key=SKIP_STEPS, value=[decision.skip_batch], by="recovery", why=decision.why)
+            ctx.event(DATA_CHANGED, key=SKIP_STEPS, value=[decision.skip_batch], by="recovery", why=decision.why)
         if decision.action == "stop":
             raise error if error and not state.stop_requested else _stop(state, job, ending, decision)
         return decision

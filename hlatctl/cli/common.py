@@ -57,8 +57,12 @@ def override_words(ctx: typer.Context, incomplete: str) -> list[str]:
         key, equals, value = incomplete.partition("=")
         if equals:
             return [f"{key}={word}" for word in _beginning(value, _values(key))]
-        return _keys(incomplete, [folders.SWEEP] if ctx.info_name == "sweep" else [])
+        return _keys(incomplete, _APART.get(ctx.info_name or "", []))
     return []
+
+
+#: The groups apart from a run's configuration that a command takes.
+_APART = {"sweep": [*folders.APART], "train": [folders.SIMULATION], "forecast": [folders.SIMULATION]}
 
 
 def _keys(incomplete: str, more: list[str]) -> list[str]:
@@ -87,9 +91,8 @@ def _values(key: str) -> list[str]:
 
     if key in (known := groups()):
         return known[key]
-    if key == folders.SWEEP:
-        places = (folders.OURS, *folders.user_folders())
-        return sorted({name for place in places for name in folders.options(place).get(key, [])})
+    if key in folders.APART:
+        return folders.names(key)
     found = [entry for entry in keys() if entry.name == key.lstrip("+")]
     if not found:
         return []

@@ -27,12 +27,13 @@ def list_options(
 ) -> None:
     """List groups, their options and the experiments.
 
-    `GROUP=OPTION` selects an option, such as cluster=slurm; `*` marks the options that are used if none is given.
+    `GROUP=OPTION` selects an option, such as cluster=slurm; `*` marks the options that are used if none is given. Only
+    dry runs and forecasts take simulation=OPTION, and only sweeps sweep=OPTION.
     """
     from conf.compose import default_options, groups
 
     folders.checked_folders()
-    known = groups()
+    known = groups() | {name: folders.names(name) for name in folders.APART}
     if group is not None and group not in known:
         raise ConfigError(f"{group}: no such group", hint=suggest(group, list(known)))
     shown = {name: options for name, options in known.items() if group in (None, name)}

@@ -202,7 +202,7 @@ TEXTS: dict[str, Callable[[Event], str]] = {
     "scheduler_back": lambda e: f"job {e['job']}: the scheduler answers again",
     "hang": lambda e: f"attempt {e['attempt']}: hung, {e['evidence']}" + (f"; {p}" if (p := e.get("path")) else ""),
     "stop_requested": lambda e: f"stop requested by {e['by']}",
-    "amended": lambda e: f"{e['key']} amended to {e['value']} by {e['by']}: {e['why']}",
+    "data_changed": lambda e: f"{e['key']} changed to {e['value']} by {e['by']}: {e['why']}",
     "labelled": lambda e: f"labelled by {e['by']}: {_labels(e)}",
     "archived": lambda e: f"archived by {e['by']}: {size(number(e, 'bytes'))} of checkpoints removed",
     "config_amended": _config_amended,

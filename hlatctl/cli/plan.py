@@ -226,16 +226,23 @@ def forecast(
 
     Simulates the run once per seed, with the same flow as `train --dry-run`. Then simulates variants of it: other
     checkpoint intervals, other numbers of spare nodes, slower starts, and no automatic restarts. Prints the median of
-    each variant, and the duration that 95 % of its simulations don't exceed (p95). Nothing is trained,
-    and the simulations' files are removed. The configuration's rehearsal.* keys describe the simulated cluster.
+    each variant, and the duration that 95 % of its simulations don't exceed (p95). Nothing is trained, and the
+    simulations' files are removed. The simulation.* keys describe the simulated cluster (simulation.seed,
+    simulation.failures.*, ...); see `hlatctl config keys simulation`.
     """
+    from conf import simulation
     from conf.compose import compose
     from flows import forecast as simulations
     from hlatctl.report import forecast as report
 
-    config = compose([*with_runs_dir(overrides, runs_dir), _LAUNCHER])
+    typed, settings = simulation.split(with_runs_dir(overrides, runs_dir))
+    config = compose([*typed, _LAUNCHER])
     say(WARNING)
-    simulated = simulations.play_all(config, seeds, lambda variant: say(f"{counted(seeds, 'simulation')}: {variant}"))
+
+    def tell(variant: str) -> None:
+        say(f"{counted(seeds, 'simulation')}: {variant}")
+
+    simulated = simulations.play_all(config, settings, seeds, tell)
     outlooks = {name: report.outlook(outcomes) for name, outcomes in simulated.items()}
     if figure:
         files.write_text(figure, report.figure(simulated).svg())

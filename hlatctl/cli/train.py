@@ -125,21 +125,27 @@ def train(
 ) -> None:
     """Train and evaluate a model, and write its report.
 
-    Prints the run's id. Ctrl-C stops the run with a checkpoint.
+    Prints the run's id. Ctrl-C stops the run with a checkpoint. With --dry-run, the simulation.* keys describe the
+    simulated cluster (simulation.seed, simulation.failures.*, ...); see `hlatctl config keys simulation`.
     """
+    from conf import simulation
     from conf.compose import compose
     from conf.origins import origins
 
     labels = change(name=name, tags=tag or (), note=note)
-    typed = [*with_runs_dir(overrides, runs_dir), *([_DRY_RUN_OVERRIDE] if dry_run else [])]
+    typed, simulated = with_runs_dir(overrides, runs_dir), None
+    if dry_run:
+        typed, simulated = simulation.split(typed)
+        typed.append(_DRY_RUN_OVERRIDE)
     config = compose(typed)
-    warn_of_no_effect(config, overrides)
+    warn_of_no_effect(config, typed)
     from flows import pretrain
     from flows.stages.validate import refuse_simulation
 
     if not dry_run:
         refuse_simulation(config, hint=_SIMULATE)
-    run = pretrain.create(config, argv=sys.argv, run_id=run_id, origins=origins(typed, config))
+    made_from = origins(typed, config)
+    run = pretrain.create(config, argv=sys.argv, run_id=run_id, origins=made_from, simulated=simulated)
     write_label(run, labels, by=user_name())
     announce(run)
     drive(run, detach=detach)

@@ -97,7 +97,7 @@ _TEXTS = (
     "driver",
 )
 _HOSTS = ("left_out_hosts", "rejected_hosts", "hosts", "blamed_hosts")
-_LISTS = ("argv", "tasks", "overrides", "axes", "amended_skips", "untag", "ranks", *_HOSTS)
+_LISTS = ("argv", "tasks", "overrides", "axes", "added_skips", "untag", "ranks", *_HOSTS)
 _OBJECTS = ("handle", "scores", "point", "settings", "changes", "tags", "imported")
 #: The exact types of each field's values, as JSON gives them: ``True`` is not a number.
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -117,7 +117,7 @@ _NEEDED = {
     "gradient_spike": ("step",),
     "checkpoint_committed": ("step",),
     "eval_finished": ("step", "milestone_tokens"),
-    "amended": ("key", "value"),
+    "data_changed": ("key", "value"),
     "config_amended": ("number", "changes"),
     "amendment_applied": ("number", "step"),
     "profile_requested": ("number", "steps", "ranks"),

@@ -32,7 +32,6 @@ from hlatctl.run.errors import ConfigError
         ([], "train.max_nonfinite_steps", "train.on_nonfinite=skip"),
         ([], "checkpoint.remote_keep", "checkpoint.remote_url=URL"),
         ([], "cluster.slurm.partition", "cluster.launcher=slurm"),
-        ([], "rehearsal.step_s", "--dry-run"),
     ],
 )
 def test_a_key_without_effect_is_named_with_what_it_needs(overrides: list[str], key: str, needs: str) -> None:
@@ -46,7 +45,6 @@ def test_a_key_without_effect_is_named_with_what_it_needs(overrides: list[str], 
         (["parallel.activation_checkpointing=budget"], "parallel.activation_memory_budget"),
         (["optimizer.schedule=wsd"], "optimizer.wsd_decay_fraction"),
         (["train.on_nonfinite=skip"], "train.max_nonfinite_steps"),
-        (["cluster=mock"], "rehearsal.step_s"),
         (["cluster=mock"], "cluster.slurm.partition"),
         ([], "optimizer.lr"),
     ],

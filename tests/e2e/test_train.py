@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import conf.load
+from conf.schema import SimulationConfig
 from flows import pretrain
 from flows.pretrain import PlainCaller
 from hlatctl.run import continuations, contract, files
@@ -102,9 +103,8 @@ def test_a_dry_run_journals_the_same_events_as_the_run_itself(whole: RunPaths, t
         runs_dir=str(tmp_path),
         cluster=replace(config.cluster, launcher="mock"),
         tracking=replace(config.tracking, enabled=False),
-        rehearsal=replace(config.rehearsal, shows_recovery=False),
     )
-    run = pretrain.create(simulated, argv=[])
+    run = pretrain.create(simulated, argv=[], simulated=SimulationConfig(shows_recovery=False))
     pretrain.drive(run, caller_of=lambda ctx: PlainCaller(ctx.clock))
     real, simulated_story = story(whole), story(run)
     for part in real:

@@ -12,7 +12,7 @@ import pytest
 
 import conf.load
 from conf.of_run import CONFIG_AMENDED, newest_amendment, of_run
-from conf.schema import Config
+from conf.schema import Config, SimulationConfig
 from flows import amendments, pretrain
 from flows.amendments import Amended
 from flows.pretrain import PlainCaller
@@ -346,8 +346,8 @@ def drive(run: RunPaths) -> None:
 
 @pytest.mark.processes
 def test_a_finished_run_that_becomes_longer_trains_on_with_the_schedule_of_its_new_length(mock_config: Config) -> None:
-    rehearsal = dataclasses.replace(mock_config.rehearsal, shows_recovery=False, step_events=None)
-    run = pretrain.create(dataclasses.replace(mock_config, rehearsal=rehearsal), argv=[])
+    cluster = SimulationConfig(shows_recovery=False, step_events=None)
+    run = pretrain.create(mock_config, argv=[], simulated=cluster)
     drive(run)
     assert read_state(run).step == 306
     drive(run)

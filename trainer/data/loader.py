@@ -283,7 +283,7 @@ class Loader(Batches):
 
     Args:
         state: the concatenated :attr:`state` lists of all ranks, in order, for any number of ranks.
-        events: the journal's events, equal on all ranks; ``amended`` events add batches to skip.
+        events: the journal's events, equal on all ranks; ``data_changed`` events add batches to skip.
         sender: sends to the processes that need the same batches; None: there are none.
 
     Raises:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from conf.amendments import with_changes
-from conf.data_changes import AMENDED, SKIP_STEPS, TRAIN_STARTED
+from conf.data_changes import DATA_CHANGED, SKIP_STEPS, TRAIN_STARTED
 from conf.devices import DEVICES
 from conf.schema import Config
 from conf.sizes import mfu, parameters
@@ -248,7 +248,7 @@ class Training:
         self.last_finished_s = 0.0
         restored = self._restore(max_checkpoint_step)
         self.dataset_fingerprint = str(dataset["fingerprint"])
-        self.batches, self.amended_skips = open_batches(config, run, dataset, backend, restored)
+        self.batches, self.added_skips = open_batches(config, run, dataset, backend, restored)
 
     def _restore(self, max_checkpoint_step: int | None) -> Restored | None:
         """Continue from the newest checkpoint, or otherwise read the weights of ``train.init_from``."""
@@ -393,7 +393,7 @@ class Training:
             )
         if action == "skip":
             return None
-        self._note(AMENDED, durable=True, key=SKIP_STEPS, value=[pending.batch], by="trainer", why=numbers)
+        self._note(DATA_CHANGED, durable=True, key=SKIP_STEPS, value=[pending.batch], by="trainer", why=numbers)
         self.step = pending.step
         self.pending.clear()  # later steps used parameters that are not finite
         return "rollback"
@@ -429,7 +429,7 @@ class Training:
             device=str(self.backend.device),
             parameters=parameters(self.config.model).total,
             peak_flops_per_s=self.backend.peak_flops_per_s(),
-            amended_skips=self.amended_skips,
+            added_skips=self.added_skips,
         )
 
     def _watch(self, step: int, metrics: StepMetrics, step_s: float) -> None:

@@ -79,7 +79,7 @@ def _prepare(run: RunPaths) -> None:
 
 
 def _amendments(run: RunPaths) -> list[dict[str, Any]]:
-    return [event for event in read_events(run) if event["kind"] == "amended"]
+    return [event for event in read_events(run) if event["kind"] == "data_changed"]
 
 
 def test_inspect_prepares_and_shows_a_corpus(run: RunPaths, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:

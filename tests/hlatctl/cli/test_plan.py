@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema import Config
+from conf.schema import Config, SimulationConfig
 from flows.forecast import variants
 from hlatctl.cli.main import main
 from hlatctl.report.forecast import Simulation
@@ -173,7 +173,7 @@ def test_a_plan_says_which_tasks_this_machine_will_skip(
     assert json.loads(capsys.readouterr().out)["warnings"] == [skipped]
 
 
-def played(config: Config, seeds: int) -> dict[str, list[Simulation]]:
+def played(config: Config, settings: SimulationConfig, seeds: int, say: object) -> dict[str, list[Simulation]]:
     """Long simulations of a large run, in the place of real ones."""
     one = Simulation(
         seed=1,
@@ -185,7 +185,7 @@ def played(config: Config, seeds: int) -> dict[str, list[Simulation]]:
         failures=120,
         cost_usd=6_102_570.0,
     )
-    return {name: [one] * seeds for name in variants(config)}
+    return {name: [one] * seeds for name in variants(config, settings)}
 
 
 SMALL = ["model=llama_tiny", "train.max_steps=200", "checkpoint.every_steps=40", "eval.enabled=false"]
@@ -203,7 +203,7 @@ def test_a_forecast_is_a_table_of_variants_and_leaves_only_its_figure(
         "as configured",
         "checkpoint.every_steps=10",
         "checkpoint.every_steps=160",
-        "rehearsal.start_s=960",
+        "simulation.start_s=960",
         "recovery.enabled=false",
     ]
     assert record["variants"]["as configured"]["courses"] == 1
@@ -212,7 +212,7 @@ def test_a_forecast_is_a_table_of_variants_and_leaves_only_its_figure(
 
 
 def test_the_table_fits_100_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("flows.forecast.play_all", lambda config, seeds, say: played(config, seeds))
+    monkeypatch.setattr("flows.forecast.play_all", played)
     assert main(["forecast", "experiment=hlat_7b", "--seeds", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["VARIANT", "DURATION", "P95", "UPTIME", "GOODPUT", "LOST", "WORK", "FAILURES", "USD"]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import conf.load
+from conf import simulation
 from conf.schema import Config
 from hlatctl.cli.main import main
 from hlatctl.cli.progress import LiveObserver, PlainObserver, describe, observer_for
@@ -148,7 +149,7 @@ def _without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.processes
 def test_a_dry_run_prints_its_id_alone_and_talks_on_stderr(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--dry-run", "--run-id", "rehearsal", *OVERRIDES]) == 0
+    assert main(["train", "--dry-run", "--run-id", "rehearsal", *OVERRIDES, "simulation.seed=5"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "rehearsal\n"
     assert captured.err.splitlines()[0] == "SIMULATED: nothing is trained, and every number is made up"
@@ -157,6 +158,7 @@ def test_a_dry_run_prints_its_id_alone_and_talks_on_stderr(runs_dir: Path, capsy
     assert os.fspath(runs_dir / "rehearsal" / "report" / "index.html") in captured.err
     view = view_run(RunPaths(runs_dir / "rehearsal"))
     assert (view.status, view.state.step, view.state.simulated) == ("finished", 306, True)
+    assert simulation.of_run(view.run).seed == 5
     # An id is given once, and the run that has it is not touched.
     assert main(["train", "--dry-run", "--run-id", "rehearsal", *OVERRIDES]) == 12
     assert "hlatctl resume rehearsal" in capsys.readouterr().err

@@ -99,7 +99,7 @@ def _event(writers: Writers, act: str, attempt: int, step: int) -> None:
         "late": ("step", {"step": max(1, step - 2), "tokens": 7, "loss": 9.0}),
         "again": ("step", {"step": step, "tokens": 8, "loss": None}),
         "nan": ("step", {"step": step + 1, "tokens": 10 * step + 10, "loss": "nan", "grad_norm": "-inf"}),
-        "amended": ("amended", {"key": "data.skip_steps", "value": [step], "by": "me", "why": "x"}),
+        "amended": ("data_changed", {"key": "data.skip_steps", "value": [step], "by": "me", "why": "x"}),
     }
     flow: dict[str, tuple[str, dict[str, Any]]] = {
         "milestone": ("milestone", {**at, "tokens": 10 * step}),
@@ -229,7 +229,7 @@ def test_damaged_lines_at_the_end_of_a_file_are_counted_with_those_that_follow(w
     writers.train(1, 0, 9)
     writers.raw("train-rank00000", b"rubbish\n")
     for _ in range(3):
-        writers.add("flow", "amended", key="x", value=1)
+        writers.add("flow", "data_changed", key="x", value=1)
     read_state(writers.run)
     writers.raw("train-rank00000", b"rubbish\n")
     writers.add("train-rank00000", "warning", message="now")
