@@ -30,11 +30,10 @@ from conf.data_changes import skipped_batches
 from conf.schema import Config
 from hlatctl.run.errors import STORAGE_AWAY, CheckpointError, HlatctlError, LaunchError, from_record, to_record
 from hlatctl.run.journal import Event
-from trainer.data import tokenizer
-from trainer.data.documents import sources_of
-from trainer.data.packing import Deal, PackedRow, Position, Span
+from trainer.data.documents import deal_of, sources_of
+from trainer.data.packing import PackedRow, Position, Span
 from trainer.data.remote import ReadAhead
-from trainer.data.tokenizer import Tokens, make_encoder
+from trainer.data.tokenizer import Tokens, make_encoder, tokenizer_of
 
 #: How often a waiting thread checks whether to stop.
 _STOP_POLL_S = 0.1
@@ -309,14 +308,7 @@ class Loader(Batches):
         first, positions = _positions(state, rows, len(self.sources))
         super().__init__(batch=first, ahead=config.data.prefetch_batches)
         self._seq_len, self._skip, self._sender = config.train.seq_len, skipped_batches(config, events), sender
-        deal = Deal(
-            [len(source.documents) for source in self.sources],
-            keys=[source.fingerprint for source in self.sources],
-            weights=[source.weight for source in config.data.sources] or [1.0] * len(self.sources),
-            rows=rows,
-            seed=config.seed,
-        )
-        encode = make_encoder(tokenizer.load(Path(dataset["tokenizer"]["path"]) / tokenizer.TOKENIZER_JSON))
+        deal, encode = deal_of(config, self.sources), make_encoder(tokenizer_of(dataset))
         mine = range(rows // size * rank, rows // size * (rank + 1))
         readers = len(mine) * len(self.sources)
         documents = [
