@@ -455,7 +455,12 @@ def read_scores(run: RunPaths, tokens: int | None, warn: Callable[[str], None]) 
 
 
 def evaluated_milestone(run: RunPaths, milestones: dict[int, MilestoneState], tokens: int | None) -> MilestoneState:
-    """Return the evaluated milestone with these tokens, or the newest one; raises the errors of `read_scores`."""
+    """Return the evaluated milestone with these tokens, or the newest one.
+
+    Raises:
+        EvaluationError: the run has no evaluated milestone.
+        ConfigError: it has none with these tokens.
+    """
     evaluated = {at: milestone for at, milestone in milestones.items() if milestone.status == "evaluated"}
     if not evaluated:
         pending = ", ".join(f"{count(at)} {milestone.status}" for at, milestone in sorted(milestones.items()))
