@@ -75,18 +75,10 @@ def of_run(
     new_contract: bool = False,
     asked: Asked | None = None,
 ) -> Request:
-    """Return the request for every milestone that a run has reached, or for one of them.
-
-    Args:
-        config: the run's configuration, possibly with other evaluation settings.
-        at: evaluate only the milestone at this number of tokens.
-        step: evaluate only this checkpoint.
-        new_contract, asked: as in ``Request``.
+    """Return the request for every milestone that a run has reached, or for the one at some tokens or of a step.
 
     Raises:
-        ConfigError: there is no such milestone.
-        EvaluationError: no milestone was reached, or the run has only imported scores.
-        CheckpointError: the milestone was not reached.
+        ConfigError, EvaluationError, CheckpointError: there is no such milestone, or nothing to evaluate.
     """
     if state.imported:
         raise EvaluationError(
@@ -308,16 +300,7 @@ def _context_tokens(folder: Path) -> int:
 
 
 def import_scores(config: Config, source: Source, *, argv: list[str]) -> RunPaths:
-    """Create a run with a file's scores at 0 tokens, like that of an external model.
-
-    Args:
-        config: the default configuration; only its runs folder and permissions matter.
-        source: the checked file.
-        argv: the command line as typed.
-
-    Raises:
-        StorageError: the directory can't be created.
-    """
+    """Create a run with a checked file's scores at 0 tokens, like that of an external model."""
     config = replace(config, experiment_name="imported")
     mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"imported-{_plain(source.figures.model)}")
     record = provenance.collect(argv, Path(hlatctl.__file__).parent)
