@@ -20,7 +20,7 @@ import conf.load
 import hlatctl
 from conf.schema import Config
 from flows.launchers import open_context
-from flows.pretrain import Ahead, Caller, PlainCaller
+from flows.pretrain import Ahead, Caller, run_with_prefect
 from flows.runtime.context import FlowContext
 from flows.runtime.driver import Observer
 from flows.runtime.jobs import end_staying
@@ -122,8 +122,7 @@ def create(config: Config, folder: Path, *, argv: list[str]) -> tuple[RunPaths, 
     """
     config = replace(config, train=replace(config.train, seq_len=_context_tokens(folder)), experiment_name="evaluation")
     asked = ask_contracts(config, model=folder)
-    name = "".join(c if (c.isascii() and c.isalnum()) or c in "._-" else "-" for c in folder.name)[:60]
-    mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"eval-{name}")
+    mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"eval-{_plain(folder.name) or 'model'}")
     created = {
         "run_id": run_id,
         "simulated": config.cluster.launcher == "mock",
@@ -160,10 +159,12 @@ def drive(request: Request, observer: Observer | None = None) -> list[Path]:
             ctx.event("head_started", pid=os.getpid(), host=platform.node(), token=driver_token(run))
         prefect_api.begin(Path(ctx.config.runs_dir), ctx.message, start=ctx.config.tracking.enabled)
         folders: list[Path] = []
+        asked = partial(contracts_of, request)  # takes seconds, as Prefect's start does
         try:
             with ctx.signals.kept():
                 try:
-                    _run(ctx, request, folders)
+                    stages = partial(pipeline, request=request, folders=folders)
+                    run_with_prefect(ctx, lambda ahead: ahead.call(_CONTRACT, asked), stages, "evaluate")
                 finally:
                     end_staying(ctx)
             _finish(ctx, request, "finished", "")
@@ -256,20 +257,6 @@ def _is_alone(ctx: FlowContext, request: Request) -> bool:
     return request.model is not None or driver_pid(ctx.run) is None
 
 
-def _run(ctx: FlowContext, request: Request, folders: list[Path]) -> None:
-    from flows.tracking.prefect_flow import run_under_prefect
-
-    ahead = Ahead()
-    try:
-        ahead.call(_CONTRACT, partial(contracts_of, request))  # takes seconds, as Prefect's start does
-    except HlatctlError:
-        if not prefect_api.is_up():
-            raise
-    stages = partial(pipeline, request=request, folders=folders, ahead=ahead)
-    if not run_under_prefect(ctx, stages, "evaluate"):
-        stages(ctx, PlainCaller(ctx.clock))
-
-
 def _finish(ctx: FlowContext, request: Request, outcome: str, message: str) -> None:
     """Journal the end of an external model's run (any other run has its own end), and copy the journal to MLflow."""
     if request.model:
@@ -302,7 +289,7 @@ def _context_tokens(folder: Path) -> int:
 def import_scores(config: Config, source: Source, *, argv: list[str]) -> RunPaths:
     """Create a run with a checked file's scores at 0 tokens, like that of an external model."""
     config = replace(config, experiment_name="imported")
-    mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"imported-{_plain(source.figures.model)}")
+    mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"imported-{_plain(source.figures.model) or 'scores'}")
     record = provenance.collect(argv, Path(hlatctl.__file__).parent)
 
     def begin(run: RunPaths) -> None:
@@ -350,4 +337,4 @@ def _score(figure: dict[str, Any]) -> dict[str, Any]:
 def _plain(model: str) -> str:
     name = model.rstrip("/").rpartition("/")[2]
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)[:50]
-    return plain.strip("-.") or "scores"
+    return plain.strip("-.")

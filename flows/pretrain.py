@@ -254,7 +254,10 @@ def _drive(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) 
     run = ctx.run
     try:
         with ctx.signals.kept(), storage_errors():
-            _run(ctx, caller_of)
+            if caller_of:
+                pipeline(ctx, caller_of(ctx))
+            else:
+                run_with_prefect(ctx, partial(_prepare, ctx, measure=True), pipeline)
         _finish(ctx, "finished", "")
         finish_report(ctx)
         return None
@@ -375,22 +378,21 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
         raise
 
 
-def _run(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) -> None:
+def run_with_prefect(
+    ctx: FlowContext, begin: Callable[[Ahead], object], stages: Callable[..., None], name: str = "pretrain"
+) -> None:
+    """Call ``begin`` while Prefect starts, then the stages (context, caller, ``ahead=``) under Prefect or without."""
     from flows.tracking.prefect_flow import run_under_prefect
 
-    if caller_of:
-        pipeline(ctx, caller_of(ctx))
-        return
     ahead = Ahead()
     try:
-        _prepare(ctx, ahead, measure=True)
+        begin(ahead)
     except HlatctlError:
         if not prefect_api.is_up():
             raise
-    stages = partial(pipeline, ahead=ahead)
-    if not run_under_prefect(ctx, stages):
+    if not run_under_prefect(ctx, partial(stages, ahead=ahead), name):
         ctx.cancelled.clear()  # if Prefect failed midway, it ended a running evaluation
-        stages(ctx, PlainCaller(ctx.clock))
+        stages(ctx, PlainCaller(ctx.clock), ahead=ahead)
 
 
 def _finish(ctx: FlowContext, outcome: str, message: str, hint: str = "") -> None:
