@@ -27,17 +27,10 @@ from hlatctl.units import size
 
 
 def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
-    """Ask a run to write a checkpoint and stop, and wait for it.
+    """Ask a run to write a checkpoint and stop, wait for its driver to end, and return the state after that.
 
     The run's driver reads the request from the journal. If the driver is dead, a training job that is still running is
     cancelled directly, even on a full disk, and the run's kept nodes are released.
-
-    Args:
-        by: name of the requester, for the journal.
-        wait_s: seconds to wait for the driver to end.
-
-    Returns:
-        The state after the wait.
 
     Raises:
         StorageError: the request can't be written to the journal, so the driver can't read it.
@@ -70,13 +63,7 @@ _SPARE_STEPS = 4
 
 
 def request_profile(run: RunPaths, *, steps: int, ranks: list[int] | None, memory: bool, by: str) -> ProfileState:
-    """Request a profile of a run's training. Nothing is written if the profile can't be made.
-
-    Args:
-        steps: number of steps to record.
-        ranks: ranks that record; None: all.
-        memory: also record each allocation.
-        by: name of the user, for the journal.
+    """Request a profile of some ranks of a run's training, or of all. Nothing is written if it can't be made.
 
     Raises:
         ConfigError: the run isn't training, has no such ranks, or its backend has a profiler of its own.
@@ -132,11 +119,7 @@ def wait_for_profile(run: RunPaths, number: int) -> Iterator[tuple[int, ProfileS
 
 
 def profile_table(run: RunPaths, profile: ProfileState) -> str:
-    """Return the operators of the first rank of a profile, by time.
-
-    Raises:
-        StorageError: the file can't be read.
-    """
+    """Return the operators of the first rank of a profile, by time."""
     path = run.profile(profile.number) / table_name(profile.ranks[0])
     try:
         return path.read_text(encoding="utf-8")

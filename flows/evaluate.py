@@ -19,7 +19,7 @@ from typing import Any
 import conf.load
 import hlatctl
 from conf.schema import Config
-from flows.pretrain import Ahead, Caller, PlainCaller
+from flows.pretrain import Ahead, Caller, run_with_prefect
 from flows.runtime.context import FlowContext, open_context
 from flows.runtime.driver import Observer
 from flows.runtime.jobs import end_staying
@@ -74,18 +74,10 @@ def of_run(
     new_contract: bool = False,
     asked: Asked | None = None,
 ) -> EvaluationRequest:
-    """Return the request for every milestone that a run has reached, or for one of them.
-
-    Args:
-        config: the run's configuration, possibly with other evaluation settings.
-        at: evaluate only the milestone at this number of tokens.
-        step: evaluate only this checkpoint.
-        new_contract, asked: as in ``EvaluationRequest``.
+    """Return the request for every milestone that a run has reached, or for the one at some tokens or of a step.
 
     Raises:
-        ConfigError: there is no such milestone.
-        EvaluationError: no milestone was reached, or the run has only imported scores.
-        CheckpointError: the milestone was not reached.
+        ConfigError, EvaluationError, CheckpointError: there is no such milestone, or nothing to evaluate.
     """
     if state.imported:
         raise EvaluationError(
@@ -129,8 +121,7 @@ def create(config: Config, folder: Path, *, argv: list[str]) -> tuple[RunPaths, 
     """
     config = replace(config, train=replace(config.train, seq_len=_context_tokens(folder)), experiment_name="evaluation")
     asked = ask_contracts(config, model=folder)
-    name = "".join(c if (c.isascii() and c.isalnum()) or c in "._-" else "-" for c in folder.name)[:60]
-    mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"eval-{name}")
+    mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"eval-{_plain(folder.name) or 'model'}")
     created = {
         "run_id": run_id,
         "simulated": config.cluster.launcher == "mock",
@@ -167,10 +158,12 @@ def drive(request: EvaluationRequest, observer: Observer | None = None) -> list[
             ctx.event("head_started", pid=os.getpid(), host=platform.node(), token=driver_token(run))
         prefect_api.begin(Path(ctx.config.runs_dir), ctx.message, start=ctx.config.tracking.enabled)
         folders: list[Path] = []
+        asked = partial(contracts_of, request)  # takes seconds, as Prefect's start does
         try:
             with ctx.signals.kept():
                 try:
-                    _run(ctx, request, folders)
+                    stages = partial(pipeline, request=request, folders=folders)
+                    run_with_prefect(ctx, lambda ahead: ahead.call(_CONTRACT, asked), stages, "evaluate")
                 finally:
                     end_staying(ctx)
             _finish(ctx, request, "finished", "")
@@ -263,20 +256,6 @@ def _is_alone(ctx: FlowContext, request: EvaluationRequest) -> bool:
     return request.model is not None or driver_pid(ctx.run) is None
 
 
-def _run(ctx: FlowContext, request: EvaluationRequest, folders: list[Path]) -> None:
-    from flows.tracking.prefect_flow import run_under_prefect
-
-    ahead = Ahead()
-    try:
-        ahead.call(_CONTRACT, partial(contracts_of, request))  # takes seconds, as Prefect's start does
-    except HlatctlError:
-        if not prefect_api.is_up():
-            raise
-    stages = partial(pipeline, request=request, folders=folders, ahead=ahead)
-    if not run_under_prefect(ctx, stages, "evaluate"):
-        stages(ctx, PlainCaller(ctx.clock))
-
-
 def _finish(ctx: FlowContext, request: EvaluationRequest, outcome: str, message: str) -> None:
     """Journal the end of an external model's run (any other run has its own end), and copy the journal to MLflow."""
     if request.model:
@@ -307,18 +286,9 @@ def _context_tokens(folder: Path) -> int:
 
 
 def import_scores(config: Config, source: Source, *, argv: list[str]) -> RunPaths:
-    """Create a run with a file's scores at 0 tokens, like that of an external model.
-
-    Args:
-        config: the default configuration; only its runs folder and permissions matter.
-        source: the checked file.
-        argv: the command line as typed.
-
-    Raises:
-        StorageError: the directory can't be created.
-    """
+    """Create a run with a checked file's scores at 0 tokens, like that of an external model."""
     config = replace(config, experiment_name="imported")
-    mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"imported-{_plain(source.figures.model)}")
+    mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"imported-{_plain(source.figures.model) or 'scores'}")
     record = provenance.collect(argv, Path(hlatctl.__file__).parent)
 
     def begin(run: RunPaths) -> None:
@@ -366,4 +336,4 @@ def _score(figure: dict[str, Any]) -> dict[str, Any]:
 def _plain(model: str) -> str:
     name = model.rstrip("/").rpartition("/")[2]
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)[:50]
-    return plain.strip("-.") or "scores"
+    return plain.strip("-.")

@@ -40,11 +40,8 @@ def fork(
     """Create a run that continues from another run's checkpoint.
 
     Args:
-        parent: the other run.
         at: a step, tokens with a unit (``200B``), or ``latest``.
         overrides: changes to the other run's amended configuration.
-        argv: the command line, recorded as provenance.
-        run_id: id of the new run; None: made from the experiment's name and the time.
         restart_data: read the corpus from its beginning. A different corpus is always read from its beginning.
 
     Raises:

@@ -64,12 +64,7 @@ class Caller(Protocol):
         """Run a stage and return its result."""
 
     def submit(self, choose: Callable[[], tuple[str, Callable[[], Any]]], *, most: int) -> Future[Any]:
-        """Run a stage alongside the pipeline, with at most ``most`` such stages simultaneously.
-
-        Args:
-            choose: returns the name and the stage, once a thread is free.
-            most: maximum number of simultaneous stages.
-        """
+        """Run the stage that ``choose`` names, once one of ``most`` threads alongside the pipeline is free."""
 
 
 class PlainCaller:
@@ -94,11 +89,7 @@ class Ahead:
         self._outcomes: dict[str, Callable[[], Any]] = {}
 
     def call(self, name: str, stage: Callable[[], Any]) -> Any:
-        """Run a stage and return its result.
-
-        Raises:
-            HlatctlError: the stage's error.
-        """
+        """Run a stage and return its result, or raise its error."""
         try:
             result = stage()
         except HlatctlError as error:
@@ -152,15 +143,12 @@ def create(
     Args:
         argv: the command line, recorded as provenance.
         run_id: id of the run; None: made from the experiment's name and the time.
-        of: the run's place in a sweep.
         forked: the run continues from the checkpoint that ``fork`` names.
-        origins: where the configuration's values came from, recorded as provenance; None: unknown.
+        origins: where the configuration's values came from, recorded as provenance.
         simulated: settings of the simulated cluster of a dry run; None: the defaults.
 
     Raises:
-        ConfigError, DataError: the configuration or an input is wrong; nothing was created.
-        LaunchError: the cluster's scheduler does not answer or is not installed; nothing was created.
-        RunExistsError, StorageError: the run directory can't be created, or the remote folder can't be written.
+        ConfigError, DataError, LaunchError, RunExistsError, StorageError: nothing was created.
     """
     if run_id is not None:
         runs.check_run_id(run_id)
@@ -194,13 +182,9 @@ _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 
 def adopt_checkpoint(owner: RunPaths, run: RunPaths, step: int) -> None:
-    """Give a run that has not trained another run's checkpoint.
+    """Give a run that has not trained another run's checkpoint, as hard links where the file system allows them.
 
     The event is journalled first: a run that should have a checkpoint and lacks it must not start over.
-
-    Raises:
-        CheckpointError: the checkpoint has no manifest.
-        StorageError: a file can't be written.
     """
     source, target = owner.checkpoint(step), run.checkpoint(step)
     manifest = read_manifest(source)
@@ -274,7 +258,10 @@ def _drive(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) 
     run = ctx.run
     try:
         with ctx.signals.kept(), storage_errors():
-            _run(ctx, caller_of)
+            if caller_of:
+                pipeline(ctx, caller_of(ctx))
+            else:
+                run_with_prefect(ctx, partial(_prepare, ctx, measure=True), pipeline)
         _finish(ctx, "finished", "")
         finish_report(ctx)
         return None
@@ -332,11 +319,7 @@ def _journal_start(ctx: FlowContext) -> None:
 
 
 def pipeline(ctx: FlowContext, caller: Caller, ahead: Ahead | None = None) -> None:
-    """Run the stages in order. Each is idempotent: a resumed run calls all of them again.
-
-    Args:
-        ahead: caller that has run the stages before training.
-    """
+    """Run the stages in order, except those that ran ``ahead``. A resumed run calls all again: each is idempotent."""
     _prepare(ctx, ahead.through(caller) if ahead else caller, measure=True)
     evaluations = _train_and_evaluate(ctx, caller)
     if "failed" in evaluations:
@@ -348,11 +331,7 @@ def pipeline(ctx: FlowContext, caller: Caller, ahead: Ahead | None = None) -> No
 
 
 def _prepare(ctx: FlowContext, caller: Caller, *, measure: bool) -> None:
-    """Run the stages before training; each skips what is done.
-
-    Args:
-        measure: run preflight too, which never counts as done.
-    """
+    """Run the stages before training. Each skips what is done, except preflight, which runs to ``measure``."""
     caller.call("validate", partial(validate, ctx))
     caller.call("provenance", partial(record_provenance, ctx, ctx.state.argv or sys.argv))
     caller.call("data", partial(prepare_data, ctx))
@@ -403,22 +382,21 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
         raise
 
 
-def _run(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) -> None:
+def run_with_prefect(
+    ctx: FlowContext, begin: Callable[[Ahead], object], stages: Callable[..., None], name: str = "pretrain"
+) -> None:
+    """Call ``begin`` while Prefect starts, then the stages (context, caller, ``ahead=``) under Prefect or without."""
     from flows.tracking.prefect_flow import run_under_prefect
 
-    if caller_of:
-        pipeline(ctx, caller_of(ctx))
-        return
     ahead = Ahead()
     try:
-        _prepare(ctx, ahead, measure=True)
+        begin(ahead)
     except HlatctlError:
         if not prefect_api.is_up():
             raise
-    stages = partial(pipeline, ahead=ahead)
-    if not run_under_prefect(ctx, stages):
+    if not run_under_prefect(ctx, partial(stages, ahead=ahead), name):
         ctx.cancelled.clear()  # if Prefect failed midway, it ended a running evaluation
-        stages(ctx, PlainCaller(ctx.clock))
+        stages(ctx, PlainCaller(ctx.clock), ahead=ahead)
 
 
 def _finish(ctx: FlowContext, outcome: str, message: str, hint: str = "") -> None:

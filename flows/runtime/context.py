@@ -67,7 +67,6 @@ class FlowContext:
 
     Args:
         config: the run's configuration, or another one in its place.
-        launcher: starts the flow's jobs.
         writer: writer of the journal; each flow of a run has its own.
         heeds_stop: a request to stop the run ends this flow's jobs.
         simulation: the simulated cluster of a dry run; None in a real run.
@@ -118,11 +117,7 @@ class FlowContext:
             self.refresh()
 
     def require_journal(self) -> None:
-        """Wait until the journal holds every event so far.
-
-        Raises:
-            StoppedError: the run was asked to stop.
-        """
+        """Wait until the journal holds every event so far; raise StoppedError if the run was asked to stop."""
         self.when_there_is_room(self._check_written)
 
     def when_there_is_room(self, work: Callable[[], T]) -> T:
@@ -156,11 +151,7 @@ class FlowContext:
             raise StoppedError(f"run {run_id}: stopped on request", hint=f"hlatctl resume {run_id}")
 
     def pause(self, seconds: float) -> None:
-        """Wait.
-
-        Raises:
-            StoppedError: the run was asked to stop.
-        """
+        """Wait; raise StoppedError if the run was asked to stop."""
         self.check_stop()
         self.clock.wait(seconds, self.check_stop)
 
@@ -253,11 +244,7 @@ def live_training(state: RunState, launcher: Launcher) -> Handle | None:
 
 
 def refuse_archived(run: RunPaths, state: RunState) -> None:
-    """Refuse to continue a run whose checkpoints were removed.
-
-    Raises:
-        CheckpointError: the run is archived.
-    """
+    """Raise a CheckpointError if the run's checkpoints were removed, so that it can't continue."""
     if state.archived:
         raise CheckpointError(
             f"run {run.run_id}: is archived, so it can't be resumed",
@@ -319,14 +306,9 @@ def make_job(
 
     Args:
         run: the run directory, which need not exist.
-        name: name of the job and its files.
-        argv: arguments of ``python``, such as ``-m``, ``trainer.convert.export``, ….
         attempt: the attempt whose folders take its files; 0 for jobs other than training.
         distributed: all processes of the cluster, started by torchrun, with the environment of training; otherwise one
             process.
-        each_node: one process on every node.
-        env: variables in addition to the common ones.
-        wrapper: see :class:`flows.launch.base.Job`.
     """
     cluster = config.cluster
     threads = {processes.THREADS: str(cluster.threads_per_process)}

@@ -71,11 +71,7 @@ def start(
 def start_alongside(
     words: Sequence[str], output: Any, *, stdin: int = subprocess.DEVNULL, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start a program (:func:`start`) in a session of its own, so that Ctrl-C reaches only the flow.
-
-    Args:
-        output: open file for stdout and stderr.
-    """
+    """Start a program (:func:`start`) that writes to an open file, in a session that Ctrl-C doesn't reach."""
     return start(words, stdin=stdin, stdout=output, stderr=output, start_new_session=True, **options)
 
 
@@ -138,13 +134,7 @@ def ask_about(module: str, config: Config, *argv: str, **options: Any) -> str:
 
 
 class Conversation:
-    """A conversation with a running process in lines.
-
-    Args:
-        process: process with pipes as stdin and stdout.
-        module: its name, for errors.
-        folder: folder with its error and its stderr.
-    """
+    """A conversation in lines with a running process, whose error and stderr are in ``folder``."""
 
     def __init__(self, process: subprocess.Popen[str], module: str, folder: Path) -> None:
         assert process.stdin is not None
@@ -191,8 +181,6 @@ def conversation(module: str, *argv: str, folder: Path, yields: bool) -> Iterato
     """Start ``python -m module argv`` in a session of its own, and end it after the block.
 
     Args:
-        module: such as ``eval.generate``.
-        argv: arguments of the module.
         folder: private folder for its error and its stderr.
         yields: run it at low priority.
     """
@@ -227,7 +215,6 @@ def start_driver(
     """Start ``hlatctl resume`` in a session of its own, and wait until it drives the run or has succeeded.
 
     Args:
-        run: a run without a driver.
         inside: command that runs the words after it, such as bubblewrap.
         env: variables to add to this process's environment.
 

@@ -193,12 +193,7 @@ class VirtualClock:
 
 
 class Fault(Exception):
-    """A failure of a job, or a request to stop; raised inside its script, where it pauses.
-
-    Args:
-        kind: kind of the failure, or ``stop``.
-        host: host of the failure; empty: no host.
-    """
+    """A failure of a job, or a request to ``stop``; raised inside its script, where it pauses."""
 
     def __init__(self, kind: str, host: str = "") -> None:
         super().__init__(kind)
@@ -206,11 +201,7 @@ class Fault(Exception):
 
 
 class Process:
-    """A running script.
-
-    Args:
-        ended: called with its exit code.
-    """
+    """A running script; ``ended`` is called with its exit code."""
 
     def __init__(self, clock: VirtualClock, script: Script, ended: Callable[[int], None]) -> None:
         self.alive = True
@@ -259,13 +250,7 @@ OF_CLUSTER = ("upgrade", "disk_full", "nan", "head_crash", "mlflow_outage")
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One failure.
-
-    Args:
-        kind: a field of ``FailureRatesConfig``.
-        host: its host; meaningless for failures without a host.
-        after_s: seconds since the previous failure.
-    """
+    """A failure, so long after the previous one; ``kind`` is a field of ``FailureRatesConfig``. Some have no host."""
 
     kind: str
     host: str
@@ -273,13 +258,7 @@ class Failure:
 
 
 class Failures:
-    """An endless sequence of failures.
-
-    Args:
-        rates: failures per 1,000 node-hours; those of ``OF_CLUSTER`` per 1,000 hours.
-        hosts: hosts of the cluster, including spare ones.
-        random_numbers: source of random numbers.
-    """
+    """An endless sequence of failures: rates per 1,000 node-hours, those of ``OF_CLUSTER`` per 1,000 hours."""
 
     def __init__(self, rates: FailureRatesConfig, hosts: tuple[str, ...], random_numbers: random.Random) -> None:
         self._hosts, self._random = hosts, random_numbers
@@ -470,11 +449,7 @@ _POLL_S = 0.5
 
 
 class SimulatedLauncher:
-    """Simulates jobs instead of running them.
-
-    Args:
-        cluster: the simulated cluster; None: jobs can't be submitted.
-    """
+    """Simulates jobs instead of running them; without a cluster it only renders them."""
 
     name = "mock"
     weighs_jobs = False
@@ -502,11 +477,7 @@ class SimulatedLauncher:
         return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
 
     def submit(self, plan: JobPlan) -> Handle:
-        """Start the simulated job.
-
-        Raises:
-            LaunchError: there is no simulated cluster.
-        """
+        """Start the simulated job."""
         if self._cluster is None:
             raise LaunchError(f"job {plan.job.name}: cluster.launcher=mock simulates jobs only inside a flow")
         handle = self.handle(plan)

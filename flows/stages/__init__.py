@@ -38,8 +38,8 @@ def run_stage(
     """Run a stage unless it is done, and restart it if the restart policy of jobs says so (``recovery.*``).
 
     Args:
-        fingerprint: fingerprint of everything that the work depends on.
-        work: does the work and returns its outputs, as JSON values.
+        fingerprint: of everything that the work depends on.
+        work: returns the stage's outputs, as JSON values.
         done: returns why the stage is done; empty: it isn't.
     """
     why = done()

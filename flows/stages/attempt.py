@@ -190,11 +190,7 @@ class Attempt:
         ctx.launcher.cancel(self._handle, grace_s=0)
 
     def conclude(self, status: Status) -> policy.Decision:
-        """Find the cause of the end, journal it with what follows, and return what follows.
-
-        Raises:
-            HlatctlError: the run stops.
-        """
+        """Find the cause of the end, journal it with what follows, and return that; raise an error if the run stops."""
         ctx, job = self._ctx, self._job
         state = ctx.refresh()
         attempt = state.attempts[-1]

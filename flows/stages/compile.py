@@ -153,13 +153,9 @@ def _count(folder: Path) -> int:
 
 
 def merge_nodes(folder: Path) -> dict[str, Any]:
-    """Move the complete modules of all nodes into one cache, and write its manifest.
+    """Move the complete modules of all nodes from ``node-<host>/`` into one cache, and write its manifest.
 
-    Args:
-        folder: contains ``node-<host>/`` of each node; these folders are removed.
-
-    Returns:
-        The numbers of graphs and nodes, and the time of the slowest graph.
+    Returns the numbers of graphs and nodes, and the time of the slowest graph.
 
     Raises:
         CompileError: nodes had different compilers, or compiled nothing.
@@ -200,11 +196,7 @@ STAGE = "coverage"
 
 
 def check_coverage(ctx: FlowContext) -> None:
-    """Check with a short attempt that every graph is in the cache.
-
-    Raises:
-        CompileError: names a missing graph.
-    """
+    """Check with a short attempt that every graph is in the cache; the CompileError names a missing one."""
     key = graph_key(ctx.config)
 
     def work() -> dict[str, Any]:

@@ -57,16 +57,10 @@ def validate(ctx: FlowContext) -> None:
 def check(config: Config, *, begun: bool = False) -> None:
     """Check a configuration and the files that it names; for a dry run only the configuration.
 
-    Args:
-        begun: the run has a checkpoint, so it doesn't need its initial weights.
+    A run with a checkpoint (``begun``) doesn't need its initial weights.
 
     Raises:
-        ConfigError: a rule is broken, the devices' memory is too small, the suite has no task of that name, or the
-            initial weights belong to another model.
-        DataError: the corpus or the tokenizer is missing, empty or unreadable; a dataset of the suite is missing.
-        DependencyError: a package of the suite or of its runner is missing, or the Neuron stack doesn't match.
-        CheckpointError: the initial weights are incomplete.
-        StorageError: another user can write to a folder of ``eval.include_path``.
+        ConfigError, DataError, DependencyError, CheckpointError, StorageError: a rule is broken, or an input unusable.
     """
     conf.validate.validate(config)
     for each in _checks(config, begun=begun):
@@ -134,23 +128,13 @@ def _chat(config: Config) -> None:
 
 
 def check_notify(config: Config) -> None:
-    """Check that messages can be sent, unless the run is simulated.
-
-    Raises:
-        ConfigError: an address can't be read.
-    """
+    """Check that messages can be sent, unless the run is simulated."""
     if not is_simulated(config):
         tracking.check_notify_urls(config)
 
 
 def check_remote(config: Config, run_id: str) -> None:
-    """Check that ``checkpoint.remote_url`` can be written and contains no run with this id.
-
-    Raises:
-        StorageError: the remote folder can't be written.
-        DependencyError: the package for this kind of URL is missing.
-        RunExistsError: the remote folder has checkpoints of a run with this id.
-    """
+    """Check that ``checkpoint.remote_url`` can be written and contains no run with this id."""
     url = config.checkpoint.remote_url
     if url is None or is_simulated(config):
         return
@@ -163,8 +147,7 @@ def check_remote(config: Config, run_id: str) -> None:
 def check_shape(config: Config) -> str:
     """Check with the cluster's scheduler that jobs of this shape can eventually start.
 
-    Returns:
-        A warning why jobs may wait for long; empty if there is none.
+    Returns a warning if they may wait for long, or else an empty text.
 
     Raises:
         ConfigError: they never can.
@@ -185,15 +168,7 @@ def _check_shape(ctx: FlowContext) -> None:
 
 
 def refuse_simulation(config: Config, *, hint: str, done: str = "trained") -> None:
-    """Refuse a configuration that can only be simulated, unless a dry run was requested.
-
-    Args:
-        hint: what to do instead.
-        done: the work that would not be done.
-
-    Raises:
-        ConfigError: its jobs would be simulated.
-    """
+    """Raise a ConfigError with this hint if jobs would be simulated, so that nothing would be done."""
     if is_simulated(config):
         raise ConfigError(
             f"cluster.launcher=mock: simulates jobs and starts none, so nothing would be {done} "

@@ -67,7 +67,7 @@ def test_the_stages_before_training_do_not_wait_for_prefect_which_gets_their_out
             shown.append((name, len(stage_ends(run))))
             return super().call(name, stage)
 
-    def late(ctx: FlowContext, pipeline: Callable[[FlowContext, Any], None]) -> bool:
+    def late(ctx: FlowContext, pipeline: Callable[[FlowContext, Any], None], name: str) -> bool:
         assert [name for name, _ in stage_ends(run)] == BEFORE_TRAINING, "all have ended when it is waited for"
         pipeline(ctx, Shown(ctx.clock))
         return True

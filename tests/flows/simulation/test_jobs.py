@@ -26,11 +26,6 @@ pytestmark = pytest.mark.processes
 NONE = FailureRatesConfig(**dict.fromkeys((f.name for f in dataclasses.fields(FailureRatesConfig)), 0.0))
 
 
-@pytest.fixture(autouse=True)
-def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.pretrain.write_report", lambda ctx: None)
-
-
 def campaign(folder: Path) -> Config:
     """Two days on eight nodes, three milestones."""
     return compose(
