@@ -21,7 +21,7 @@ from conf.environment import cache_variable
 from conf.schema import Config
 from conf.sizes import checkpoint_bytes, parameters
 from conf.training_rules import BLOCKING, EXIT_CODES, REQUIRED, CheckpointPolicy, Outcome, SaveReason
-from flows.launch.base import Allocation, Handle, Job, Launcher, Plan, Status
+from flows.launch.base import Handle, Job, Launcher, Plan, Status
 from flows.launch.local import LocalLauncher
 from flows.runtime.clock import VirtualClock
 from flows.simulation import draws, evidence
@@ -683,7 +683,7 @@ SCRIPTS: dict[str, Callable[[World, Job], Script]] = {
 _POLL_S = 0.5
 
 
-class MockLauncher:
+class MockLauncher(Launcher):
     """Simulates jobs instead of running them.
 
     Args:
@@ -691,17 +691,11 @@ class MockLauncher:
     """
 
     name = "mock"
-    weighs_jobs = False
-    keeps_nodes = False
 
     def __init__(self, config: Config, world: World | None = None) -> None:
         self._config, self._world = config, world
         self._driver = world.driver if world else 0
         self._hosts = hosts_of(config)
-
-    def check_limits(self, config: Config) -> str:
-        """Return nothing: there is no scheduler."""
-        return ""
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the hosts of the simulated cluster."""
@@ -710,10 +704,6 @@ class MockLauncher:
     def render(self, job: Job) -> Plan:
         """Return the text that the local launcher would submit."""
         return LocalLauncher().render(job)
-
-    def handle(self, plan: Plan) -> Handle:
-        """Return the job's launch folder and name."""
-        return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
 
     def submit(self, plan: Plan) -> Handle:
         """Start the simulated job.
@@ -754,20 +744,9 @@ class MockLauncher:
                 world.clock.sleep(_POLL_S)
         process.kill()
 
-    def allocation(self, job: Job) -> Allocation | None:
-        """Return None: no nodes are kept."""
-        return None
-
-    def release(self, run_dir: Path) -> None:
-        """Do nothing."""
-
     def dump_stacks(self, handle: Handle) -> str:
         """Do nothing: there are no processes."""
         return "a simulated job has no stacks"
-
-    def oom_kills(self) -> int | None:
-        """Return None: there is no kernel."""
-        return None
 
     def _process(self, handle: Handle) -> Process | None:
         return self._world.process(handle.launch_dir, handle.name) if self._world else None
