@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from conf import simulation
 from conf.schema import Config, FailureRatesConfig, SimulationConfig
-from flows.launch.base import Allocation, Handle, Job, JobPlan, Launcher, Status
+from flows.launch.base import Handle, Job, JobPlan, Launcher, Status
 from flows.launch.local import LocalLauncher
 from flows.runtime.driver import settle
 from hlatctl.run.errors import HlatctlError, LaunchError, PreflightError, StorageError, TrainingError, dump_error
@@ -448,21 +448,15 @@ def exit_file(launch_dir: str | Path, name: str) -> Path:
 _POLL_S = 0.5
 
 
-class SimulatedLauncher:
+class SimulatedLauncher(Launcher):
     """Simulates jobs instead of running them; without a cluster it only renders them."""
 
     name = "mock"
-    weighs_jobs = False
-    keeps_nodes = False
 
     def __init__(self, config: Config, cluster: SimulatedCluster | None = None) -> None:
         self._cluster = cluster
         self._hosts = cluster.hosts if cluster else hosts_of(config, SimulationConfig())
         self._driver = cluster.driver if cluster else 0
-
-    def check_limits(self, config: Config) -> str:
-        """Return nothing: there is no scheduler."""
-        return ""
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the hosts of the simulated cluster."""
@@ -471,10 +465,6 @@ class SimulatedLauncher:
     def render(self, job: Job) -> JobPlan:
         """Return the text that the local launcher would submit."""
         return LocalLauncher().render(job)
-
-    def handle(self, plan: JobPlan) -> Handle:
-        """Return the job's launch folder and name."""
-        return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
 
     def submit(self, plan: JobPlan) -> Handle:
         """Start the simulated job."""
@@ -511,20 +501,9 @@ class SimulatedLauncher:
                 cluster.clock.sleep(_POLL_S)
         process.kill()
 
-    def allocation(self, job: Job) -> Allocation | None:
-        """Return None: no nodes are kept."""
-        return None
-
-    def release(self, run_dir: Path) -> None:
-        """Do nothing."""
-
     def dump_stacks(self, handle: Handle) -> str:
         """Do nothing: there are no processes."""
         return "a simulated job has no stacks"
-
-    def oom_kills(self) -> int | None:
-        """Return None: there is no kernel."""
-        return None
 
     def _process(self, handle: Handle) -> Process | None:
         return self._cluster.process(handle.launch_dir, handle.name) if self._cluster else None
