@@ -39,12 +39,11 @@ from hlatctl.cli.status import end_lines
 from hlatctl.report.run_view import view_run, view_sweep
 from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError
 from hlatctl.run.fold import read_state
-from hlatctl.run.journal import number
 from hlatctl.run.labels import change, leading, write_label
 from hlatctl.run.lease import driver
 from hlatctl.run.pace import seconds_per_step, training_left_s
 from hlatctl.run.paths import RunPaths, SweepPaths
-from hlatctl.units import count, duration, one_line, printable, queued
+from hlatctl.units import count, duration, number, one_line, printable, queued
 
 if TYPE_CHECKING:
     from rich.progress import Progress

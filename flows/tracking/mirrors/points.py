@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hlatctl.run.evaluations import headlines
-from hlatctl.run.journal import Event, number
+from hlatctl.run.journal import Event
 from hlatctl.run.step_metrics import MOST_OTHERS, STEP_METRICS, others
+from hlatctl.units import number
 
 #: Tokens/s/device follow from tokens/s.
 _FIELDS = tuple(metric.name for metric in STEP_METRICS if metric.mirrored)
