@@ -16,8 +16,8 @@ from typing import Literal
 
 from flows.launch.base import Status, Verdict
 from hlatctl.run.errors import DISK_FULL, NONFINITE, STORAGE_AWAY, DataError, HlatctlError
-from hlatctl.run.processes import host_names
 from hlatctl.run.state import AttemptState
+from hlatctl.units import host_names
 
 Cause = Literal[
     "finished",

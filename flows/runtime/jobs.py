@@ -18,8 +18,7 @@ from flows.runtime.context import FlowContext
 from hlatctl.run import orders, rank_output
 from hlatctl.run.errors import HlatctlError, LaunchError, load_error
 from hlatctl.run.lease import Holder, hold, successor
-from hlatctl.run.processes import host_names
-from hlatctl.units import queued
+from hlatctl.units import host_names, queued
 
 #: Slurm's reason for a wait that it has not examined yet.
 _NO_REASON = ("", "None")

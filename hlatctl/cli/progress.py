@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from hlatctl.cli.status import evaluation_line
-from hlatctl.run.journal import number
 from hlatctl.run.labels import leading
 from hlatctl.run.pace import seconds_per_step, training_left_s
-from hlatctl.units import count, duration, one_line, printable, queued
+from hlatctl.units import count, duration, number, one_line, printable, queued
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -36,12 +36,11 @@ from hlatctl.report.run_view import view_run, view_sweep
 from hlatctl.run import files, labels
 from hlatctl.run.errors import ConfigError, RunNotFoundError
 from hlatctl.run.fold import read_state
-from hlatctl.run.journal import number
-from hlatctl.run.labels import in_words, marked
+from hlatctl.run.labels import marked
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.runs import LATEST, list_sweeps
 from hlatctl.run.state import AmendmentState
-from hlatctl.units import count, counted, one_line, size, utc
+from hlatctl.units import count, counted, number, one_line, size, tags_text, utc
 
 #: Columns in order, and how soon a narrow terminal loses each: the highest number first, 0 never.
 _COLUMNS = {
@@ -122,7 +121,7 @@ def _print_sweeps(folder: Path, found: list[RunRow]) -> None:
             state, _ = view_sweep(paths)
             done = f"{state.count('finished')} of {state.trials_planned} trials finished"
             status = marked(state.status, simulated=state.simulated)
-            lines.append([paths.run_id, status, done, state.labels.name, in_words(state.labels.tags)])
+            lines.append([paths.run_id, status, done, state.labels.name, tags_text(state.labels.tags)])
     if lines:
         write("\n" + columns([["SWEEP", "STATUS", "TRIALS", "NAME", "TAGS"], *lines]))
         say(f"`hlatctl runs {lines[-1][0]}` lists the trials of a sweep")
@@ -164,7 +163,7 @@ def _cells(row: RunRow, differs: str, now_unix_s: float) -> dict[str, str]:
         "AGE": run_list.age(row, now_unix_s),
         "COST": "-" if row.cost_usd is None else f"{row.cost_usd:,.2f} USD",
         "NAME": row.name,
-        "TAGS": in_words(row.tags),
+        "TAGS": tags_text(row.tags),
         "DIFFERS IN": differs,
     }
 
@@ -271,7 +270,7 @@ def note(
     if change:
         say(f"{paths.run_id}: noted")
         return
-    for what, value in (("name", state.name), ("tags", labels.in_words(state.tags))):
+    for what, value in (("name", state.name), ("tags", tags_text(state.tags))):
         if value:
             write(f"{what}  {one_line(value)}")
     for each in state.notes:

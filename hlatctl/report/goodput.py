@@ -27,10 +27,10 @@ from hlatctl.plan.budget import cost as planned_cost
 from hlatctl.plan.step_time import step_time_s
 from hlatctl.report.numbers import column, mean, mean_paid_nodes, mean_processes, median
 from hlatctl.run.errors import DependencyError
-from hlatctl.run.journal import TRAIN_WRITER, Event, number, train_writer
+from hlatctl.run.journal import TRAIN_WRITER, Event, train_writer
 from hlatctl.run.state import TRAIN_JOB, RunState
 from hlatctl.run.steps import SEGMENT_ROWS, StepSeries
-from hlatctl.units import duration
+from hlatctl.units import duration, number
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hlatctl.run import fold as kept_fold
 from hlatctl.run import steps
 from hlatctl.run.fold import fold, read_state
-from hlatctl.run.journal import LineEvent, read_events, to_line
+from hlatctl.run.journal import Event, read_events, to_line
 from hlatctl.run.paths import RunPaths
 
 #: Times are whole thousands of seconds, so that each event is settled when the next thousand begins.
@@ -147,7 +147,7 @@ def test_what_is_kept_is_not_folded_again(writers: Writers, monkeypatch: pytest.
     appended: list[int] = []
     append = steps.Rows.append
 
-    def spy(rows: steps.Rows, event: LineEvent) -> None:
+    def spy(rows: steps.Rows, event: Event) -> None:
         appended.append(event["step"])
         append(rows, event)
 

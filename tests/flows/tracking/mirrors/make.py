@@ -33,7 +33,7 @@ def make_run(
     return run
 
 
-def train(run: RunPaths, first: int, last: int, *, attempt: int = 1, add: float = 0.0, **more: float) -> None:
+def train(run: RunPaths, first: int, last: int, *, attempt: int = 1, add: float = 0.0, **more: Any) -> None:
     """Train from the first to the last step in one attempt; ``add`` is added to each loss."""
     with JournalWriter(run, FLOW_WRITER, attempt) as journal:
         journal.append("attempt_started", handle={})
