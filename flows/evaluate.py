@@ -21,7 +21,7 @@ import hlatctl
 from conf.schema import Config
 from flows.launchers import open_context
 from flows.pretrain import Ahead, Caller, run_with_prefect
-from flows.runtime.context import FlowContext
+from flows.runtime.context import FlowContext, is_simulated
 from flows.runtime.driver import Observer
 from flows.runtime.jobs import end_staying
 from flows.stages import record_provenance, write_report
@@ -125,7 +125,7 @@ def create(config: Config, folder: Path, *, argv: list[str]) -> tuple[RunPaths, 
     mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"eval-{_plain(folder.name) or 'model'}")
     created = {
         "run_id": run_id,
-        "simulated": config.cluster.launcher == "mock",
+        "simulated": is_simulated(config),
         "argv": [hide(word) for word in argv],
         "evaluates": os.fspath(folder),
     }
