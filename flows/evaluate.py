@@ -20,7 +20,7 @@ import conf.load
 import hlatctl
 from conf.schema import Config
 from flows.pretrain import Ahead, Caller, run_with_prefect
-from flows.runtime.context import FlowContext, open_context
+from flows.runtime.context import FlowContext, is_simulated, open_context
 from flows.runtime.driver import Observer
 from flows.runtime.jobs import end_staying
 from flows.stages import record_provenance, write_report
@@ -124,7 +124,7 @@ def create(config: Config, folder: Path, *, argv: list[str]) -> tuple[RunPaths, 
     mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"eval-{_plain(folder.name) or 'model'}")
     created = {
         "run_id": run_id,
-        "simulated": config.cluster.launcher == "mock",
+        "simulated": is_simulated(config),
         "argv": [hide(word) for word in argv],
         "evaluates": os.fspath(folder),
     }

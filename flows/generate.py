@@ -17,6 +17,7 @@ from typing import Any
 
 from conf.of_run import of_run
 from conf.sampling import Sampling
+from flows.runtime.context import is_simulated
 from flows.runtime.programs import Conversation, ask, conversation
 from flows.targets import FolderTarget, Target
 from hlatctl.run.checkpoint import folder_steps
@@ -105,7 +106,7 @@ def source_of(target: Target, *, step: int | None, device: str | None) -> Source
     if isinstance(target, FolderTarget):
         return Source(folder=target.folder, device=device or _EVERYWHERE)
     run, config = target.run, of_run(target.run)
-    if config.cluster.launcher == "mock":
+    if is_simulated(config):
         raise ConfigError(
             f"run {run.run_id}: is simulated, so it has no weights", hint="`hlatctl runs` lists runs that were trained"
         )

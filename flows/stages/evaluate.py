@@ -24,7 +24,7 @@ import conf.load
 from conf.schema import Config
 from flows.launch.base import Job
 from flows.runtime import amended
-from flows.runtime.context import FlowContext
+from flows.runtime.context import FlowContext, is_simulated
 from flows.runtime.jobs import end_staying, run_job
 from flows.runtime.programs import ask_about
 from hlatctl.report.eval_queue import behind_text, evaluation_queue
@@ -372,7 +372,7 @@ def ask_contracts(
         EvaluationError: the run evaluated a task under another contract, and no new one was requested.
         ConfigError, DataError, DependencyError: the suite can't be run.
     """
-    if config.cluster.launcher == "mock":
+    if is_simulated(config):
         return Asked(name=SIMULATED, contracts={SIMULATED: {}}, new_contract=new_contract, model=model)
     words = ["--run-dir", os.fspath(run.root)] if run else []
     words += ["--new-contract"] if new_contract else []
