@@ -1,4 +1,4 @@
-"""Checks of ``tracking.mirrors`` and ``notify.urls`` on this machine, and how many of a run's steps MLflow gets.
+"""The mirrors, checks of ``tracking.mirrors`` and ``notify.urls`` on this machine, and how many steps mirrors get.
 
 The packages of mirrors are checked without importing them. Notifications go to ``env:NAME`` or ``file:PATH``, which
 contain an Apprise URL. Such a URL contains a token, so it is in no configuration, and errors never repeat it.
@@ -10,27 +10,91 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DependencyError
 from hlatctl.run.files import open_regular, read_text, why
+from hlatctl.run.registry import Registry, Row
 
 _WANDB_URL = "https://api.wandb.ai"
 #: Variables of wandb that contain or name a credential.
 _WANDB_CREDENTIALS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
 
+def _check_wandb(config: Config) -> None:
+    if config.tracking.wandb_mode == "online" and not _has_credential():
+        raise ConfigError(
+            "tracking.mirrors contains wandb: Weights & Biases needs an API key, and there is none here",
+            hint="`export WANDB_API_KEY=KEY`, or `wandb login`, or tracking.wandb_mode=offline",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorKind(Row):
+    """A mirror: ``code(run, config)`` returns a ``flows.tracking.mirrors.base.Service``.
+
+    Args:
+        title: display name of the service.
+        package: a package that must be installed; an extra of hlatctl has its name.
+        check: raises a HlatctlError if runs can't be copied from this machine.
+        chosen_by: the key that chooses it.
+        shows_sweeps: the service shows sweeps too.
+    """
+
+    title: str
+    package: str = ""
+    check: Callable[[Config], None] | None = None
+    chosen_by: Literal["tracking.mirrors", "tracking.enabled"] = "tracking.mirrors"
+    shows_sweeps: bool = False
+
+
+_MODULES = "flows.tracking.mirrors"
+MIRRORS = Registry(
+    "tracking.mirrors",
+    "hlatctl.mirrors",
+    MirrorKind,
+    {
+        "mlflow": MirrorKind(
+            code=f"{_MODULES}.mlflow_run:Mlflow", title="MLflow", chosen_by="tracking.enabled", shows_sweeps=True
+        ),
+        "tensorboard": MirrorKind(
+            code=f"{_MODULES}.tensorboard_files:TensorBoard", title="TensorBoard", package="tensorboard"
+        ),
+        "wandb": MirrorKind(
+            code=f"{_MODULES}.wandb_run:Wandb", title="Weights & Biases", package="wandb", check=_check_wandb
+        ),
+    },
+)
+
+
+def mirrors_of(config: Config, *, with_default: bool = False) -> list[str]:
+    """Return the names of the mirrors to which a run is copied.
+
+    Args:
+        with_default: include MLflow although the run didn't ask for it, because a person does now.
+    """
+    defaults = [name for name, kind in MIRRORS.built_in.items() if kind.chosen_by == "tracking.enabled"]
+    return [*(defaults if config.tracking.enabled or with_default else []), *config.tracking.mirrors]
+
+
 def mirror_entries(config: Config) -> Iterator[ConfigError]:
     """Yield the errors of ``tracking.mirrors``; a rule of ``conf.validate``."""
     names = config.tracking.mirrors
     for index, name in enumerate(names):
+        key = f"tracking.mirrors[{index}]"
         if name in names[:index]:
-            yield ConfigError(f"tracking.mirrors[{index}]={name}: is listed twice", hint="list it once")
+            yield ConfigError(f"{key}={name}: is listed twice", hint="list it once")
+        elif name not in MIRRORS:
+            yield MIRRORS.unknown(name, key)
+        elif (by := MIRRORS[name].chosen_by) != "tracking.mirrors":
+            yield ConfigError(f"{key}={name}: {by} chooses it", hint=f"set {by}=true, and remove it here")
 
 
 def check_mirrors(config: Config) -> None:
@@ -41,17 +105,16 @@ def check_mirrors(config: Config) -> None:
         ConfigError: there is no credential.
     """
     for name in config.tracking.mirrors:
-        spec = find_spec(name)
-        if spec is None or not spec.has_location:  # a folder of that name in the working directory has no origin
+        kind = MIRRORS[name]
+        spec = find_spec(kind.package) if kind.package else None
+        # A folder of that name in the working directory has no origin.
+        if kind.package and (spec is None or not spec.has_location):
             raise DependencyError(
-                f"tracking.mirrors contains {name}: the package {name} is not installed",
-                hint=f"pip install 'hlatctl[{name}]', or tracking.mirrors=[]",
+                f"tracking.mirrors contains {name}: the package {kind.package} is not installed",
+                hint=f"pip install 'hlatctl[{kind.package}]', or tracking.mirrors=[]",
             )
-    if "wandb" in config.tracking.mirrors and config.tracking.wandb_mode == "online" and not _has_credential():
-        raise ConfigError(
-            "tracking.mirrors contains wandb: Weights & Biases needs an API key, and there is none here",
-            hint="`export WANDB_API_KEY=KEY`, or `wandb login`, or tracking.wandb_mode=offline",
-        )
+        if kind.check:
+            kind.check(config)
 
 
 def _has_credential() -> bool:

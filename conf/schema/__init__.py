@@ -26,7 +26,7 @@ from conf.schema.data import DataConfig, SourceConfig, TokenizerConfig
 from conf.schema.eval import CodeConfig, EvalClusterConfig, EvalConfig, EvalGroupConfig
 from conf.schema.model import ModelConfig, ParallelConfig, PrecisionConfig, PrecisionName
 from conf.schema.simulation import FailureRatesConfig, SimulationConfig
-from conf.schema.tracking import MirrorName, NotifyConfig, NotifyKind, TrackingConfig
+from conf.schema.tracking import NotifyConfig, NotifyKind, TrackingConfig
 from conf.schema.train import BackendConfig, CheckpointConfig, ForkConfig, OptimizerConfig, RecoveryConfig, TrainConfig
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
     "ForkConfig",
     "HardwareConfig",
     "KubernetesConfig",
-    "MirrorName",
     "ModelConfig",
     "NotifyConfig",
     "NotifyKind",

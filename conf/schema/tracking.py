@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from conf.constraints import NonNegativeFloat, PositiveFloat, Range
 
-MirrorName = Literal["tensorboard", "wandb"]
 NotifyKind = Literal[
     "failed",
     "needs_person",
@@ -35,7 +34,7 @@ class TrackingConfig:
     """MLflow experiment, and project at Weights & Biases; MLflow keeps simulated runs in one of their own."""
     register_model: str | None = None
     """Name in MLflow's model registry of the models that `hlatctl checkpoint export` writes; none: not registered."""
-    mirrors: list[MirrorName] = field(default_factory=list)
+    mirrors: list[str] = field(default_factory=list)
     """Further copies: `tensorboard` (event files in the run directory), `wandb` (Weights & Biases)."""
     wandb_mode: Literal["online", "offline"] = "online"
     """`offline` writes files into the run directory, which `wandb sync` uploads."""

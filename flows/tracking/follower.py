@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema import Config
+from conf.tracking import MIRRORS, mirrors_of
 from flows.runtime import programs
 from flows.runtime.context import FlowContext
-from flows.tracking.mirrors.sync import mirrors_of
 from hlatctl.run.paths import SweepPaths
 
 Process = subprocess.Popen[bytes]
@@ -34,9 +34,9 @@ def start(ctx: FlowContext) -> list[Follower]:
     """Start the processes that follow a run's journal: copies to mirrors, and messages to people."""
     log_dir, run_id = ctx.run.logs(0), ctx.run.run_id
     followers = []
-    for name, service in mirrors_of(ctx.config).items():
+    for name in mirrors_of(ctx.config):
         process = _started("mirrors.sync", ctx.run.root, log_dir / f"mirror-{name}.log", name)
-        late = f"{service.title} is not up to date yet; to copy the rest: hlatctl sync {run_id}"
+        late = f"{MIRRORS[name].title} is not up to date yet; to copy the rest: hlatctl sync {run_id}"
         followers.append(Follower(process, late))
     if ctx.config.notify.urls and not ctx.simulation and not ctx.state.sweep:
         notifier = _started("notify.follower", ctx.run.root, log_dir / "notify.log")
@@ -65,12 +65,12 @@ def conclude_sweep(sweep: SweepPaths, config: Config, say: Callable[[str], None]
         config: configuration of its trials.
         say: called with a message if a copy fails.
     """
-    for name, service in mirrors_of(config).items():
+    for name in mirrors_of(config):
         log = sweep.root / f"mirror-{name}.log"
-        if service.sweep and not _completes(
+        if MIRRORS[name].shows_sweeps and not _completes(
             _started("mirrors.sync", sweep.root, log, name), config.tracking.final_sync_timeout_s
         ):
-            say(f"the sweep's numbers are not in {service.title}; see {log}")
+            say(f"the sweep's numbers are not in {MIRRORS[name].title}; see {log}")
 
 
 def _started(module: str, folder: Path, log: Path, *argv: str) -> Process:

@@ -20,7 +20,7 @@ from hlatctl.run.runs import list_runs
 from hlatctl.units import counted
 
 if TYPE_CHECKING:
-    from conf.schema import Config, MirrorName
+    from conf.schema import Config
 
 
 _HOW = "`hlatctl resume {run_id} 'notify.urls=[env:NAME]'` adds one; docs/howto/messages.md has examples"
@@ -108,7 +108,7 @@ def sync(
     runs = [find_run(run, runs_dir)] if run else list_runs(runs_folder(runs_dir))
     if not runs:
         say(f"there are no runs in {runs_folder(runs_dir)}")
-    asked: dict[MirrorName, bool] = {"tensorboard": tensorboard, "wandb": wandb}
+    asked: dict[str, bool] = {"tensorboard": tensorboard, "wandb": wandb}
     only = [name for name, is_asked in asked.items() if is_asked]
     if only:
         _check(runs, only)
@@ -120,7 +120,7 @@ def sync(
         prefect_stale.bring_up_to_date(runs_folder(runs_dir), say)
 
 
-def _check(runs: list[RunPaths], only: list[MirrorName]) -> None:
+def _check(runs: list[RunPaths], only: list[str]) -> None:
     """Refuse a service whose package or credential is missing before anything is copied."""
     from dataclasses import replace
 
@@ -132,11 +132,12 @@ def _check(runs: list[RunPaths], only: list[MirrorName]) -> None:
         tracking.check_mirrors(replace(config, tracking=replace(config.tracking, mirrors=only)))
 
 
-def _copy(run: RunPaths, only: list[MirrorName]) -> None:
+def _copy(run: RunPaths, only: list[str]) -> None:
     from conf.of_run import of_run
+    from conf.tracking import mirrors_of
     from flows.tracking.mirrors import sync
 
-    for name in only or ("mlflow", *of_run(run).tracking.mirrors):
+    for name in only or mirrors_of(of_run(run), with_default=True):
         try:
             write(f"{run.run_id}\t{sync.sync(run, name, partial(_say_of, run.run_id))}\t{name}")
         except RunBusyError as error:  # a separate follower, which copies everything

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from conf import tracking
 from conf.compose import compose
-from conf.schema import Config, MirrorName, NotifyConfig, TrackingConfig
+from conf.schema import Config, NotifyConfig, TrackingConfig
 from conf.tracking import MOST_STEPS, copied_steps
 from conf.validate import validate
 from flows.tracking.mirrors.base import Shown
@@ -27,7 +27,7 @@ def no_credential(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def config(*names: MirrorName, **settings: Any) -> Config:
+def config(*names: str, **settings: Any) -> Config:
     return Config(tracking=TrackingConfig(mirrors=list(names), **settings))
 
 
@@ -42,7 +42,7 @@ def test_a_mirror_that_is_listed_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_missing_package_is_refused(name: MirrorName, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_package_is_refused(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "wandb").mkdir()  # a run's folder of that name in the working directory is no package
     (tmp_path / "tensorboard").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])

@@ -3,5 +3,5 @@
 - ``base``: the interface of a mirror, the data that it gets, and which steps count.
 - ``mlflow_run``, ``tensorboard_files``, ``wandb_run``: the mirrors. Each alone imports its service's package.
 - ``copier``: copies new events to one mirror, and keeps how far a run has been copied.
-- ``sync``: the table of services; copies a run once, or as a process alongside the run until it ends.
+- ``sync``: copies a run once, or as a process alongside the run until it ends. ``conf.tracking`` lists the mirrors.
 """

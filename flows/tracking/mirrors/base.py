@@ -1,8 +1,8 @@
 """The interface of a mirror, which shows a run's steps, scores, labels, files and outcome at one service.
 
 ``flows.tracking.mirrors.copier`` calls a mirror in the order of the journal and gives it nothing twice. A mirror only
-needs to know where to continue. What only some services can show is a capability: a field of :class:`Service`, or a
-method of :class:`Mirror` that does nothing by default.
+needs to know where to continue. What only some services can show is a capability: an attribute of :class:`Service`,
+or a method that does nothing by default.
 
 A mirror gets all steps of a run of up to 100,000 steps, and at most as many of a longer one. The selection depends only
 on a step's number and on the run's planned length, so a run that is copied while it trains and one that is copied at
@@ -15,7 +15,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from conf.schema import Config
 from conf.tracking import FIRST_STEPS, every_steps
 from hlatctl.run.evaluations import headlines
 from hlatctl.run.journal import Event, no_steps
-from hlatctl.run.paths import RunPaths, SweepPaths
+from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import AmendmentState
 from hlatctl.run.step_metrics import MOST_OTHERS, STEP_METRICS, others
 from hlatctl.units import number
@@ -188,7 +188,7 @@ class Mirror(ABC):
         """Add what this service shows of an event for which there is no other method."""
 
     def file(self, path: Path, name: str) -> None:  # noqa: B027
-        """Add a file of the run, or replace an earlier version; see :attr:`Service.takes_files`."""
+        """Add a file of the run, or replace an earlier version; see ``Service.takes_files``."""
 
     @abstractmethod
     def flush(self) -> dict[str, Any]:
@@ -199,38 +199,50 @@ class Mirror(ABC):
         """Finish the hand-over and release everything."""
 
 
-#: Opens a mirror, given what is known of the run, what the mirror needs to continue, and the newest step copied.
-Open = Callable[[About, dict[str, Any], int], Mirror]
+class Service(ABC):
+    """A service for one run or sweep; ``code`` of a row of ``conf.tracking.MIRRORS`` makes it."""
 
+    #: A mirror stays open while a run is followed. Otherwise it is opened for each copy, so that two processes can copy
+    #: in turns.
+    lasting = False
+    #: It takes the run's configuration, provenance, results and report.
+    takes_files = False
+    #: It can register exported models.
+    registers_models = False
 
-@dataclass(frozen=True, kw_only=True)
-class Service:
-    """A service that can have mirrors.
+    def __init__(self, run: RunPaths, config: Config) -> None:
+        self.run, self.config = run, config
 
-    Args:
-        title: display name.
-        setting: the configuration key and value that messages name.
-        target: address; a run that is copied to another address is copied from its beginning.
-        open: opens a run's mirror. Only this and the capabilities import the service's package.
-        lasting: a mirror stays open while a run is followed. Otherwise it is opened for each copy, so that two
-            processes can copy in turns.
-        takes_files: it takes the run's configuration, provenance, results and report.
-        beside: a block around a follower; yields a function to call after each copy.
-        sweep: copies a sweep's status and numbers.
-        register: registers an exported model, given what the export has reported; returns its name and version.
-    """
+    @property
+    def setting(self) -> str:
+        """The configuration key and value that messages name; empty: ``tracking.mirrors``."""
+        return ""
 
-    title: str
-    setting: Callable[[RunPaths, Config], str]
-    target: Callable[[RunPaths, Config], str]
-    open: Callable[[RunPaths, Config, About, dict[str, Any], int], Mirror]
-    lasting: bool = False
-    takes_files: bool = False
-    beside: Callable[[RunPaths, Config, Callable[[str], None]], AbstractContextManager[Callable[[], None]]] | None = (
-        None
-    )
-    sweep: Callable[[SweepPaths], None] | None = None
-    register: Callable[[RunPaths, Path, Mapping[str, Any]], str] | None = None
+    @property
+    @abstractmethod
+    def target(self) -> str:
+        """Its address, without a password. A run that is copied to another address is copied from its beginning."""
+
+    @abstractmethod
+    def open(self, about: About, kept: dict[str, Any], last_step: int) -> Mirror:
+        """Open the run's mirror.
+
+        Args:
+            kept: what an earlier mirror has returned from ``flush``.
+            last_step: newest step copied.
+        """
+
+    def beside(self, say: Callable[[str], None]) -> AbstractContextManager[Callable[[], None]]:
+        """Return a block around the copying process of a run; it yields a function to call after each copy."""
+        return nullcontext(lambda: None)
+
+    def copy_sweep(self) -> None:
+        """Copy a sweep's status and numbers; see ``MirrorKind.shows_sweeps``."""
+        raise NotImplementedError
+
+    def register(self, folder: Path, written: Mapping[str, Any]) -> str:
+        """Register an exported model, given what the export has reported; return its name and version."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from flows.tracking.mirrors.base import (
     Attempts,
     Labels,
     Mirror,
-    Open,
     Outcome,
     Point,
     Scores,
@@ -121,9 +120,8 @@ class Copier:
         self, run: RunPaths, config: Config, name: str, service: Service, say: Callable[[str], None] = lambda _: None
     ) -> None:
         self._run, self._config, self._service, self._say_progress = run, config, service, say
-        self._open_mirror: Open = partial(service.open, run, config)
         self._path = run.mirror_cursor(name)
-        self._cursor = Cursor.read(self._path, service.target(run, config))
+        self._cursor = Cursor.read(self._path, service.target)
         self._shown = Shown(config.total_steps)
         self._mirror: Mirror | None = None
         self._attempts = Attempts(self._cursor.starts)
@@ -196,7 +194,7 @@ class Copier:
             return None
         about = self._about(created)
         self._shift_s = about.shift_s
-        self._mirror = mirror = self._open_mirror(about, self._cursor.kept, self._cursor.last_step)
+        self._mirror = mirror = self._service.open(about, self._cursor.kept, self._cursor.last_step)
         cursor = self._cursor
         if mirror.is_new:
             self._cursor = cursor = Cursor(cursor.target)

@@ -23,15 +23,14 @@ import itertools
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.of_run import of_run
 from conf.schema import Config
 from flows.tracking import mlflow_client
-from flows.tracking.mirrors.base import About, Labels, Mirror, Outcome, Point, Scores
+from flows.tracking.mirrors.base import About, Labels, Mirror, Outcome, Point, Scores, Service
 from hlatctl.report import items as item_file
 from hlatctl.report.sweep import best
 from hlatctl.run import contract as contract_record
@@ -75,6 +74,70 @@ _TAG_CHARS = 2000
 _MAX_METRICS_PER_BATCH = 999
 #: MLflow's status by the outcome of a run or a sweep.
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "running": "RUNNING"}
+
+
+class Mlflow(Service):
+    """MLflow at ``tracking.mlflow_uri``."""
+
+    takes_files = registers_models = True
+
+    @property
+    def setting(self) -> str:
+        """The address."""
+        return f"tracking.mlflow_uri={self.target}"
+
+    @property
+    def target(self) -> str:
+        """The address."""
+        return hide(mlflow_client.address(self.run, self.config))
+
+    def open(self, about: About, kept: dict[str, Any], last_step: int) -> MlflowRun:
+        """Find or create the run."""
+        return MlflowRun(self.run, self.config, about, kept)
+
+    def beside(self, say: Callable[[str], None]) -> AbstractContextManager[Callable[[], None]]:
+        """Measure this machine if MLflow's own variable asks for it."""
+        return mlflow_client.measuring(self.run, self.config, say)
+
+    def copy_sweep(self) -> None:
+        """Copy a sweep's status, parameters and numbers to its MLflow run; idempotent.
+
+        Raises:
+            StorageError: MLflow doesn't answer, or rejects a request.
+        """
+        with mlflow_client.connection(self.run, self.config) as client:
+            copy_sweep(client, SweepPaths(self.run.root), self.config)
+
+    def register(self, folder: Path, written: Mapping[str, Any]) -> str:
+        """Register an exported model as a new version of ``tracking.register_model``, which is created if necessary.
+
+        Args:
+            folder: the export. MLflow stores its address, not its files.
+            written: ``step``, ``dtype`` and ``parameters`` of the export.
+
+        Returns:
+            Name and version, such as ``hlat-7b version 3``.
+
+        Raises:
+            StorageError: MLflow doesn't answer, or rejects a request.
+        """
+        from mlflow.exceptions import MlflowException
+
+        name = str(self.config.tracking.register_model)
+        with mlflow_client.connection(self.run, self.config) as client:
+            try:
+                client.create_registered_model(name)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            version = client.create_model_version(
+                name,
+                source=folder.absolute().as_uri(),
+                run_id=mlflow_client.copied_to(self.run)["run_id"],
+                tags={f"hlatctl.{key}": str(written[key]) for key in ("step", "dtype", "parameters")},
+                description=f"Step {written['step']:,} of run {self.run.run_id}, in Hugging Face format.",
+            )
+        return f"{name} version {version.version}"
 
 
 class MlflowRun(Mirror):
@@ -385,41 +448,32 @@ _SWEEP_TAG, _SWEEP_CREATED_TAG = "hlatctl.sweep_id", "hlatctl.sweep_created_unix
 _POLL_S = 0.1
 
 
-def copy_sweep(sweep: SweepPaths) -> None:
-    """Copy a sweep's status, parameters and numbers to its MLflow run; idempotent.
+def copy_sweep(client: MlflowClient, sweep: SweepPaths, config: Config) -> None:
+    """Copy a sweep's status, parameters and numbers to its run; nothing if no trial has been copied yet."""
+    from mlflow.entities import Metric
 
-    Raises:
-        DependencyError: MLflow is not installed.
-        StorageError: MLflow doesn't answer, or rejects a request.
-    """
     state = fold(read_events(sweep))
-    if not state.trials:
+    experiment = client.get_experiment_by_name(marked(config.tracking.experiment, simulated=state.simulated))
+    if experiment is None:
         return
-    config = of_run(sweep.trial(next(iter(state.trials.values())).number))
-    with mlflow_client.connection(sweep, config) as client:
-        experiment = client.get_experiment_by_name(marked(config.tracking.experiment, simulated=state.simulated))
-        if experiment is None:  # no trial has been copied yet
-            return
-        run_id = _sweeps_run_id(client, str(experiment.experiment_id), sweep)
-        params = {"objective": state.objective, "direction": state.direction, "overrides": " ".join(state.overrides)}
-        params |= {f"sweep.{name}": str(value) for name, value in state.settings.items()}
-        known = client.get_run(run_id).data.params
-        mlflow_client.log_params(client, run_id, {name: value for name, value in params.items() if name not in known})
-        winner = best(state)
-        numbers = {
-            "trials": len(state.trials),
-            "trials_finished": state.count("finished"),
-            "process_hours": sum(trial.process_hours for trial in state.trials.values()),
-            "saved_process_hours": sum(trial.saved_process_hours for trial in state.trials.values()),
-            **({"best_objective": winner.mean} if winner and winner.mean is not None else {}),
-        }
-        from mlflow.entities import Metric
-
-        now_ms = int(state.last_event_unix_s * 1000)
-        client.log_batch(run_id, metrics=[Metric(name, float(value), now_ms, 0) for name, value in numbers.items()])
-        if winner:
-            client.set_tag(run_id, "hlatctl.best", winner.text)
-        client.set_terminated(run_id, status=_STATUS.get(state.status, "RUNNING"), end_time=now_ms)
+    run_id = _sweeps_run_id(client, str(experiment.experiment_id), sweep)
+    params = {"objective": state.objective, "direction": state.direction, "overrides": " ".join(state.overrides)}
+    params |= {f"sweep.{name}": str(value) for name, value in state.settings.items()}
+    known = client.get_run(run_id).data.params
+    mlflow_client.log_params(client, run_id, {name: value for name, value in params.items() if name not in known})
+    winner = best(state)
+    numbers = {
+        "trials": len(state.trials),
+        "trials_finished": state.count("finished"),
+        "process_hours": sum(trial.process_hours for trial in state.trials.values()),
+        "saved_process_hours": sum(trial.saved_process_hours for trial in state.trials.values()),
+        **({"best_objective": winner.mean} if winner and winner.mean is not None else {}),
+    }
+    now_ms = int(state.last_event_unix_s * 1000)
+    client.log_batch(run_id, metrics=[Metric(name, float(value), now_ms, 0) for name, value in numbers.items()])
+    if winner:
+        client.set_tag(run_id, "hlatctl.best", winner.text)
+    client.set_terminated(run_id, status=_STATUS.get(state.status, "RUNNING"), end_time=now_ms)
 
 
 def _sweeps_run_id(client: MlflowClient, experiment_id: str, sweep: SweepPaths) -> str:
@@ -433,37 +487,3 @@ def _sweeps_run_id(client: MlflowClient, experiment_id: str, sweep: SweepPaths) 
             name = marked(state.sweep_id, simulated=state.simulated)
             run = client.create_run(experiment_id, int(state.created_unix_s * 1000), tags, name)
         return str(run.info.run_id)
-
-
-def register(run: RunPaths, folder: Path, written: Mapping[str, Any]) -> str:
-    """Register an exported model as a new version of ``tracking.register_model``, which is created if it is missing.
-
-    Args:
-        run: the run that trained it, which has been copied to MLflow.
-        folder: the export. MLflow stores its address, not its files.
-        written: ``step``, ``dtype`` and ``parameters`` of the export.
-
-    Returns:
-        Name and version, such as ``hlat-7b version 3``.
-
-    Raises:
-        StorageError: MLflow doesn't answer, or rejects a request.
-    """
-    from mlflow.exceptions import MlflowException
-
-    config = of_run(run)
-    name = str(config.tracking.register_model)
-    with mlflow_client.connection(run, config) as client:
-        try:
-            client.create_registered_model(name)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-        version = client.create_model_version(
-            name,
-            source=folder.absolute().as_uri(),
-            run_id=mlflow_client.copied_to(run)["run_id"],
-            tags={f"hlatctl.{key}": str(written[key]) for key in ("step", "dtype", "parameters")},
-            description=f"Step {written['step']:,} of run {run.run_id}, in Hugging Face format.",
-        )
-    return f"{name} version {version.version}"

@@ -1,4 +1,4 @@
-"""The services that have mirrors, and copying a run to one of them: once, or alongside the run until it ends.
+"""Copies a run to one mirror: once, or alongside the run until it ends.
 
 ``sync`` copies new entries once; ``python -m flows.tracking.mirrors.sync RUN_DIR NAME`` follows a run. Each mirror has
 a process of its own, so a slow service delays neither the run nor another mirror. Only a run's end waits for them, and
@@ -15,94 +15,42 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from conf.of_run import of_run
 from conf.schema import Config
+from conf.tracking import MIRRORS, mirrors_of
 from flows.tracking import mlflow_client
-from flows.tracking.mirrors.base import About, Mirror, Service
+from flows.tracking.mirrors.base import Service
 from flows.tracking.mirrors.copier import Copier
 from hlatctl.run import files
 from hlatctl.run.errors import DependencyError, HlatctlError, RunBusyError, StorageError, run_main
-from hlatctl.run.journal import MIRROR_WRITER, JournalTail, JournalWriter, no_steps
+from hlatctl.run.journal import MIRROR_WRITER, JournalTail, JournalWriter, no_steps, read_events
 from hlatctl.run.lease import Holder, driver_pid, hold
 from hlatctl.run.paths import RunPaths, SweepPaths
-from hlatctl.run.redact import hide
+from hlatctl.run.sweep import fold
 
 _MAX_BACKOFF_POLLS = 8
 _LOOK_S = 0.25
 
 
-def _open_mlflow(run: RunPaths, config: Config, about: About, kept: dict[str, Any], _last_step: int) -> Mirror:
-    from flows.tracking.mirrors.mlflow_run import MlflowRun
+def service_of(run: RunPaths, config: Config, name: str) -> Service:
+    """Return the service of a mirror for a run or a sweep.
 
-    return MlflowRun(run, config, about, kept)
-
-
-def _copy_sweep_to_mlflow(sweep: SweepPaths) -> None:
-    from flows.tracking.mirrors.mlflow_run import copy_sweep
-
-    copy_sweep(sweep)
-
-
-def _register_in_mlflow(run: RunPaths, folder: Path, written: Mapping[str, Any]) -> str:
-    from flows.tracking.mirrors.mlflow_run import register
-
-    return register(run, folder, written)
-
-
-def _open_tensorboard(_run: RunPaths, _config: Config, about: About, kept: dict[str, Any], last_step: int) -> Mirror:
-    from flows.tracking.mirrors.tensorboard_files import EventFiles
-
-    return EventFiles(about, kept, last_step)
-
-
-def _open_wandb(_run: RunPaths, config: Config, about: About, _kept: dict[str, Any], last_step: int) -> Mirror:
-    from flows.tracking.mirrors.wandb_run import Run
-
-    return Run(about, config.tracking, last_step)
-
-
-def _wandb_target(_run: RunPaths, config: Config) -> str:
-    tracking = config.tracking
-    return f"{tracking.wandb_mode} {tracking.wandb_entity}/{tracking.experiment}"
-
-
-#: ``tracking.enabled`` chooses ``mlflow``, ``tracking.mirrors`` the others.
-MIRRORS: dict[str, Service] = {
-    "mlflow": Service(
-        title="MLflow",
-        setting=lambda run, config: f"tracking.mlflow_uri={hide(mlflow_client.address(run, config))}",
-        target=lambda run, config: hide(mlflow_client.address(run, config)),
-        open=_open_mlflow,
-        takes_files=True,
-        beside=mlflow_client.measuring,
-        sweep=_copy_sweep_to_mlflow,
-        register=_register_in_mlflow,
-    ),
-    "tensorboard": Service(
-        title="TensorBoard",
-        setting=lambda _run, _config: "tracking.mirrors=tensorboard",
-        target=lambda _run, _config: "files",
-        open=_open_tensorboard,
-    ),
-    "wandb": Service(
-        title="Weights & Biases",
-        setting=lambda _run, _config: "tracking.mirrors=wandb",
-        target=_wandb_target,
-        open=_open_wandb,
-        lasting=True,
-    ),
-}
-
-
-def mirrors_of(config: Config) -> dict[str, Service]:
-    """Return the services to which a run is copied, by name."""
-    names = [*(["mlflow"] if config.tracking.enabled else []), *config.tracking.mirrors]
-    return {name: MIRRORS[name] for name in names}
+    Raises:
+        ConfigError: no mirror has the name.
+        DependencyError: the service's package is not installed.
+    """
+    try:
+        service: Service = MIRRORS.create(name, run, config)
+    except ImportError as error:
+        raise DependencyError(
+            f"{MIRRORS[name].title}: {name} can't be imported ({error})", hint=f"pip install 'hlatctl[{name}]'"
+        ) from None
+    return service
 
 
 def sync(run: RunPaths, name: str, say: Callable[[str], None] = lambda _: None) -> int:
@@ -120,7 +68,7 @@ def sync(run: RunPaths, name: str, say: Callable[[str], None] = lambda _: None) 
     """
     session = Session(run, of_run(run), name, say)
     with files.created_like(run.root):
-        copied = session.copy_new(even_if_nothing_is_new=not MIRRORS[name].lasting)
+        copied = session.copy_new(even_if_nothing_is_new=not session.service.lasting)
         session.close()
     return copied
 
@@ -139,12 +87,25 @@ def register(run: RunPaths, folder: Path, written: Mapping[str, Any]) -> list[st
     Raises:
         RunBusyError, StorageError: see :func:`sync`.
     """
-    registered = []
-    for name in ("mlflow", *of_run(run).tracking.mirrors):
-        if add := MIRRORS[name].register:
+    config, registered = of_run(run), []
+    for name in mirrors_of(config, with_default=True):
+        service = service_of(run, config, name)
+        if service.registers_models:
             sync(run, name)
-            registered.append(f"{MIRRORS[name].title} as {add(run, folder, written)}")
+            registered.append(f"{MIRRORS[name].title} as {service.register(folder, written)}")
     return registered
+
+
+def copy_sweep(sweep: SweepPaths, name: str) -> None:
+    """Copy a sweep's status and numbers to a service that shows sweeps; idempotent.
+
+    Raises:
+        DependencyError: the service's package is not installed.
+        StorageError: the service does not accept them.
+    """
+    for trial in fold(read_events(sweep)).trials.values():
+        service_of(sweep, of_run(sweep.trial(trial.number)), name).copy_sweep()
+        return
 
 
 class Session:
@@ -152,7 +113,7 @@ class Session:
 
     def __init__(self, run: RunPaths, config: Config, name: str, say: Callable[[str], None] = lambda _: None) -> None:
         self._run, self._config, self._name, self._say = run, config, name, say
-        self._service = MIRRORS[name]
+        self.service = service_of(run, config, name)
         self._open = ExitStack()
         self._copier: Copier | None = None
 
@@ -165,9 +126,9 @@ class Session:
         with self._ended_by_errors():
             if self._copier is None:
                 self._open.enter_context(only_copier(self._run, self._name))
-                self._copier = Copier(self._run, self._config, self._name, self._service, self._say)
+                self._copier = Copier(self._run, self._config, self._name, self.service, self._say)
             copied = self._copier.copy_new(even_if_nothing_is_new=even_if_nothing_is_new)
-        if not self._service.lasting:
+        if not self.service.lasting:
             self.close()
         return copied
 
@@ -194,15 +155,9 @@ class Session:
                     copier.abandon()
             if isinstance(error, HlatctlError):
                 raise
-            if isinstance(error, ImportError):
-                raise DependencyError(
-                    f"{self._service.title}: {self._name} can't be imported ({error})",
-                    hint=f"pip install 'hlatctl[{self._name}]'",
-                ) from None
             # Errors of the service's library and OSError: the copy is incomplete, and a retry is safe.
-            raise mlflow_client.not_accepted(
-                self._service.setting(self._run, self._config), self._service.title, error
-            ) from error
+            setting = self.service.setting or f"tracking.mirrors={self._name}"
+            raise mlflow_client.not_accepted(setting, MIRRORS[self._name].title, error) from error
 
 
 @contextmanager
@@ -235,12 +190,9 @@ def follow(run: RunPaths, name: str, say: Callable[[str], None]) -> None:
     Raises:
         StorageError, RunBusyError: the run has no driver, and it can't be copied now.
     """
-    config, service = of_run(run), MIRRORS[name]
+    config = of_run(run)
     session, watch, failures, lost = Session(run, config, name), _Watch(run), 0, False
-    beside: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
-    if service.beside:
-        beside = service.beside(run, config, say)
-    with files.created_like(run.root), beside as after_copy:
+    with files.created_like(run.root), session.service.beside(say) as after_copy:
         while True:
             # Checked before the copy, so that the copy includes everything written before the end.
             driven, ended = driver_pid(run) is not None, watch.ended()
@@ -258,7 +210,7 @@ def follow(run: RunPaths, name: str, say: Callable[[str], None]) -> None:
                 failures += 1
             else:
                 if failures:
-                    say(f"{service.title} is up to date again")
+                    say(f"{MIRRORS[name].title} is up to date again")
                 if lost:
                     lost = False
                     _journal(run, "tracking_back", what=name, events=copied)
@@ -307,11 +259,10 @@ def main(argv: list[str]) -> int:
     folder, name = Path(argv[0]).absolute(), argv[1]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
-    sweep, copy_sweep = SweepPaths(folder), MIRRORS[name].sweep
-    if not sweep.space.is_file():
+    if (sweep := SweepPaths(folder)).space.is_file():
+        copy_sweep(sweep, name)
+    else:
         follow(RunPaths(folder), name, lambda text: print(text, file=sys.stderr, flush=True))
-    elif copy_sweep:
-        copy_sweep(sweep)
     return 0
 
 

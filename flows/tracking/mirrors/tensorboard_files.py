@@ -27,7 +27,7 @@ from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2, summ
 from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from flows.tracking.mirrors.base import About, Labels, Mirror, Outcome, Point, Scores
+from flows.tracking.mirrors.base import About, Labels, Mirror, Outcome, Point, Scores, Service
 from hlatctl.run.labels import MARK, REPORT
 
 #: TensorBoard reads files with ``tfevents`` in their names.
@@ -129,6 +129,16 @@ class EventFiles(Mirror):
 
     def _reached(self, step: int, time_unix_s: float) -> None:
         self.last_step, self._time_unix_s = step, time_unix_s
+
+
+class TensorBoard(Service):
+    """TensorBoard's event files in the run directory."""
+
+    target = "files"
+
+    def open(self, about: About, kept: dict[str, Any], last_step: int) -> EventFiles:
+        """Continue the files."""
+        return EventFiles(about, kept, last_step)
 
 
 class _EventFile:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from conf.schema import TrackingConfig
-from flows.tracking.mirrors.base import About, Labels, Mirror, Outcome, Point, Scores
+from flows.tracking.mirrors.base import About, Labels, Mirror, Outcome, Point, Scores, Service
 from hlatctl.run.labels import MARK
 
 #: W&B's maximum length of a tag.
@@ -143,6 +143,22 @@ class Run(Mirror):
             raise
         if not self._offline:  # the journal has everything that was in it
             shutil.rmtree(folder, ignore_errors=True)
+
+
+class Wandb(Service):
+    """Weights & Biases, or its offline files in the run directory."""
+
+    lasting = True
+
+    @property
+    def target(self) -> str:
+        """Mode, entity and project."""
+        tracking = self.config.tracking
+        return f"{tracking.wandb_mode} {tracking.wandb_entity}/{tracking.experiment}"
+
+    def open(self, about: About, kept: dict[str, Any], last_step: int) -> Run:
+        """Begin a session."""
+        return Run(about, self.config.tracking, last_step)
 
 
 def _settings(root: Path, tracking: TrackingConfig) -> Mapping[str, Any]:
