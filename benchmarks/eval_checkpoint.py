@@ -67,7 +67,7 @@ def _case(folder: Path) -> dict[str, Any]:
 
     import torch
 
-    from eval import model
+    from eval.serving import model
 
     loaded = model.load(folder, seq_len=_TOKENS, device="cpu")
     with torch.no_grad():

@@ -46,13 +46,13 @@ def run() -> None:
 
 def _import_all(scratch: Path) -> None:
     """Import what an evaluation imports, with one thread: only one thread lives on in a copy of a process."""
-    from eval import model
+    from eval.serving import model
 
     model.settle_environment(scratch, offline=True)
     import lm_eval.evaluator  # noqa: F401
     import torch
 
-    import eval.hugging_face  # noqa: F401
+    import eval.serving.hugging_face  # noqa: F401
 
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
@@ -60,7 +60,7 @@ def _import_all(scratch: Path) -> None:
 
 def _start(made: RunPaths) -> int:
     from eval import milestone
-    from eval.tasks import Subject
+    from eval.task_runner import Subject
 
     pid = os.fork()
     if pid:

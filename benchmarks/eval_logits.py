@@ -60,8 +60,8 @@ def _case(task: str, kind: str) -> dict[str, Any]:
     from lm_eval.models.huggingface import HFLM
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from eval.hugging_face import HuggingFace
-    from eval.model import Loaded
+    from eval.serving.hugging_face import HuggingFace
+    from eval.serving.model import Loaded
 
     torch.manual_seed(0)
     shape = LlamaConfig(

@@ -32,8 +32,9 @@ from benchmarks.eval_command import (
     run_directory,
 )
 from conf.compose import compose
-from eval import harness, plan
-from eval.suites import Task
+from eval import harness
+from eval.tasks import plan
+from eval.tasks.suites import Task
 from hlatctl.report import items as item_lines
 from hlatctl.run import files
 from hlatctl.run.runs import list_runs

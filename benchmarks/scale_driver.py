@@ -24,7 +24,7 @@ from flows import pretrain
 from flows.launch.local import LocalLauncher
 from flows.runtime.context import FlowContext
 from flows.tracking.mirrors import sync
-from hlatctl.cli.train import describe
+from hlatctl.cli.progress import describe
 from hlatctl.report.build import build
 from hlatctl.run import files
 from hlatctl.run.fold import read_state

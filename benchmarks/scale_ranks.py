@@ -167,8 +167,7 @@ def _reading() -> None:
 def _replica(dataset: dict[str, Any], path: Path, *, shared: bool) -> tuple[float, int]:
     """Return the processor seconds of a replica's 8 processes, played by threads, and the tokens of the replica."""
     from conf.schema import Config, DataConfig, TrainConfig
-    from trainer.data.loader import Loader, ReceivedBatches, Sender
-    from trainer.data.prefetch import Batches
+    from trainer.data.loader import Batches, Loader, ReceivedBatches, Sender
 
     train = TrainConfig(seq_len=_SEQ_LEN, global_batch_size=_ROWS)
     config = Config(seed=1, train=train, data=DataConfig(prefetch_batches=1))

@@ -8,6 +8,7 @@ import statistics
 from concurrent.futures import ProcessPoolExecutor
 
 from conf.compose import compose
+from conf.schema import SimulationConfig
 from flows.forecast import play
 
 SEEDS = 100
@@ -19,7 +20,8 @@ def run() -> None:
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         for restarts, paper in _PAPER.items():
             config = compose(["experiment=hlat_7b", f"recovery.enabled={str(restarts).lower()}"])
-            simulations = list(pool.map(play, [config] * SEEDS, range(1, SEEDS + 1)))
+            seeded = [SimulationConfig(seed=seed) for seed in range(1, SEEDS + 1)]
+            simulations = list(pool.map(play, [config] * SEEDS, seeded))
             uptimes = sorted(100 * one.uptime_fraction for one in simulations)
             given_up = sum(bool(one.message) for one in simulations)
             half = 1.96 * statistics.stdev(uptimes) / len(uptimes) ** 0.5

@@ -108,7 +108,6 @@ RULES: tuple[AmendmentRule, ...] = (
     AmendmentRule("cluster.hardware.", "at_once", _NOTHING),
     AmendmentRule("cluster.baseline.", "at_once", _NOTHING),
     AmendmentRule("preflight.", "at_once", "the next preflight"),
-    AmendmentRule("rehearsal.", "next_driver", "only a simulated run has these keys"),
 )
 
 #: Keys that the trainer reads again while it trains. They change without a restart.
@@ -161,7 +160,6 @@ def with_resume(hint: str, run_id: str) -> str:
 
 @cache
 def _changeable() -> frozenset[str]:
-
     return frozenset(key for key in fields_of(Config()) if rule_of(key).when != "never")
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from conf.registries import LAUNCHERS
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError
 
@@ -126,9 +127,9 @@ def _container(config: Config) -> Iterator[ConfigError]:
                 "without commas",
                 hint="write \"cluster.container.mounts=['/data:/data:ro']\"",
             )
-    if container.image and config.cluster.launcher == "local":
+    if container.image and _here(config):
         yield ConfigError(
-            f"cluster.container.image={container.image}: cluster.launcher=local runs jobs without a container",
+            f"cluster.container.image={container.image}: {_here(config)} runs jobs without a container",
             hint="set cluster.container.image=null, or use cluster=slurm",
         )
 
@@ -138,9 +139,9 @@ def _stage_environment(config: Config) -> Iterator[ConfigError]:
     if not cluster.stage_environment:
         return
     key = "cluster.stage_environment=true"
-    if cluster.launcher == "local":
+    if _here(config):
         yield ConfigError(
-            f"{key}: cluster.launcher=local runs jobs in the environment of this machine",
+            f"{key}: {_here(config)} runs jobs in the environment of this machine",
             hint="set cluster.stage_environment=false, or use cluster=slurm",
         )
     if cluster.container.image:
@@ -157,14 +158,26 @@ def _stage_environment(config: Config) -> Iterator[ConfigError]:
 
 
 def _spare_nodes(config: Config) -> Iterator[ConfigError]:
-    if config.cluster.spare_nodes and config.cluster.launcher == "local":
+    if config.cluster.spare_nodes and _here(config):
         yield ConfigError(
-            f"cluster.spare_nodes={config.cluster.spare_nodes}: cluster.launcher=local has this machine only",
+            f"cluster.spare_nodes={config.cluster.spare_nodes}: {_here(config)} has this machine only",
             hint="set cluster.spare_nodes=0, or use cluster=slurm",
         )
 
 
-SLURM_RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
+def _here(config: Config) -> str:
+    """Return the launcher as an override if its jobs run on this machine alone; otherwise nothing."""
+    launcher = config.cluster.launcher
+    return f"cluster.launcher={launcher}" if LAUNCHERS[launcher].jobs_run == "here" else ""
+
+
+def _of_launcher(config: Config) -> Iterator[ConfigError]:
+    if rules := LAUNCHERS.part(config.cluster.launcher, "rules"):
+        yield from rules(config)
+
+
+#: Each yields an error for every rule that the configuration breaks.
+RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _names,
     _interface,
     _extra,
@@ -173,6 +186,7 @@ SLURM_RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _container,
     _spare_nodes,
     _stage_environment,
+    _of_launcher,
 )
 
 
@@ -183,12 +197,14 @@ _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
 _NAMED = ("namespace", "queue", "priority_class", "service_account", "pull_secret")
 
 
-def _image(config: Config) -> Iterator[ConfigError]:
-    if config.cluster.launcher == "kubernetes" and not config.cluster.kubernetes.image:
+def to_start_on_kubernetes(config: Config) -> Iterator[ConfigError]:
+    """Yield an error for each setting that only a start on Kubernetes needs; a plan reports the missing ones."""
+    if not config.cluster.kubernetes.image:
         yield ConfigError(
             "cluster.kubernetes.image=null: pods need an image with hlatctl in this version",
             hint="build one from deploy/images, then cluster.kubernetes.image=REGISTRY/NAME@sha256:DIGEST",
         )
+    yield from _runs_dir(config)
 
 
 def _kubernetes_rules_container(config: Config) -> Iterator[ConfigError]:
@@ -242,7 +258,7 @@ def _folders(config: Config) -> Iterator[ConfigError]:
 
 def _runs_dir(config: Config) -> Iterator[ConfigError]:
     runs, folders = Path(config.runs_dir).absolute(), config.cluster.kubernetes.claims.values()
-    if config.cluster.launcher == "kubernetes" and not any(runs.is_relative_to(folder) for folder in folders):
+    if not any(runs.is_relative_to(folder) for folder in folders):
         mounted = next(iter(folders), None)
         add = "mount a shared volume as +cluster.kubernetes.claims.NAME=/PATH, and use runs_dir=/PATH/runs"
         yield ConfigError(
@@ -265,15 +281,13 @@ def _invalid(key: str, value: object, rule: str) -> ConfigError:
     return ConfigError(f"cluster.kubernetes.{key}={value!r}: {rule}", hint=f"correct cluster.kubernetes.{key}")
 
 
-_RULES = (_kubernetes_rules_container, _kubernetes_rules_names, _quantities, _folders, _kubernetes_rules_spare_nodes)
-
-
-def _of_kubernetes(config: Config) -> Iterator[ConfigError]:
-    if config.cluster.launcher == "kubernetes":
-        for rule in _RULES:
-            yield from rule(config)
-
-
-KUBERNETES_RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (_of_kubernetes,)
-#: Settings that only a start needs; a plan reports the missing ones.
-TO_START: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (_image, _runs_dir)
+def of_kubernetes(config: Config) -> Iterator[ConfigError]:
+    """Yield an error for each rule of Kubernetes' settings that a configuration breaks."""
+    for rule in (
+        _kubernetes_rules_container,
+        _kubernetes_rules_names,
+        _quantities,
+        _folders,
+        _kubernetes_rules_spare_nodes,
+    ):
+        yield from rule(config)

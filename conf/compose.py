@@ -123,7 +123,7 @@ def groups() -> dict[str, list[str]]:
     for folder in (CONF_DIR, *folders.user_folders()):
         for group, names in folders.options(folder).items():
             found.setdefault(group, set()).update(names)
-    return {group: sorted(found[group]) for group in sorted(found) if group != folders.SWEEP}
+    return {group: sorted(found[group]) for group in sorted(found) if group not in folders.APART}
 
 
 def default_options() -> dict[str, str]:
@@ -315,6 +315,9 @@ def _check_options(overrides: Sequence[str]) -> None:
             )
         if key.partition(".")[0].partition("/")[0] == "hydra":
             raise ConfigError(f"{text}: Hydra's own settings are fixed", hint="--config-dir names folders of options")
+        if key.partition(".")[0] == folders.SIMULATION:
+            hint = "`hlatctl forecast` takes it, and so do `hlatctl train` and `hlatctl sweep` with --dry-run"
+            raise ConfigError(f"{text}: describes a simulated cluster, and nothing is simulated here", hint=hint)
         group = key.partition("@")[0]
         if group in known and ("/" in value or ".." in value) and not value.startswith("{"):
             raise _unknown_option(group, value)

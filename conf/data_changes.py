@@ -1,4 +1,4 @@
-"""Changes to the data of a continued run, from the ``amended`` events of its journal.
+"""Changes of a run's data after it was created, from the ``data_changed`` events of its journal.
 
 Such an event is ``{"key", "value", "by", "why"}``. Its key is ``data.skip_steps`` (value: a list of batches to skip, as
 in the configuration) or ``data.fingerprint`` (value: the fingerprint of the corpus to continue with).
@@ -14,7 +14,7 @@ from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DataError
 from hlatctl.run.journal import Event
 
-AMENDED = "amended"
+DATA_CHANGED = "data_changed"
 TRAIN_STARTED = "train_started"
 SKIP_STEPS = "data.skip_steps"
 FINGERPRINT = "data.fingerprint"
@@ -47,25 +47,25 @@ def skipped_batches(config: Config, events: Iterable[Event]) -> frozenset[int]:
     Args:
         events: events of the run's journal; for an earlier state, those up to it.
     """
-    return batch_numbers([*config.data.skip_steps, *amended_skips(events)])
+    return batch_numbers([*config.data.skip_steps, *added_skips(events)])
 
 
-def amended_skips(events: Iterable[Event]) -> list[int | str]:
-    """Return the entries of ``amended`` events and of the ``train_started`` events that repeat them.
+def added_skips(events: Iterable[Event]) -> list[int | str]:
+    """Return the entries of ``data_changed`` events and of the ``train_started`` events that repeat them.
 
     The two kinds are in different files, so skipped batches stay skipped if one of the files is damaged.
     """
     lists = (
-        event.get("amended_skips", []) if event["kind"] == TRAIN_STARTED else event["value"]
+        event.get("added_skips", []) if event["kind"] == TRAIN_STARTED else event["value"]
         for event in events
-        if event["kind"] == TRAIN_STARTED or _amends(event, SKIP_STEPS)
+        if event["kind"] == TRAIN_STARTED or _is_of(event, SKIP_STEPS)
     )
     flat = (entry for entries in lists for entry in (entries if isinstance(entries, list) else [entries]))
     return list(dict.fromkeys(entry if isinstance(entry, int | str) else str(entry) for entry in flat))
 
 
-def _amends(event: Event, key: str) -> bool:
-    return event["kind"] == AMENDED and event.get("key") == key
+def _is_of(event: Event, key: str) -> bool:
+    return event["kind"] == DATA_CHANGED and event.get("key") == key
 
 
 def batch_after(batch: int, steps: int, skipped: frozenset[int]) -> int:
@@ -79,16 +79,16 @@ def batch_after(batch: int, steps: int, skipped: frozenset[int]) -> int:
 
 
 def check_same_corpus(stored: str | None, dataset: Mapping[str, Any], events: Iterable[Event]) -> None:
-    """Refuse to continue a run with a changed corpus that no amendment accepts.
+    """Refuse to continue a run with a changed corpus that no change of data accepts.
 
     Args:
         stored: the run's fingerprint; None if it has none yet.
         dataset: ``dataset.json`` to continue with.
 
     Raises:
-        DataError: the corpus has changed, and the newest amendment does not name it.
+        DataError: the corpus has changed, and the newest change of data does not name it.
     """
-    accepted = [event["value"] for event in events if _amends(event, FINGERPRINT)]
+    accepted = [event["value"] for event in events if _is_of(event, FINGERPRINT)]
     if stored in (None, dataset["fingerprint"]) or accepted[-1:] == [dataset["fingerprint"]]:
         return
     raise DataError(

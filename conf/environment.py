@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conf.devices import DEVICES
+from conf.registries import BACKENDS
 from conf.schema import Config
 from hlatctl.run.redact import MASK, hide, is_secret_name
 
@@ -68,7 +69,8 @@ def variables(config: Config) -> dict[str, str]:
 
 def cache_variable(config: Config) -> str:
     """Return the variable with the folder of the compiler's cache ("Neuron Persistent Cache"; ``conf.devices``)."""
-    return "NEURON_COMPILE_CACHE_URL" if config.backend.name == "nxd" else DEVICES[config.backend.device].cache_variable
+    torch_xla = BACKENDS[config.backend.name].torch_xla
+    return "NEURON_COMPILE_CACHE_URL" if torch_xla else DEVICES[config.backend.device].cache_variable
 
 
 def unset(config: Config) -> tuple[str, ...]:
@@ -100,9 +102,10 @@ def software_problem(config: Config, versions: Mapping[str, str]) -> str:
         return ""
     here = f"backend.name={config.backend.name}: torch-neuronx {installed} is installed"
     is_torch_neuron = _release(installed) >= _FIRST_TORCH_NEURON
-    if config.backend.name == "nxd" and is_torch_neuron:
+    needs_torch_xla = BACKENDS[config.backend.name].torch_xla
+    if needs_torch_xla and is_torch_neuron:
         return f"{here}, which is TorchNeuron; NeuronX Distributed needs torch-neuronx 2.9 on torch-xla"
-    if config.backend.name == "torch_native" and not is_torch_neuron:
+    if not needs_torch_xla and not is_torch_neuron:
         return f"{here}, which is for torch-xla; device neuron needs TorchNeuron, torch-neuronx 2.13 or newer"
     if is_torch_neuron and "neuronx-distributed" in versions:
         return f"{here} beside neuronx-distributed {versions['neuronx-distributed']}: two stacks in one environment"

@@ -26,7 +26,9 @@ OURS = Path(__file__).parent
 ENV = "HLATCTL_CONFIG_DIR"
 #: Marks ``./conf`` as a folder of configuration, and contains the settings for every run of a project.
 PROJECT_FILE = "hlatctl.yaml"
-SWEEP = "sweep"
+SWEEP, SIMULATION = "sweep", "simulation"
+#: Groups that are no part of a run's configuration.
+APART = (SIMULATION, SWEEP)
 _MAX_BYTES = 2**20
 _OPTION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _RULE = "a configuration names programs to run, so no other user may be able to write to it"
@@ -101,7 +103,7 @@ def require_options(files: Sequence[Path]) -> None:
 
 
 def options(folder: Path) -> dict[str, list[str]]:
-    """Return the groups of a folder of configuration with their options, ``sweep`` included."""
+    """Return the groups of a folder of configuration with their options, ``APART`` included."""
     found = {}
     for group in group_names():
         names = [entry.name[: -len(".yaml")] for entry in _entries(folder / group) if entry.name.endswith(".yaml")]
@@ -111,8 +113,13 @@ def options(folder: Path) -> dict[str, list[str]]:
 
 
 def group_names() -> list[str]:
-    """Return the names of all groups, ``sweep`` included."""
+    """Return the names of all groups, ``APART`` included."""
     return sorted(entry.name for entry in _entries(OURS) if entry.is_dir() and _has_options(Path(entry.path)))
+
+
+def names(group: str) -> list[str]:
+    """Return the options of a group: the built-in ones and the user's."""
+    return sorted({name for place in (OURS, *user_folders()) for name in options(place).get(group, [])})
 
 
 def file_of(group: str, option: str) -> Path | None:

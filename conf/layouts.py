@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from conf.devices import DEVICES
 from conf.environment import CASTING
+from conf.registries import BACKENDS, Trait
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError
 
@@ -71,7 +72,7 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
         )
     for key in ("num_kv_heads", "num_heads", "intermediate_size", "vocab_size"):
         # If there are fewer key/value heads than processes, NxD copies each head to several processes.
-        copied = key == "num_kv_heads" and config.backend.name == "nxd" and tensor % model.num_kv_heads == 0
+        copied = key == "num_kv_heads" and _has(config, "copies_kv_heads") and tensor % model.num_kv_heads == 0
         if getattr(model, key) % tensor and not copied:
             yield _indivisible(f"model.{key}", getattr(model, key), "parallel.tensor_parallel_size", tensor)
     if parallel.sequence_parallel and tensor == 1:
@@ -91,9 +92,9 @@ def _context_parallel(config: Config) -> Iterator[ConfigError]:
     if size == 1:
         return
     here = f"parallel.context_parallel_size={size}"
-    if config.backend.name == "nxd":
+    if not _has(config, "context_parallel"):
         yield ConfigError(
-            f"{here}: backend.name=nxd doesn't support it, torch_native does",
+            f"{here}: backend.name={config.backend.name} doesn't support it, torch_native does",
             hint="set parallel.context_parallel_size=1, and parallel.sequence_parallel=true for long sequences",
         )
     tensor = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
@@ -108,14 +109,28 @@ def _context_parallel(config: Config) -> Iterator[ConfigError]:
 
 def _backend(config: Config) -> Iterator[ConfigError]:
     name, device, layout = config.backend.name, config.backend.device, config.parallel.data_parallel
-    if name == "nxd" and device not in ("neuron", "cpu"):
+    devices = BACKENDS[name].devices
+    if devices and device not in devices:
         yield ConfigError(
-            f"backend.device={device}: backend.name=nxd trains on NeuronCores (or, for tests, on a CPU)",
-            hint="set backend.device=neuron, or backend=torch_native",
+            f"backend.device={device}: backend.name={name} trains on {' or '.join(devices)}",
+            hint=f"set backend.device={devices[0]}, or backend=torch_native",
         )
-    if layout == "fsdp" and name == "nxd":
+    if layout == "fsdp" and not _has(config, "fsdp"):
         yield ConfigError(
-            "parallel.data_parallel=fsdp: backend.name=nxd doesn't support it", hint="set parallel.data_parallel=zero1"
+            f"parallel.data_parallel=fsdp: backend.name={name} doesn't support it",
+            hint="set parallel.data_parallel=zero1",
+        )
+    precisions, precision = BACKENDS[name].state_bytes, config.precision.name
+    if precision not in precisions and precision != "fp8":  # has a rule of its own
+        yield ConfigError(
+            f"precision.name={precision}: backend.name={name} doesn't support it",
+            hint=f"set precision.name to one of: {', '.join(precisions)}",
+        )
+    optimizers = BACKENDS[name].optimizers
+    if optimizers and config.optimizer.name not in optimizers:
+        yield ConfigError(
+            f"optimizer.name={config.optimizer.name}: backend.name={name} doesn't support it, torch_native does",
+            hint=f"set optimizer.name={optimizers[0]}, or backend=torch_native",
         )
 
 
@@ -130,7 +145,7 @@ def _sharding(config: Config) -> Iterator[ConfigError]:
     if parallel.fsdp_size is None:
         return
     here = f"parallel.fsdp_size={parallel.fsdp_size}"
-    if config.backend.name == "nxd" or parallel.data_parallel == "replicate":
+    if not _has(config, "fsdp_size") or parallel.data_parallel == "replicate":
         yield ConfigError(
             f"{here}: only for backend.name=torch_native with parallel.data_parallel=fsdp or zero1, but here they are "
             f"{config.backend.name} and {parallel.data_parallel}",
@@ -147,7 +162,7 @@ def _fp8(config: Config) -> Iterator[ConfigError]:
     """Require a device with FP8 products, and sizes that are multiples of 16."""
     if config.precision.name != "fp8":
         return
-    if config.backend.name != "torch_native" or DEVICES[config.backend.device].fp8_capability is None:
+    if not _has(config, "fp8") or DEVICES[config.backend.device].fp8_capability is None:
         yield ConfigError(
             f"precision.name=fp8: backend.name={config.backend.name} has no FP8 products with "
             f"backend.device={config.backend.device}",
@@ -179,9 +194,10 @@ def _fp8_sizes(config: Config) -> Iterator[ConfigError]:
 def _recomputation(config: Config) -> Iterator[ConfigError]:
     level, backend = config.parallel.activation_checkpointing, config.backend
     here = f"parallel.activation_checkpointing={level}"
-    if level in ("operators", "budget") and backend.name == "nxd":
+    if level in ("operators", "budget") and not _has(config, "recomputes_operators"):
         yield ConfigError(
-            f"{here}: backend.name=nxd doesn't support it", hint="set parallel.activation_checkpointing=selective"
+            f"{here}: backend.name={backend.name} doesn't support it",
+            hint="set parallel.activation_checkpointing=selective",
         )
     elif level == "budget" and (not backend.compile or DEVICES[backend.device].compile_backend != "inductor"):
         yield ConfigError(
@@ -191,10 +207,14 @@ def _recomputation(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def _nxd(config: Config) -> Iterator[ConfigError]:
-    if config.backend.name != "nxd":
-        return
-    here = "backend.name=nxd"
+def _of_backend(config: Config) -> Iterator[ConfigError]:
+    if rules := BACKENDS.part(config.backend.name, "rules"):
+        yield from rules(config)
+
+
+def of_nxd(config: Config) -> Iterator[ConfigError]:
+    """Yield an error for each rule of NxD's that a configuration breaks."""
+    here = f"backend.name={config.backend.name}"
     if config.precision.name == "mixed" and config.parallel.data_parallel != "zero1":
         yield ConfigError(
             f"precision.name=mixed: with {here}, FP32 master weights need parallel.data_parallel=zero1, but "
@@ -206,11 +226,6 @@ def _nxd(config: Config) -> Iterator[ConfigError]:
     if config.model.qk_norm != "none":
         yield not_together(
             here, f"model.qk_norm={config.model.qk_norm}", "its tensor-parallel processes don't exchange these norms"
-        )
-    if config.optimizer.name != "adamw":
-        yield ConfigError(
-            f"optimizer.name={config.optimizer.name}: {here} doesn't support it, torch_native does",
-            hint="set optimizer.name=adamw, or backend=torch_native",
         )
     if config.train.z_loss:
         yield not_together(here, f"train.z_loss={config.train.z_loss:g}", "its cross-entropy has no such term")
@@ -247,6 +262,10 @@ def _batches(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _has(config: Config, trait: Trait) -> bool:
+    return trait in BACKENDS[config.backend.name].traits
+
+
 def not_together(one: str, other: str, why: str, *, hint: str = "change one of them") -> ConfigError:
     """Return the error for two settings that can't be combined, with the reason."""
     return ConfigError(f"{one} and {other}: can't be combined; {why}", hint=hint)
@@ -262,7 +281,7 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _model,
     _backend,
-    _nxd,
+    _of_backend,
     _parallel,
     _context_parallel,
     _sharding,
@@ -282,7 +301,7 @@ def _pipeline(config: Config) -> Iterator[ConfigError]:
             f"{here}: more stages than model.num_layers={config.model.num_layers}",
             hint=f"use at most {config.model.num_layers} stages",
         )
-    if config.data.mask_across_documents and config.backend.name == "nxd":
+    if config.data.mask_across_documents and not _has(config, "masks_in_stages"):
         yield not_together(
             here,
             "data.mask_across_documents=true",
@@ -308,11 +327,11 @@ def _pipeline(config: Config) -> Iterator[ConfigError]:
 def _sharded_stages(config: Config) -> Iterator[ConfigError]:
     """FSDP of pipeline stages can be planned, because others train with it, but this project's loop can't run it."""
     stages, layout = config.parallel.pipeline_parallel_size, config.parallel.data_parallel
-    if stages > 1 and layout != "replicate" and config.backend.name == "torch_native":
+    if stages > 1 and layout != "replicate" and not _has(config, "shards_stages"):
         yield not_together(
             f"parallel.pipeline_parallel_size={stages}",
             f"parallel.data_parallel={layout}",
-            "backend.name=torch_native would gather the weights again in every micro-batch",
+            f"backend.name={config.backend.name} would gather the weights again in every micro-batch",
             hint="set parallel.data_parallel=replicate, or parallel.pipeline_parallel_size=1",
         )
 
@@ -323,7 +342,7 @@ def _schedule(config: Config) -> Iterator[ConfigError]:
         return
     here = f"parallel.pipeline_schedule={parallel.pipeline_schedule}"
     processes, stages = parallel.pipeline_parallel_size, parallel.pipeline_parallel_size * parallel.pipeline_chunks
-    if config.backend.name == "nxd" or processes == 1:
+    if not _has(config, "interleaves") or processes == 1:
         yield ConfigError(
             f"{here}: only for backend.name=torch_native with several pipeline-parallel processes, but here they are "
             f"{config.backend.name} and parallel.pipeline_parallel_size={processes}",

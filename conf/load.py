@@ -45,13 +45,18 @@ _TOKEN_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def load(path: Path, *, read: Callable[[Path], str] = read_text) -> Config:
-    """Read a resolved ``config.yaml``.
+    """Read a resolved ``config.yaml``, as :func:`load_dataclass` does."""
+    return load_dataclass(Config, path, read=read)
+
+
+def load_dataclass(cls: type[_T], path: Path, *, read: Callable[[Path], str] = read_text) -> _T:
+    """Read a dataclass from a file with the text of :func:`dump`, sealed or not.
 
     Args:
         read: returns the text of the file.
 
     Raises:
-        ConfigError: the file is missing, damaged, incomplete, not YAML, or does not fit the schema.
+        ConfigError: the file is missing, damaged, incomplete, not YAML, or does not fit the dataclass.
     """
     try:
         text, sealed = files.unseal_lines(read(path))
@@ -68,12 +73,14 @@ def load(path: Path, *, read: Callable[[Path], str] = read_text) -> Config:
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: contains {type(value).__name__}, expected a mapping")
     try:
-        config = decode(value)
+        decoded = decode_dataclass(cls, value, "")
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", hint=error.hint) from None
-    if not sealed:
-        _check_whole(path, text, value)
-    return config
+    if missing := sorted(set(flatten(cls())) - set(dotted_keys(value))):
+        raise ConfigError(f"{path}: lacks {len(missing)} keys, the first: {missing[0]}")
+    if not sealed and not text.endswith("\n"):
+        raise ConfigError(f"{path}: its last line is cut off")
+    return decoded
 
 
 def parse_yaml(text: str) -> Any:
@@ -143,17 +150,8 @@ def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
     return values, height
 
 
-def _check_whole(path: Path, text: str, value: dict[str, Any]) -> None:
-    """Refuse a truncated file. Only a sealed file may lack keys, namely those that are newer than the file."""
-    missing = sorted(set(flatten(Config())) - set(dotted_keys(value)))
-    if missing:
-        raise ConfigError(f"{path}: lacks {len(missing)} keys, the first: {missing[0]}")
-    if not text.endswith("\n"):
-        raise ConfigError(f"{path}: its last line is cut off")
-
-
-def dump(config: Config) -> str:
-    """Return the complete configuration as YAML, with keys in the order of the schema."""
+def dump(config: Any) -> str:
+    """Return a configuration, or another dataclass, as YAML with all keys in the order of the schema."""
     text: str = yaml.dump(dataclasses.asdict(config), Dumper=_SafeDumper, sort_keys=False, allow_unicode=True)
     return text
 
@@ -178,8 +176,8 @@ def dotted_keys(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def flatten(config: Config) -> dict[str, Any]:
-    """Return the configuration's values by dotted key."""
+def flatten(config: Any) -> dict[str, Any]:
+    """Return the values of a configuration, or another dataclass, by dotted key."""
     return dotted_keys(dataclasses.asdict(config))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conf.registries import BACKENDS, OPTIMIZERS, StateBytes
 from conf.schema import Config, ModelConfig
 
 FP32_BYTES, BF16_BYTES = 4, 2
@@ -18,47 +19,6 @@ COMPUTE_BYTES = {"fp32": FP32_BYTES, "mixed": BF16_BYTES, "fp8": BF16_BYTES, "bf
 CHECKPOINT_BYTES_PER_PROCESS = 64 << 10
 #: ``checkpoint.fast_dir`` contains the newest verified checkpoint and the one that is being written.
 FAST_CHECKPOINTS = 2
-
-
-@dataclass(frozen=True)
-class StateBytes:
-    """Bytes per parameter, by purpose.
-
-    Args:
-        gradients: the buffer in which micro-batches are accumulated.
-        moments: both moments of AdamW. Muon has one of them for the matrices of layers.
-        master: FP32 weights in addition to BF16 ones.
-        own_gradients: gradients of BF16 weights in addition to an FP32 buffer.
-    """
-
-    weights: int
-    gradients: int
-    moments: int
-    master: int = 0
-    own_gradients: int = 0
-
-    @property
-    def checkpoint(self) -> int:
-        """Bytes per parameter in a checkpoint: the moments, and the weights or their masters."""
-        return (self.master or self.weights) + self.moments
-
-
-_FULL = StateBytes(weights=4, gradients=4, moments=8)
-_TORCH_BF16 = StateBytes(weights=2, gradients=4, moments=4, own_gradients=2)
-_NXD_BF16 = StateBytes(weights=2, gradients=2, moments=4)
-#: By ``backend.name`` and ``precision.name``. With mixed precision NxD keeps BF16 weights and FP32 masters, and
-#: accumulates micro-batches in FP32 (HLAT 70B's published script); torch_native keeps FP32 weights.
-STATE_BYTES = {
-    ("torch_native", "fp32"): _FULL,
-    ("torch_native", "mixed"): _FULL,
-    ("torch_native", "fp8"): _FULL,
-    ("torch_native", "bf16_sr"): _TORCH_BF16,
-    ("torch_native", "bf16"): _TORCH_BF16,
-    ("nxd", "fp32"): _FULL,
-    ("nxd", "mixed"): StateBytes(weights=2, gradients=4, moments=8, master=4),
-    ("nxd", "bf16_sr"): _NXD_BF16,
-    ("nxd", "bf16"): _NXD_BF16,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +88,18 @@ def mfu(config: Config, tokens_per_s: float, peak_flops_per_s: float | None) -> 
 
 def state_bytes(config: Config) -> StateBytes:
     """Return the bytes per parameter of a configuration's backend and precision."""
-    return STATE_BYTES[config.backend.name, config.precision.name]
+    return BACKENDS[config.backend.name].state_bytes[config.precision.name]
+
+
+def moment_bytes(config: Config, parameters: int, matrices: int) -> int:
+    """Return the bytes of the optimizer's moments of some parameters.
+
+    Args:
+        matrices: how many of the parameters are in the matrices of layers.
+    """
+    optimizer = OPTIMIZERS[config.optimizer.name]
+    moments = optimizer.moments * (parameters - matrices) + optimizer.matrix_moments * matrices
+    return state_bytes(config).moment * moments
 
 
 def stage_layers(config: Config, stage: int) -> range:
@@ -181,10 +152,9 @@ def kv_width(config: Config) -> int:
 def checkpoint_bytes(config: Config) -> int:
     """Return the bytes of one checkpoint, of all processes together: tensors, loader and random state, headers."""
     each, counts = state_bytes(config), parameters(config.model)
-    tensors = each.checkpoint * counts.total
-    if config.optimizer.name == "muon":
-        tensors -= each.moments // 2 * (counts.attention + counts.feed_forward)
-    return tensors + config.world_size * CHECKPOINT_BYTES_PER_PROCESS
+    weights = (each.master or each.weights) * counts.total
+    moments = moment_bytes(config, counts.total, counts.attention + counts.feed_forward)
+    return weights + moments + config.world_size * CHECKPOINT_BYTES_PER_PROCESS
 
 
 def export_bytes(config: Config) -> int:

@@ -234,19 +234,13 @@ def expand(arguments: Sequence[str]) -> list[str]:
         if not text.startswith("sweep="):
             expanded.append(text)
             continue
-        name, known = text.removeprefix("sweep="), sweep_files()
+        name, known = text.removeprefix("sweep="), folders.names(folders.SWEEP)
         if name not in known:
             raise ConfigError(f"sweep={name}: no such sweep", hint=suggest(name, known, prefix="sweep="))
         path = folders.file_of(folders.SWEEP, name)
         assert path is not None
         expanded += parse_yaml(read_text(path))["arguments"]
     return expanded
-
-
-def sweep_files() -> list[str]:
-    """Return the names of the built-in sweeps and the user's."""
-    places = (folders.OURS, *folders.user_folders())
-    return sorted({name for place in places for name in folders.options(place).get(folders.SWEEP, [])})
 
 
 def extend(space: Space, arguments: Sequence[str]) -> Space:

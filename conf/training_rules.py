@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from conf.registries import SCHEDULES
 from conf.schema import Config
 
 SaveReason = Literal["final", "stop", "milestone", "permanent", "interval"]
@@ -83,19 +84,33 @@ class CheckpointPolicy:
 
 
 def learning_rate(step: int, config: Config) -> float:
-    """Return the learning rate of a step (1-based): linear warm-up to ``lr``, then decay to the final rate.
+    """Return the learning rate of a step (1-based): linear warm-up to ``lr``, then the schedule to the final rate.
 
-    The last step has exactly the final rate (cosine: HLAT, arXiv 2404.10630, section 4.1; WSD: MiniCPM, arXiv
-    2404.06395, section 4).
+    The last step has exactly the final rate.
     """
-    optimizer, total = config.optimizer, config.total_steps
-    warmup = config.warmup_steps
+    optimizer, warmup = config.optimizer, config.warmup_steps
     if step <= warmup:
         return optimizer.lr * step / warmup
-    start = warmup
-    if optimizer.schedule == "wsd":
-        start = max(warmup, total - math.ceil(optimizer.wsd_decay_fraction * total))
-    progress = min(1.0, max(0.0, (step - start) / max(1, total - start)))
-    height = 0.5 * (1.0 + math.cos(math.pi * progress)) if optimizer.schedule == "cosine" else 1.0 - progress
     low = optimizer.lr * optimizer.min_lr_fraction
-    return low + (optimizer.lr - low) * height
+    return low + (optimizer.lr - low) * float(SCHEDULES.create(optimizer.schedule, step, config))
+
+
+def _progress(step: int, start: int, config: Config) -> float:
+    return min(1.0, max(0.0, (step - start) / max(1, config.total_steps - start)))
+
+
+def cosine(step: int, config: Config) -> float:
+    """Return half a cosine from the warm-up to the end (HLAT, arXiv 2404.10630, section 4.1)."""
+    return 0.5 * (1.0 + math.cos(math.pi * _progress(step, config.warmup_steps, config)))
+
+
+def linear(step: int, config: Config) -> float:
+    """Return a straight line from the warm-up to the end."""
+    return 1.0 - _progress(step, config.warmup_steps, config)
+
+
+def wsd(step: int, config: Config) -> float:
+    """Return 1 (stable), and a straight line over the last steps (MiniCPM, arXiv 2404.06395, section 4)."""
+    total = config.total_steps
+    start = max(config.warmup_steps, total - math.ceil(config.optimizer.wsd_decay_fraction * total))
+    return 1.0 - _progress(step, start, config)

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from conf.constraints import Range, violations
 from conf.data_changes import batch_numbers
 from conf.environment import SET_ELSEWHERE
 from conf.listing import is_url
+from conf.registries import BACKENDS, LAUNCHERS, OPTIMIZERS, SCHEDULES
 from conf.schema import Config, EvalConfig
 from hlatctl.cache.trust import require_own
 from hlatctl.run.errors import ConfigError, nearest, unset
@@ -175,7 +177,8 @@ def validate(config: Config, *, to_start: bool = True) -> None:
 
 def missing_to_start(config: Config) -> list[ConfigError]:
     """Return why jobs can't be started with a configuration although it can be planned."""
-    return unsupported(config) + [error for rule in cluster_rules.TO_START for error in rule(config)]
+    rules = LAUNCHERS.part(config.cluster.launcher, "start_rules")
+    return unsupported(config) + (list(rules(config)) if rules else [])
 
 
 def unsupported(config: Config) -> list[ConfigError]:
@@ -271,9 +274,10 @@ def _suite(config: Config) -> Iterator[ConfigError]:
 
 
 def _cluster(config: Config) -> Iterator[ConfigError]:
-    if config.cluster.launcher == "local" and config.cluster.nodes != 1:
+    launcher = config.cluster.launcher
+    if LAUNCHERS[launcher].jobs_run == "here" and config.cluster.nodes != 1:
         yield ConfigError(
-            f"cluster.nodes={config.cluster.nodes}: cluster.launcher=local runs on this machine only",
+            f"cluster.nodes={config.cluster.nodes}: cluster.launcher={launcher} runs on this machine only",
             hint="set cluster.nodes=1",
         )
 
@@ -289,7 +293,7 @@ def _environment(config: Config) -> Iterator[ConfigError]:
 
 def _compiler_flags(config: Config) -> Iterator[ConfigError]:
     flags = config.backend.compiler_flags
-    if flags and config.backend.name != "nxd":
+    if flags and not BACKENDS[config.backend.name].torch_xla:
         yield layouts.not_together(
             f"backend.compiler_flags=[{', '.join(flags)}]",
             f"backend.name={config.backend.name}",
@@ -388,9 +392,8 @@ _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     *EVAL_RULES,
     _runner,
     _cluster,
-    *cluster_rules.SLURM_RULES,
+    *cluster_rules.RULES,
     _urls,
-    *cluster_rules.KUBERNETES_RULES,
     _sources,
     _skipped,
     _environment,
@@ -433,14 +436,6 @@ _DEPENDENCES = (
     ),
     Dependence(("precision.fp8_scaling",), "precision=fp8", lambda config: config.precision.name == "fp8"),
     Dependence(
-        ("optimizer.momentum", "optimizer.nesterov", "optimizer.newton_schulz_steps"),
-        "optimizer=muon",
-        lambda config: config.optimizer.name == "muon",
-    ),
-    Dependence(
-        ("optimizer.wsd_decay_fraction",), "optimizer.schedule=wsd", lambda config: config.optimizer.schedule == "wsd"
-    ),
-    Dependence(
         (
             "model.rope_scaling_factor",
             "model.rope_low_freq_factor",
@@ -459,12 +454,31 @@ _DEPENDENCES = (
         "checkpoint.remote_url=URL",
         lambda config: config.checkpoint.remote_url is not None,
     ),
-    Dependence(("cluster.slurm.",), "cluster.launcher=slurm", lambda config: _may_run_on(config, "slurm")),
-    Dependence(
-        ("cluster.kubernetes.",), "cluster.launcher=kubernetes", lambda config: _may_run_on(config, "kubernetes")
-    ),
-    Dependence(("rehearsal.",), "--dry-run", lambda config: config.cluster.launcher == "mock"),
 )
+
+
+def _dependences() -> Iterator[Dependence]:
+    """Yield all dependences, also those of keys that only some optimizers, schedules or launchers read."""
+    yield from _DEPENDENCES
+    for needs, kinds in (("optimizer", OPTIMIZERS.built_in), ("optimizer.schedule", SCHEDULES.built_in)):
+        for name, kind in kinds.items():
+            yield Dependence(
+                tuple(f"optimizer.{key}" for key in kind.settings), f"{needs}={name}", partial(_reads, kind.settings)
+            )
+    for name, launcher in LAUNCHERS.built_in.items():
+        if launcher.settings:
+            yield Dependence((launcher.settings,), f"cluster.launcher={name}", partial(_may_read, launcher.settings))
+
+
+def _reads(keys: tuple[str, ...], config: Config) -> bool:
+    optimizer, schedule = OPTIMIZERS[config.optimizer.name], SCHEDULES[config.optimizer.schedule]
+    return {*keys} <= {*optimizer.settings, *schedule.settings}
+
+
+def _may_read(group: str, config: Config) -> bool:
+    """Return whether jobs run on a launcher with these settings, or a simulation may represent it."""
+    launcher = LAUNCHERS[config.cluster.launcher]
+    return launcher.settings == group or launcher.jobs_run == "nowhere"
 
 
 def without_effect(config: Config, keys: Iterable[str]) -> list[str]:
@@ -476,15 +490,10 @@ def without_effect(config: Config, keys: Iterable[str]) -> list[str]:
     return [
         f"{key}: has no effect without {dependence.needs}"
         for key in dict.fromkeys(keys)
-        for dependence in _DEPENDENCES
+        for dependence in _dependences()
         if _effects_names(dependence.keys, key) and not dependence.holds(config)
     ]
 
 
 def _effects_names(keys: Sequence[str], key: str) -> bool:
     return key in keys or any(name.endswith(".") and key.startswith(name) for name in keys)
-
-
-def _may_run_on(config: Config, launcher: str) -> bool:
-    """Return whether jobs run on a launcher, or a simulation may represent it."""
-    return config.cluster.launcher in (launcher, "mock")

@@ -1,4 +1,4 @@
-"""Pages of the site that are generated from the code: commands, configuration, decisions.
+"""Pages of the site that are generated from the code: commands, configuration, events, decisions.
 
 MkDocs calls the functions that begin with ``on_`` (``hooks`` in ``mkdocs.yml``). Nothing here is written to ``docs/``.
 """
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
     from conf.reference import Key
+    from hlatctl.run.events import Kind
 
 _DECISION = re.compile(r"# (.+)")
 #: After a dot, a comma or an underscore (as an entity).
@@ -32,6 +33,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     pages = {
         "reference/commands.md": commands_page(),
         "reference/configuration.md": configuration_page(),
+        "reference/events.md": events_page(),
         "decisions/index.md": decisions_page(decisions),
     }
     for uri, text in pages.items():
@@ -112,6 +114,35 @@ def _options() -> Iterator[str]:
         names = [_code(name) + " (default)" * (used.get(group) == name) for name in options]
         remarks = [_escaped(remark_of(group, name)) for name in options]
         yield _table(["option", "what it is"], zip(names, remarks, strict=True))
+
+
+def events_page() -> str:
+    """Return the page of all events of runs and sweeps, from their table."""
+    from hlatctl.run.events import OF_RUNS, OF_SWEEPS
+
+    parts = [
+        "# Events",
+        "Generated from `hlatctl/run/events.py`. [Events](../architecture.md#events) explains the fields that every",
+        "event has, and which events are damaged. Any field can be null or missing, unless it is needed.\n",
+    ]
+    for title, kinds in (("Runs", OF_RUNS), ("Sweeps", OF_SWEEPS)):
+        rows = [[_code(kind), _escaped(row.writers), _event(row)] for kind, row in kinds.items()]
+        parts += [f"## {title}\n", _table(["kind", "writer", "meaning and fields"], rows)]
+    return "\n".join(parts)
+
+
+def _event(kind: Kind) -> str:
+    from hlatctl.run.events import TYPES
+
+    lines = [f"*{_escaped(kind.meaning)}*"] if kind.meaning else []
+    for name, field in kind.fields.items():
+        about = [
+            TYPES[field.type][1],
+            *(["needed"] if field.is_needed else []),
+            *([field.remark] if field.remark else []),
+        ]
+        lines.append(f"{_code(name)}: {_escaped(', '.join(about))}")
+    return "<br>".join(lines)
 
 
 def decisions_page(folder: Path) -> str:

@@ -34,7 +34,7 @@ _PACKAGES = (
     "transformers.distributed.configuration_utils",
     "lm_eval.evaluator",
     "lm_eval.tasks",
-    "eval.hugging_face",
+    "eval.serving.hugging_face",
     "eval.milestone",
 )
 
@@ -65,7 +65,8 @@ def _stay(argv: list[str], options: argparse.Namespace) -> int:
 
 def _import_packages(config: Config, scratch: Path) -> None:
     """Import what evaluations on a CPU need; nothing is computed, so no thread exists that a fork would lose."""
-    from eval import model, plan
+    from eval.serving import model
+    from eval.tasks import plan
 
     model.settle_environment(scratch, offline=not plan.uses_network(config.eval))
     with suppress(ImportError):
@@ -105,7 +106,7 @@ def _config(options: argparse.Namespace, run: RunPaths) -> Config:
 def _evaluate(options: argparse.Namespace) -> int:
     run = _run(options)
     from eval.milestone import evaluate
-    from eval.tasks import Subject
+    from eval.task_runner import Subject
 
     subject = Subject(
         run=run,

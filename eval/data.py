@@ -1,6 +1,6 @@
 """``python -m eval.data --config FILE status | download --to DIR``: list a suite's datasets, or fetch missing ones.
 
-Prints JSON on stdout and progress on stderr. ``eval.data_files`` defines the layout of the files.
+Prints JSON on stdout and progress on stderr. ``eval.tasks.data_files`` defines the layout of the files.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from conf.load import load
 from conf.schema import EvalConfig
-from eval import data_files, plan
-from eval.model import missing_package
+from eval.serving.model import missing_package
+from eval.tasks import data_files, plan
 from hlatctl.run import files
 from hlatctl.run.errors import DependencyError, run_main
 

@@ -20,12 +20,13 @@ from typing import Any, Literal
 
 import yaml
 
-from eval import catalog, normalised
-from eval.model import Loaded, missing_package
-from eval.plan import Figure
-from eval.pool import Pool
+from eval import normalised
 from eval.scores import Score, Scores
-from eval.suites import Task
+from eval.serving.model import Loaded, missing_package
+from eval.serving.pool import Pool
+from eval.tasks import catalog
+from eval.tasks.plan import Figure
+from eval.tasks.suites import Task
 from hlatctl.run.errors import ConfigError, EvaluationError
 from hlatctl.run.evaluations import BITS_PER_BYTE
 
@@ -77,15 +78,11 @@ def wrap(
     """Return the harness's model for transformers.
 
     Args:
-        loaded: the model in memory; without weights if a pool computes.
-        batch_size: requests per batch, or ``auto``.
-        processes: number of processes that evaluate on this host.
         most_bytes: maximum memory of an ``auto`` batch.
-        pool: the processes that compute, if not this one.
         share_prefixes: compute tokens once with which several sequences of a batch begin.
     """
     try:
-        from eval.hugging_face import HuggingFace, Replicas
+        from eval.serving.hugging_face import HuggingFace, Replicas
     except ModuleNotFoundError as error:
         raise missing_package(error.name) from None
     quiet()
@@ -109,15 +106,12 @@ def run(
     """Run one task; generated programs are not run.
 
     Args:
-        lm: the harness's model, from :mod:`eval.runners`.
+        lm: the harness's model, from :mod:`eval.serving.runners`.
         scratch: folder for the harness's caches; may be removed afterwards.
         seed: selects solved examples and sampled answers.
         limit: at most this many items, or a fraction of them; a task's chosen items come first.
         repeats: answers per item.
         generation: replaces keys of the definition's ``generation_kwargs``.
-
-    Raises:
-        EvaluationError: the task can't be loaded from its data.
     """
     import torch
     from lm_eval import evaluate
@@ -148,11 +142,7 @@ def run(
 
 
 def render(task: Task, scratch: Path, *, seed: int) -> Asked:
-    """Return a task's requests as its contract records them, from the first ones.
-
-    Raises:
-        EvaluationError: the task can't be loaded from its data.
-    """
+    """Return a task's requests as its contract records them, from the first ones."""
     loaded = load(task, scratch, shots=task.shots, seed=seed)["tasks"][task.name]
     before = _shots_state(loaded)
     with catalog.running_own_code(task):
@@ -176,13 +166,7 @@ def _shots_state(loaded: Any) -> list[Any]:
 
 
 def asked(task: Task, loaded: Any, limit: float | None) -> range | tuple[int, ...]:
-    """Return the positions of the items that :func:`run` evaluates.
-
-    Args:
-        task: with its chosen items.
-        loaded: the harness's task.
-        limit: at most this many items, or a fraction of them.
-    """
+    """Return the positions of the items that :func:`run` evaluates; a ``limit`` below 1 is a fraction."""
     from lm_eval.evaluator_utils import get_sample_size
 
     return task.chosen or range(len(loaded.eval_docs))[: get_sample_size(loaded, limit)]
@@ -220,12 +204,7 @@ def load(task: Task, scratch: Path, *, shots: int | None, seed: int) -> dict[str
 
 
 def figure(wanted: Figure, metrics: dict[str, Metrics]) -> Scores:
-    """Return the scores of a group, by the harness's own aggregation.
-
-    Args:
-        wanted: the group.
-        metrics: metrics of each of its tasks, as in ``TaskResult.metrics``.
-    """
+    """Return the scores of a group from the metrics of its tasks, by the harness's own aggregation."""
     from lm_eval.api.group import Group
     from lm_eval.config.group import GroupConfig
 

@@ -15,21 +15,17 @@ from typing import Any
 
 from conf.load import load
 from conf.schema import Config
-from eval import harness, model, plan
-from eval.suites import Task
+from eval import harness
+from eval.serving import model
+from eval.tasks import plan
+from eval.tasks.suites import Task
 from hlatctl.run import processes
 from hlatctl.run.errors import EvaluationError, cannot_write, run_main
 from hlatctl.run.files import new_file, private_folder
 
 
 def write(config: Config, path: Path) -> int:
-    """Write the file and return the number of items.
-
-    Raises:
-        ConfigError, DataError, DependencyError: the suite can't be run.
-        StorageError: the file can't be written.
-        EvaluationError: a task can't be loaded from its data, or its template fails.
-    """
+    """Write the file and return the number of items; any error of a suite that can't be run."""
     with private_folder("eval-items") as own:
         model.settle_environment(own.path, offline=not plan.uses_network(config.eval))
         harness.quiet()
@@ -51,11 +47,7 @@ def _write(path: Path, records: Iterable[tuple[str, str, str]]) -> int:
 
 
 def texts(task: Task, scratch: Path, config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each item of a task, whatever ``eval.limit`` and ``eval.items`` choose.
-
-    Raises:
-        EvaluationError: as in :func:`write`.
-    """
+    """Yield the name and the text of each item of a task, whatever ``eval.limit`` and ``eval.items`` choose."""
     loaded = harness.load(task, scratch, shots=0, seed=config.seed)["tasks"][task.name]
     for number, document in enumerate(loaded.eval_docs):
         try:

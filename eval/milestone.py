@@ -16,9 +16,11 @@ from typing import Any
 
 from conf.of_run import of_run
 from conf.schema import Config
-from eval import contract, model, plan, programs, runners, suites, tasks, validation
+from eval import contract, programs, task_runner, validation
 from eval.results import RESULTS
-from eval.tasks import Subject, TaskRunner, can_run_code
+from eval.serving import model, runners
+from eval.task_runner import Subject, TaskRunner, can_run_code
+from eval.tasks import plan, suites
 from hlatctl.run import contract as contract_record
 from hlatctl.run import contract as contract_use
 from hlatctl.run.contract import Contracts
@@ -41,13 +43,6 @@ def evaluate(
         subject: the checkpoint to evaluate; ``config.yaml`` and ``dataset.json`` of its run are read.
         config: replaces the run's configuration.
         new_contract: allow tasks whose contracts differ from the run's; their results are stored apart.
-        try_number: number of this try at the milestone, from 1.
-
-    Raises:
-        ConfigError: unknown suite or task.
-        DataError: no held-out text, or a dataset of the suite is missing.
-        DependencyError: a package is missing.
-        EvaluationError: the model can't be evaluated, or a task's contract differs and ``new_contract`` is false.
     """
     began_s, usual = time.monotonic(), of_run(subject.run)
     config = config or usual
@@ -112,11 +107,7 @@ def _prepare(subject: Subject, config: Config, scratch: Path) -> tuple[plan.Eval
 
 
 class _Evaluation:
-    """Run the tasks of a plan and write results.json.
-
-    Args:
-        is_chosen: the plan isn't that of the run's own suite.
-    """
+    """Run the tasks of a plan and write results.json; ``is_chosen``: the plan isn't that of the run's own suite."""
 
     def __init__(
         self, runner: TaskRunner, planned: plan.EvaluationPlan, remarks: list[str], *, is_chosen: bool
@@ -128,12 +119,7 @@ class _Evaluation:
         self._numbers = sorted({number for _, number in runner.contracts.values()})
 
     def run(self, try_number: int, began_s: float) -> list[Path]:
-        """Run what is missing and return the paths of the results.json files.
-
-        Args:
-            try_number: number of this try at the milestone, from 1.
-            began_s: when this try began, on the monotonic clock.
-        """
+        """Run what is missing and return the paths of the results.json files; ``began_s`` is on the monotonic clock."""
         runner, step = self._runner, self._runner.subject.step
         suite = runner.config.eval.suite
         records = {number: runner.results.combined(number) for number in self._numbers}
@@ -144,7 +130,7 @@ class _Evaluation:
                 print(note, file=sys.stderr, flush=True)
             self._run_tasks()
             records |= {number: self._combine(number, before) for number, before in records.items()}
-        tasks.keep_continuations(runner)  # last: it must not cost a score
+        task_runner.keep_continuations(runner)  # last: it must not cost a score
         for number, record in records.items():
             assert record is not None
             kept = {key: record[key] for key in ("suite", "scores", "skipped")}

@@ -50,9 +50,6 @@ def right_answers_of(
     """Return the answers by ``doc_id``. Items without a known right answer are omitted.
 
     Args:
-        lm: the harness's model; gets a request for each generated answer.
-        loaded: the harness's task.
-        samples: its results, one per item and filter.
         has_chat: prompts end with the beginning of the answer's turn.
     """
     by_item = {sample["doc_id"]: sample for sample in reversed(samples)}  # those of the first filter
@@ -140,9 +137,6 @@ def add(
     """Return a task's metrics with ours, their standard errors, and ``<metric>_chance`` where guessing has a score.
 
     Args:
-        lm: the harness's model.
-        loaded: the harness's task.
-        metrics: the harness's, such as ``acc,none``.
         samples: one per item and filter; each gets its values of the metrics.
         has_chat: prompts end with the beginning of the answer's turn.
     """

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from eval import harness, scores
-from eval.catalog import Group
-from eval.plan import Figure
+from eval.tasks.catalog import Group
+from eval.tasks.plan import Figure
 from hlatctl.run import contract as contract_record
 from hlatctl.run.contract import Fields, Record, digest
 
@@ -24,7 +24,6 @@ class Results:
     """The stored results of one model at one milestone.
 
     Args:
-        milestone: folder of the milestone.
         model: fields that identify the evaluated model: step and weights; results of other models are not used.
         record: the contracts that the run has accepted.
         damaged: called with the path of a damaged file and a message.
@@ -40,12 +39,7 @@ class Results:
         return self._milestone / contract_record.folder(str(number))
 
     def of_task(self, task: str, contract: str, then: str = "its scores are left out") -> dict[str, Any] | None:
-        """Return the results of a task under a contract; None if there are none.
-
-        Args:
-            contract: the hash of its contract.
-            then: what follows if the file is damaged, for the message.
-        """
+        """Return a task's results under a contract's hash, or None; ``then`` is reported if the file is damaged."""
         number = self._record.find(task, contract)
         if number is None:
             return None
@@ -62,11 +56,8 @@ class Results:
         """Combine the results of all tasks and groups that have a contract of this number; write and return them.
 
         Args:
-            number: number of the contracts.
             before: the record of results.json until now.
             skipped: tasks that could not run now, with the reason. Those of earlier evaluations are kept.
-            notes: remarks of this evaluation.
-            fields: further fields of results.json.
         """
         before = before or {"skipped": {}, "notes": []}
         present = self._record.numbered(number)

@@ -44,11 +44,7 @@ Scores = dict[str, Score]
 
 
 def check_finite(scores: Scores) -> None:
-    """Refuse scores that are not finite, because then the weights can't be used.
-
-    Raises:
-        EvaluationError: names the score.
-    """
+    """Refuse scores that are not finite with an EvaluationError, because then the weights can't be used."""
     for name, score in scores.items():
         if not math.isfinite(score.value):
             raise EvaluationError(
@@ -85,8 +81,7 @@ def write_results(path: Path, *, identity: dict[str, Any], **fields: Any) -> dic
 def read_results(path: Path, *, identity: dict[str, Any]) -> dict[str, Any] | None:
     """Return the record of a results file; None if it is missing or has another identity (step, weights, contract).
 
-    Raises:
-        DamagedResultsError: the file is damaged.
+    DamagedResultsError: the file is damaged.
     """
     try:
         record = files.read_sealed_json(path)
@@ -99,11 +94,7 @@ def read_results(path: Path, *, identity: dict[str, Any]) -> dict[str, Any] | No
 
 
 def write_items(path: Path, task: str, samples: Iterable[dict[str, Any]]) -> None:
-    """Write the items of a task, replacing the file as a whole.
-
-    Args:
-        samples: the harness's samples with documents and requests, or tested programs with ``prompt``.
-    """
+    """Write the harness's samples, or tested programs, as the items of a task, replacing the file as a whole."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 
 from conf.validate import require_own_tasks
-from eval.catalog import Definition
-from eval.model import package_folder
+from eval.serving.model import package_folder
+from eval.tasks.catalog import Definition
 from hlatctl.run import files
 from hlatctl.run.contract import digest
 from hlatctl.run.errors import ConfigError
@@ -75,9 +75,6 @@ def packages(kind: str) -> dict[str, str]:
     """Return the hash of each package that decides the scores of a kind of tasks.
 
     The first call reads some 800 files, 3 MB, in 0.2 to 0.7 s.
-
-    Raises:
-        DependencyError: a package is missing.
     """
     return {name: _package(name, title) for name, title in _PACKAGES.get(kind, _HARNESS).items()}
 
@@ -93,7 +90,6 @@ def definition(path: Path, own: Path | None = None) -> str:
     Modules of the harness that these import are in :func:`packages`.
 
     Args:
-        path: the definition.
         own: the folder of ``eval.include_path`` that contains it. If the definition calls functions, all modules of the
             folder are hashed, because one can import another.
     """
@@ -168,8 +164,7 @@ _NAME = re.compile(r"\w[\w.+-]{0,127}")
 def own_tasks_note(definition: Definition) -> str:
     """Check the files of a user's definition whose code would run, and return the remark on its scores.
 
-    Raises:
-        StorageError: another user may write to the folder or to one of the task's files.
+    StorageError: another user may write to one of them.
     """
     assert definition.own is not None
     if not _NAME.fullmatch(definition.name):

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.schema import Config
-from eval.model import Loaded
 from eval.scores import Score, Scores
-from eval.suites import VALIDATION
+from eval.serving.model import Loaded
+from eval.tasks.suites import VALIDATION
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, DataError
 from hlatctl.run.files import DAMAGED, parse_json
@@ -44,11 +44,9 @@ class HeldOut:
 
 
 def held_out(run: RunPaths | None, config: Config) -> Path | None:
-    """Return the run's held-out text; None for an external model, which has no run of its own.
+    """Return the run's held-out text; None for an external model.
 
-    Raises:
-        ConfigError: ``eval.tasks`` names it, and the model is external.
-        DataError: it is missing.
+    ConfigError: ``eval.tasks`` names the text of an external model. DataError: it is missing.
     """
     if run is None:
         if VALIDATION in config.eval.tasks:
@@ -75,9 +73,6 @@ def evaluate(loaded: Loaded, path: Path, *, max_tokens: int, losses: Losses | No
         path: JSON Lines with a field ``text``.
         max_tokens: at most this many tokens are predicted.
         losses: computes the losses in other processes; None: the model computes them here.
-
-    Raises:
-        DataError: the file is missing, damaged or empty.
     """
     held_out = tokenize(loaded.tokenizer, path, max_tokens=max_tokens)
     batches = _batches(loaded, held_out.ids)

@@ -15,8 +15,10 @@ from typing import Any
 
 from conf.load import load
 from conf.schema import Config, EvalConfig
-from eval import catalog, harness, model, plan
-from eval.suites import Task
+from eval import harness
+from eval.serving import model
+from eval.tasks import catalog, plan
+from eval.tasks.suites import Task
 from hlatctl.run.errors import run_main
 from hlatctl.run.files import private_folder
 
@@ -30,9 +32,6 @@ def workload(config: Config, scratch: Path) -> list[dict[str, Any]]:
     A record has ``group``, ``task``, ``items`` (at most ``eval.limit``), per item ``requests`` and ``sequences`` (those
     that the model reads: choices of one letter share one), and per sequence ``characters`` and ``generated_tokens``
     (at most).
-
-    Raises:
-        ConfigError, DataError, EvaluationError: the suite can't be evaluated.
     """
     planned, groups = plan.make(config.eval, scratch), _groups(config.eval)
     return [

@@ -11,7 +11,6 @@ import os
 import re
 import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,15 +19,13 @@ from pathlib import Path
 import yaml
 
 from conf.schema import Config, KubernetesConfig
-from flows.launch.base import Job
+from flows.launch.base import AwayError, Job
 from flows.launch.kubernetes import api as limits
 from flows.launch.kubernetes.api import IN_CLUSTER, IN_NAMESPACE, Api, RefusedError, Right
 from flows.launch.kubernetes.launcher import KubernetesLauncher
-from flows.launch.slurm.commands import SchedulerAwayError, slurm
+from flows.launch.slurm.commands import slurm
 from flows.launch.slurm.limits import check, chosen, partitions
-from flows.runtime import programs
-from flows.runtime.programs import ask_about
-from hlatctl.run import processes
+from flows.runtime.programs import ask, ask_about
 from hlatctl.run.checks import Check
 from hlatctl.run.errors import HlatctlError, LaunchError
 from hlatctl.run.files import private_folder
@@ -55,7 +52,7 @@ def _scheduler(config: Config, settings: dict[str, str]) -> Iterator[Check]:
     command = "scontrol ping"
     try:
         lines = slurm("scontrol", "show", "config").splitlines()
-    except (LaunchError, SchedulerAwayError) as error:
+    except (LaunchError, AwayError) as error:
         yield Check(name="scheduler", status="fail", shows=error.message, command=command)
         return
     pairs = (line.partition("=") for line in lines)
@@ -345,17 +342,11 @@ def _ask(module: str, config: Config) -> str:
 
 
 def run_command(name: str, words: list[str], shows: str) -> Check:
-    """Run a command of hlatctl in a separate process. If it fails, the check shows the last error that it prints."""
-    started = time.monotonic()
-    result = subprocess.run(
-        programs.python_command("hlatctl", *words),
-        env=processes.child_environment(),
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    problem = (errors or [f"ended with exit code {result.returncode}"])[-1] if result.returncode else ""
+    """Run a command of hlatctl in a separate process. If it fails, the check shows its error."""
+    started, problem = time.monotonic(), ""
+    try:
+        ask("hlatctl", *words)
+    except HlatctlError as error:
+        problem = f"error: {error.message}"
     values = {"wall_s": round(time.monotonic() - started, 1)}
     return Check.of(name, problem, shows, command=f"hlatctl {' '.join(words)}", values=values)

@@ -41,10 +41,7 @@ def upto(run: RunPaths, state: RunState, tokens: int | None) -> Upto:
     """Return a milestone that was reached; by default the newest one.
 
     Raises:
-        DataError: the run has no corpus.
-        EvaluationError: the run has reached no milestone.
-        ConfigError: the run has no milestone at this number of tokens.
-        CheckpointError: neither the milestone's checkpoint nor a later one exists.
+        DataError, EvaluationError, ConfigError, CheckpointError: nothing says what the run had read there.
     """
     _check_corpus(run, state)
     if not state.milestones:
@@ -66,17 +63,12 @@ def upto(run: RunPaths, state: RunState, tokens: int | None) -> Upto:
 def search(
     run: RunPaths, config: Config, point: Upto, *, workers: int | None, shard: str, chunks: int | None
 ) -> dict[str, Any]:
-    """Render the items, scan the corpus, and return the summary of ``trainer.data.overlap``.
+    """Render the items, scan the corpus up to a point, and return the summary of ``trainer.data.overlap``.
 
     Args:
-        config: the run's configuration, possibly with other evaluation settings.
-        point: search what was read up to this milestone.
         workers: number of processes; None: one per core, fewer if memory is scarce.
         shard: the part to search, as ``I/N``.
         chunks: maximum number of chunks; None: all.
-
-    Raises:
-        HlatctlError: the items can't be rendered, or the corpus can't be read.
     """
     folder = run.contamination(point.milestone_tokens)
     with files.created_like(run.root):

@@ -1,32 +1,36 @@
-"""Asks a run to stop, from any process that shares its runs folder."""
+"""Asks a run to stop, or for a profile of its training, from any process that shares its runs folder.
+
+The requests go through files only: the run's journal, which its driver reads, and the driver's file of orders.
+"""
 
 from __future__ import annotations
 
+import shutil
+import time
+from collections.abc import Iterator
+
+from conf.devices import DEVICES
 from conf.of_run import of_run
-from flows.launchers import launcher_for
-from flows.runtime.context import live_training
+from conf.registries import BACKENDS
+from conf.schema import Config
+from flows.launch.base import launcher_for
+from flows.runtime.context import is_simulated, live_training
 from flows.stages.attempt import STOP_GRACE_S
 from hlatctl.run import files, stopping
-from hlatctl.run.errors import StorageError
-from hlatctl.run.fold import read_state
+from hlatctl.run.errors import ConfigError, RunBusyError, StorageError
+from hlatctl.run.fold import apply, follow, read_state
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.lease import driver, wait_until_undriven
-from hlatctl.run.paths import RunPaths
-from hlatctl.run.state import RunState
+from hlatctl.run.paths import MOST_RANKS, MOST_STEPS, RunPaths, table_name
+from hlatctl.run.state import ProfileState, RunState
+from hlatctl.units import size
 
 
 def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
-    """Ask a run to write a checkpoint and stop, and wait for it.
+    """Ask a run to write a checkpoint and stop, wait for its driver to end, and return the state after that.
 
     The run's driver reads the request from the journal. If the driver is dead, a training job that is still running is
     cancelled directly, even on a full disk, and the run's kept nodes are released.
-
-    Args:
-        by: name of the requester, for the journal.
-        wait_s: seconds to wait for the driver to end.
-
-    Returns:
-        The state after the wait.
 
     Raises:
         StorageError: the request can't be written to the journal, so the driver can't read it.
@@ -47,3 +51,145 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
             launcher.cancel(job, grace_s=STOP_GRACE_S)
         launcher.release(run.root)
     return read_state(run)
+
+
+#: Seconds between two reads of the journal.
+_LOOK_EVERY_S = 0.5
+#: Bytes of a compressed trace for each layer of each micro-batch of a step, with the operators of the optimizer.
+#: Measured on a CPU: 15 KiB; a GPU adds a kernel for each operator.
+_LAYER_BYTES = 32 << 10
+#: Training steps that must remain besides the recorded ones: those until the order arrives, and those of warm-up.
+_SPARE_STEPS = 4
+
+
+def request_profile(run: RunPaths, *, steps: int, ranks: list[int] | None, memory: bool, by: str) -> ProfileState:
+    """Request a profile of some ranks of a run's training, or of all. Nothing is written if it can't be made.
+
+    Raises:
+        ConfigError: the run isn't training, has no such ranks, or its backend has a profiler of its own.
+        RunBusyError: another profile is being made.
+        StorageError: the disk is too small, or the journal can't be written.
+    """
+    config, state = of_run(run), read_state(run)
+    _check_backend(run, config, state)
+    chosen = _checked_ranks(config, ranks)
+    _check_steps(steps)
+    attempt = _check_training(run, config, state, steps)
+    _check_room(run, config, steps, len(chosen))
+    with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER, attempt) as journal:
+        state = read_state(run)  # the journal's lock excludes other requests
+        attempt = journal.attempt = _check_training(run, config, state, steps)
+        if asked := state.open_profile:
+            raise RunBusyError(
+                f"run {run.run_id}: profile {asked.number} is being made, for {asked.by}",
+                hint=f"`hlatctl logs {run.run_id}` shows its end; then try again",
+            )
+        number = max((profile.number for profile in state.profiles), default=0) + 1
+        asked = ProfileState(number, attempt, steps, chosen, memory, by)
+        journal.append(
+            "profile_requested", durable=True, number=number, steps=steps, ranks=chosen, memory=memory, by=by
+        )
+    return asked
+
+
+def wait_for_profile(run: RunPaths, number: int) -> Iterator[tuple[int, ProfileState]]:
+    """Yield the run's newest step and the profile after each read, until the profile is made or has failed.
+
+    Raises:
+        RunBusyError: the profile failed, or the driver that would deliver the request has ended.
+    """
+    state, tail = follow(run)
+    while (profile := next(one for one in state.profiles if one.number == number)).status == "asked":
+        yield state.step, profile
+        if driver(run) is None:
+            raise RunBusyError(
+                f"run {run.run_id}: its driver has ended, which passes the request on",
+                hint=f"`hlatctl resume {run.run_id}`; training that still runs then makes the profile",
+            )
+        time.sleep(_LOOK_EVERY_S)
+        for event in tail.read_new():
+            apply(state, event)
+    if profile.status == "failed":
+        shutil.rmtree(run.partial_profile(number), ignore_errors=True)  # left by an attempt that was killed
+        raise RunBusyError(
+            f"run {run.run_id}: profile {number} was not made: {profile.message}",
+            hint=f"`hlatctl profile {run.run_id}` asks again",
+        )
+    yield state.step, profile
+
+
+def profile_table(run: RunPaths, profile: ProfileState) -> str:
+    """Return the operators of the first rank of a profile, by time."""
+    path = run.profile(profile.number) / table_name(profile.ranks[0])
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path}: can't be read ({error})", hint="`hlatctl profile` makes another one") from None
+
+
+def _check_backend(run: RunPaths, config: Config, state: RunState) -> None:
+    if state.evaluates:
+        raise ConfigError(f"run {run.run_id}: evaluates a model and trains none", hint="name a run that trains")
+    if is_simulated(config):
+        raise ConfigError(
+            f"run {run.run_id}: is simulated, and no process trains", hint="`hlatctl runs` lists the runs that train"
+        )
+    if BACKENDS[config.backend.name].torch_xla or not DEVICES[config.backend.device].profiled:
+        raise ConfigError(
+            f"run {run.run_id}: backend.name={config.backend.name}, backend.device={config.backend.device}: PyTorch's "
+            "profiler does not see what the device does",
+            hint="on a node, `neuron-profile capture` records a compiled graph, and `neuron-top` shows the cores",
+        )
+
+
+def _checked_ranks(config: Config, ranks: list[int] | None) -> list[int]:
+    world = config.world_size
+    chosen = list(range(world)) if ranks is None else sorted(set(ranks))
+    if len(chosen) > MOST_RANKS:
+        raise ConfigError(f"--ranks: {len(chosen)} ranks, and at most {MOST_RANKS} write traces", hint="--ranks 0,1")
+    if not chosen or chosen[-1] >= world or chosen[0] < 0:
+        raise ConfigError(f"--ranks={','.join(map(str, chosen))}: the run has ranks 0 to {world - 1}", hint="--ranks 0")
+    return chosen
+
+
+def _check_steps(steps: int) -> None:
+    if not 0 < steps <= MOST_STEPS:
+        raise ConfigError(
+            f"--steps={steps}: must be from 1 to {MOST_STEPS}; a trace has every operator", hint="--steps 5"
+        )
+
+
+def _check_training(run: RunPaths, config: Config, state: RunState, steps: int) -> int:
+    attempt = state.attempt
+    if state.status == "finished":
+        raise ConfigError(
+            f"run {run.run_id}: is finished, so nothing trains",
+            hint="`hlatctl runs --status running` lists the runs that train",
+        )
+    if driver(run) is None:
+        raise ConfigError(
+            f"run {run.run_id}: no driver is running, so nothing trains", hint=f"`hlatctl resume {run.run_id}`"
+        )
+    if attempt is None or attempt.ended_unix_s is not None or attempt.resumed_from_step is None or state.train_stopped:
+        raise ConfigError(
+            f"run {run.run_id}: no step is being trained now",
+            hint=f"`hlatctl status {run.run_id}` shows when training starts",
+        )
+    left = config.total_steps - max(state.step, attempt.resumed_from_step)
+    if left < steps + _SPARE_STEPS:
+        raise ConfigError(
+            f"--steps={steps}: training ends in {left} steps; a profile needs {_SPARE_STEPS} besides its own",
+            hint="profile earlier, or name fewer steps",
+        )
+    return attempt.number
+
+
+def _check_room(run: RunPaths, config: Config, steps: int, ranks: int) -> None:
+    layers = config.model.num_layers * config.grad_accum_steps + config.model.num_layers
+    needed_bytes, free_bytes = ranks * steps * layers * _LAYER_BYTES, shutil.disk_usage(run.root).free
+    if free_bytes < needed_bytes:
+        raise StorageError(
+            f"{run.root}: {size(free_bytes)} are free, and traces of {steps} steps of {ranks} ranks can need "
+            f"{size(needed_bytes)}",
+            hint="free space, or name fewer --steps and --ranks",
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from conf.data_changes import AMENDED, FINGERPRINT, SKIP_STEPS, batch_after, batch_numbers, skipped_batches
+from conf.data_changes import DATA_CHANGED, FINGERPRINT, SKIP_STEPS, batch_after, batch_numbers, skipped_batches
 from conf.of_run import of_run
 from flows.stages.data import prepared_folder
 from hlatctl.run import files
@@ -38,7 +38,7 @@ def skip_steps(run: RunPaths, steps: str, *, by: str, reason: str) -> list[int]:
     drawn = 0 if config.begins_data_at(newest) else batches_drawn(run, newest, events)
     skipped = skipped_batches(config, events)
     batches = [batch_after(drawn, step - newest, skipped) for step in numbers]
-    _amend(run, SKIP_STEPS, batches, by, reason)
+    _journal(run, SKIP_STEPS, batches, by, reason)
     return batches
 
 
@@ -63,7 +63,7 @@ def accept_corpus(run: RunPaths, *, by: str, reason: str) -> tuple[str, str]:
             hint=f"`hlatctl resume {run.run_id}` prepares the corpus as it is now and reports whether it has changed",
         ) from None
     if prepared != current:
-        _amend(run, FINGERPRINT, prepared, by, reason)
+        _journal(run, FINGERPRINT, prepared, by, reason)
     return current, prepared
 
 
@@ -76,6 +76,6 @@ def _fingerprint(dataset: Path) -> str:
         raise DataError(f"{dataset}: can't be read ({why(error)})", hint="restore it from a copy") from None
 
 
-def _amend(run: RunPaths, key: str, value: Any, by: str, reason: str) -> None:
+def _journal(run: RunPaths, key: str, value: Any, by: str, reason: str) -> None:
     with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER) as journal:
-        journal.append(AMENDED, durable=True, key=key, value=value, by=by, why=reason)
+        journal.append(DATA_CHANGED, durable=True, key=key, value=value, by=by, why=reason)

@@ -10,9 +10,8 @@ from typing import Any
 
 from conf import environment, fingerprint
 from conf.schema import Config
-from flows.launch.base import Launcher
+from flows.launch.base import Launcher, launcher_for
 from flows.launch.slurm.launcher import SlurmLauncher
-from flows.launchers import launcher_for
 from flows.runtime.context import cache_root, is_simulated
 from flows.runtime.programs import ask_about
 from flows.stages.attempt import training_job
@@ -91,7 +90,7 @@ def describe(config: Config) -> FlowDescription:
 def _launcher(config: Config) -> Launcher:
     """Return a launcher whose script can show the job: one machine's script can't start a job of several nodes."""
     if is_simulated(config) and config.cluster.nodes > 1:
-        return SlurmLauncher(config.cluster)
+        return SlurmLauncher.of(config)
     return launcher_for(config)
 
 

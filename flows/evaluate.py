@@ -1,35 +1,37 @@
 """The evaluation flow: evaluates milestones of a run, one of its checkpoints, or an external model.
 
 It can run alongside training: it has its own journal file and doesn't disturb the run's driver. An external model gets
-a run directory that contains only its evaluation.
+a run directory that contains only its evaluation; so do scores that others published in a file.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import conf.load
+import hlatctl
 from conf.schema import Config
-from flows.launchers import open_context
-from flows.pretrain import Ahead, Caller, PlainCaller
-from flows.runtime.context import FlowContext
+from flows.pretrain import Ahead, Caller, run_with_prefect
+from flows.runtime.context import FlowContext, is_simulated, open_context
 from flows.runtime.driver import Observer
 from flows.runtime.jobs import end_staying
+from flows.stages import record_provenance, write_report
 from flows.stages.evaluate import Asked, ask_contracts, evaluate_milestone, title, weights_of
-from flows.stages.provenance import record_provenance
-from flows.stages.report import write_report
 from flows.tracking import follower, prefect_api
-from hlatctl.run import contract, files, runs
+from hlatctl.report.exchange.source import Source
+from hlatctl.run import contract, files, provenance, runs
 from hlatctl.run.checkpoint import MANIFEST
 from hlatctl.run.errors import CheckpointError, EvaluationError, HlatctlError, StoppedError
 from hlatctl.run.evaluations import find_milestone
-from hlatctl.run.files import DAMAGED
+from hlatctl.run.files import DAMAGED, new_file
 from hlatctl.run.journal import EVALUATE_WRITER, FLOW_WRITER, JournalWriter
 from hlatctl.run.lease import driver_pid, driver_token, hold_driver, hold_evaluator
 from hlatctl.run.paths import RunPaths
@@ -72,18 +74,10 @@ def of_run(
     new_contract: bool = False,
     asked: Asked | None = None,
 ) -> EvaluationRequest:
-    """Return the request for every milestone that a run has reached, or for one of them.
-
-    Args:
-        config: the run's configuration, possibly with other evaluation settings.
-        at: evaluate only the milestone at this number of tokens.
-        step: evaluate only this checkpoint.
-        new_contract, asked: as in ``EvaluationRequest``.
+    """Return the request for every milestone that a run has reached, or for the one at some tokens or of a step.
 
     Raises:
-        ConfigError: there is no such milestone.
-        EvaluationError: no milestone was reached, or the run has only imported scores.
-        CheckpointError: the milestone was not reached.
+        ConfigError, EvaluationError, CheckpointError: there is no such milestone, or nothing to evaluate.
     """
     if state.imported:
         raise EvaluationError(
@@ -127,11 +121,10 @@ def create(config: Config, folder: Path, *, argv: list[str]) -> tuple[RunPaths, 
     """
     config = replace(config, train=replace(config.train, seq_len=_context_tokens(folder)), experiment_name="evaluation")
     asked = ask_contracts(config, model=folder)
-    name = "".join(c if (c.isascii() and c.isalnum()) or c in "._-" else "-" for c in folder.name)[:60]
-    mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"eval-{name}")
+    mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"eval-{_plain(folder.name) or 'model'}")
     created = {
         "run_id": run_id,
-        "simulated": config.cluster.launcher == "mock",
+        "simulated": is_simulated(config),
         "argv": [hide(word) for word in argv],
         "evaluates": os.fspath(folder),
     }
@@ -165,10 +158,12 @@ def drive(request: EvaluationRequest, observer: Observer | None = None) -> list[
             ctx.event("head_started", pid=os.getpid(), host=platform.node(), token=driver_token(run))
         prefect_api.begin(Path(ctx.config.runs_dir), ctx.message, start=ctx.config.tracking.enabled)
         folders: list[Path] = []
+        asked = partial(contracts_of, request)  # takes seconds, as Prefect's start does
         try:
             with ctx.signals.kept():
                 try:
-                    _run(ctx, request, folders)
+                    stages = partial(pipeline, request=request, folders=folders)
+                    run_with_prefect(ctx, lambda ahead: ahead.call(_CONTRACT, asked), stages, "evaluate")
                 finally:
                     end_staying(ctx)
             _finish(ctx, request, "finished", "")
@@ -261,20 +256,6 @@ def _is_alone(ctx: FlowContext, request: EvaluationRequest) -> bool:
     return request.model is not None or driver_pid(ctx.run) is None
 
 
-def _run(ctx: FlowContext, request: EvaluationRequest, folders: list[Path]) -> None:
-    from flows.tracking.prefect_flow import run_under_prefect
-
-    ahead = Ahead()
-    try:
-        ahead.call(_CONTRACT, partial(contracts_of, request))  # takes seconds, as Prefect's start does
-    except HlatctlError:
-        if not prefect_api.is_up():
-            raise
-    stages = partial(pipeline, request=request, folders=folders, ahead=ahead)
-    if not run_under_prefect(ctx, stages, "evaluate"):
-        stages(ctx, PlainCaller(ctx.clock))
-
-
 def _finish(ctx: FlowContext, request: EvaluationRequest, outcome: str, message: str) -> None:
     """Journal the end of an external model's run (any other run has its own end), and copy the journal to MLflow."""
     if request.model:
@@ -302,3 +283,57 @@ def _context_tokens(folder: Path) -> int:
     except (OSError, *DAMAGED) as error:
         raise EvaluationError(f"{folder}/config.json: can't be read ({error})") from None
     return tokens if isinstance(tokens, int) and tokens > 0 else _CONTEXT_TOKENS
+
+
+def import_scores(config: Config, source: Source, *, argv: list[str]) -> RunPaths:
+    """Create a run with a checked file's scores at 0 tokens, like that of an external model."""
+    config = replace(config, experiment_name="imported")
+    mode, run_id = int(config.runs_mode, 8), runs.new_run_id(f"imported-{_plain(source.figures.model) or 'scores'}")
+    record = provenance.collect(argv, Path(hlatctl.__file__).parent)
+
+    def begin(run: RunPaths) -> None:
+        files.write_json(run.provenance, {**record, "imported": source.provenance})
+        _write_samples(run, source)
+        _journal_scores(run, run_id, source, argv)
+
+    return runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), mode, begin)
+
+
+def _write_samples(run: RunPaths, source: Source) -> None:
+    """Write items where evaluations write them; the first score of an item's task says what its value means."""
+    folder = run.eval(0)
+    for task, path in source.samples.items():
+        if (figure := source.figures.figures.get(task)) is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            with new_file(folder / path.name) as temporary:
+                shutil.copyfile(path, temporary)
+            scores = {task: _score(asdict(figure))}
+            files.write_sealed_json(folder / "tasks" / f"{task}.json", {"metrics": {}, "scores": scores})
+
+
+def _journal_scores(run: RunPaths, run_id: str, source: Source, argv: list[str]) -> None:
+    scores = {name: _score(asdict(figure)) for name, figure in source.figures.figures.items()}
+    at: dict[str, Any] = {"milestone_tokens": 0, "step": 0}
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        journal.append(
+            "run_created",
+            run_id=run_id,
+            simulated=False,
+            argv=[hide(word) for word in argv],
+            evaluates=source.figures.model or source.provenance["file"],
+            imported=source.provenance,
+        )
+        journal.append("milestone", tokens=0, **at)
+        journal.append("eval_finished", suite=source.figures.form, scores=scores, skipped={}, wall_s=0.0, **at)
+        journal.append("run_finished", durable=True, outcome="finished", step=0, tokens=0, message="scores imported")
+
+
+def _score(figure: dict[str, Any]) -> dict[str, Any]:
+    always = ("metric", "value", "stderr", "n")
+    return {key: value for key, value in figure.items() if key in always or value is not None}
+
+
+def _plain(model: str) -> str:
+    name = model.rstrip("/").rpartition("/")[2]
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)[:50]
+    return plain.strip("-.")

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from conf.schema import Config
+from conf.schema import Config, SimulationConfig
 from flows import pretrain
 from flows.runtime.driver import Clock
 from hlatctl.report import goodput as measured
@@ -28,40 +28,38 @@ from hlatctl.run.paths import RunPaths
 _IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def variants(config: Config) -> dict[str, Config]:
-    """Return the configured run and its variants by name; each variant changes one setting."""
-    every, cluster, rehearsal = config.checkpoint.every_steps, config.cluster, config.rehearsal
-
-    def saving(steps: int) -> Config:
-        return replace(config, checkpoint=replace(config.checkpoint, every_steps=steps))
-
-    by_name = {"as configured": config}
+def variants(config: Config, settings: SimulationConfig) -> dict[str, tuple[Config, SimulationConfig]]:
+    """Return the configured run on its simulated cluster, and variants by name; each variant changes one setting."""
+    every, cluster = config.checkpoint.every_steps, config.cluster
+    by_name = {"as configured": (config, settings)}
     for steps in (max(1, every // 4), every * 4):
-        by_name[f"checkpoint.every_steps={steps}"] = saving(steps)
+        saving = replace(config, checkpoint=replace(config.checkpoint, every_steps=steps))
+        by_name[f"checkpoint.every_steps={steps}"] = (saving, settings)
     if cluster.nodes > 1:
-        group, now = ("cluster", cluster.spare_nodes) if cluster.spare_nodes else ("rehearsal", rehearsal.spare_nodes)
+        group, now = ("cluster", cluster.spare_nodes) if cluster.spare_nodes else ("simulation", settings.spare_nodes)
+        without = replace(config, cluster=replace(cluster, spare_nodes=0))
         for spare in sorted({0, now + 2} - {now}):
-            by_name[f"{group}.spare_nodes={spare}"] = replace(
-                config, cluster=replace(cluster, spare_nodes=0), rehearsal=replace(rehearsal, spare_nodes=spare)
-            )
-    slow_s = rehearsal.start_s * 4
-    by_name[f"rehearsal.start_s={slow_s:g}"] = replace(config, rehearsal=replace(rehearsal, start_s=slow_s))
-    by_name["recovery.enabled=false"] = replace(config, recovery=replace(config.recovery, enabled=False))
+            by_name[f"{group}.spare_nodes={spare}"] = (without, replace(settings, spare_nodes=spare))
+    slow_s = settings.start_s * 4
+    by_name[f"simulation.start_s={slow_s:g}"] = (config, replace(settings, start_s=slow_s))
+    by_name["recovery.enabled=false"] = (replace(config, recovery=replace(config.recovery, enabled=False)), settings)
     return by_name
 
 
-def play_all(config: Config, seeds: int, say: Callable[[str], None]) -> dict[str, list[Simulation]]:
+def play_all(
+    config: Config, settings: SimulationConfig, seeds: int, say: Callable[[str], None]
+) -> dict[str, list[Simulation]]:
     """Simulate every variant once per seed, on all cores.
 
     Args:
-        config: the run's configuration; its ``rehearsal.seed`` is the first seed.
+        config: the run's configuration.
+        settings: of the simulated cluster; its seed is the first seed.
         seeds: number of simulations per variant.
         say: called with the name of each variant before it is simulated.
 
     Returns:
         The simulations by variant, ordered by seed; the configured run comes first.
     """
-    numbers = range(config.rehearsal.seed, config.rehearsal.seed + seeds)
     workers = min(seeds, os.cpu_count() or 1)
     played: dict[str, list[Simulation]] = {}
     with ExitStack() as stack:
@@ -70,9 +68,10 @@ def play_all(config: Config, seeds: int, say: Callable[[str], None]) -> dict[str
             spawn = multiprocessing.get_context("spawn")
             pool = ProcessPoolExecutor(workers, mp_context=spawn, initializer=_end_with_parent)
             spread = stack.enter_context(pool).map
-        for name, variant in variants(config).items():
+        for name, (variant, cluster) in variants(config, settings).items():
             say(name)
-            played[name] = list(spread(play, [variant] * seeds, numbers))
+            seeded = [replace(cluster, seed=cluster.seed + number) for number in range(seeds)]
+            played[name] = list(spread(play, [variant] * seeds, seeded))
     return played
 
 
@@ -88,11 +87,12 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def play(config: Config, seed: int) -> Simulation:
-    """Simulate a run once, in a folder that is deleted afterwards."""
+def play(config: Config, settings: SimulationConfig) -> Simulation:
+    """Simulate a run once, in a folder that is deleted afterwards. Failures follow their rates; none is staged."""
     with private_folder("forecast", within=_IN_MEMORY) as own:
-        played = _bare(config, seed, os.fspath(own.path))
-        run = pretrain.create(played, argv=[], run_id=f"seed-{seed}")
+        played = _bare(config, os.fspath(own.path))
+        bare = replace(settings, step_events=1, shows_recovery=False)
+        run = pretrain.create(played, argv=[], run_id=f"seed-{settings.seed}", simulated=bare)
         message = ""
         try:
             pretrain.drive(run, caller_of=lambda ctx: _BareCaller(run, ctx.clock))
@@ -102,7 +102,7 @@ def play(config: Config, seed: int) -> Simulation:
         state = fold(events)
         goodput = measure_goodput(events, played, state)
     return Simulation(
-        seed=seed,
+        seed=settings.seed,
         message=message,
         wall_s=goodput.wall_s,
         uptime_fraction=goodput.uptime_fraction or 0.0,
@@ -115,14 +115,12 @@ def play(config: Config, seed: int) -> Simulation:
     )
 
 
-def _bare(config: Config, seed: int, folder: str) -> Config:
-    """Return the configuration of a simulation: failures are drawn from their rates, and none is staged."""
+def _bare(config: Config, folder: str) -> Config:
     return replace(
         config,
         runs_dir=folder,
         cluster=replace(config.cluster, launcher="mock"),
         tracking=replace(config.tracking, enabled=False),
-        rehearsal=replace(config.rehearsal, seed=seed, step_events=1, shows_recovery=False),
     )
 
 

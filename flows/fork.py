@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from conf import compose
-from conf.data_changes import amended_skips
+from conf.data_changes import added_skips
 from conf.fork import check_continues, is_of_data
 from conf.load import flatten, token_count
 from conf.of_run import of_run
 from conf.schema import Config, ForkConfig
 from flows import pretrain
-from flows.checkpoint_link import adopt_checkpoint
 from flows.runtime.amended import train_like
 from flows.runtime.context import is_simulated
 from hlatctl.run import files
@@ -41,11 +40,8 @@ def fork(
     """Create a run that continues from another run's checkpoint.
 
     Args:
-        parent: the other run.
         at: a step, tokens with a unit (``200B``), or ``latest``.
         overrides: changes to the other run's amended configuration.
-        argv: the command line, recorded as provenance.
-        run_id: id of the new run; None: made from the experiment's name and the time.
         restart_data: read the corpus from its beginning. A different corpus is always read from its beginning.
 
     Raises:
@@ -68,7 +64,7 @@ def fork(
     check_continues(before, config, anew=lambda kept: train_like(parent, overrides, with_weights=kept))
     run = pretrain.create(config, argv=argv, run_id=run_id, forked=True)
     with files.created_like(run.root):
-        adopt_checkpoint(parent, run, manifest.step)
+        pretrain.adopt_checkpoint(parent, run, manifest.step)
     return run
 
 
@@ -110,5 +106,5 @@ def _skips(parent: RunPaths, before: Config, after: Config, fresh: bool) -> list
     own = [entry for entry in after.data.skip_steps if entry not in before.data.skip_steps]
     if fresh:
         return own
-    amended = amended_skips(read_events(parent, wanted=no_steps))
-    return list(dict.fromkeys([*after.data.skip_steps, *amended]))
+    added = added_skips(read_events(parent, wanted=no_steps))
+    return list(dict.fromkeys([*after.data.skip_steps, *added]))

@@ -17,6 +17,7 @@ from typing import Any
 
 from conf.of_run import of_run
 from conf.sampling import Sampling
+from flows.runtime.context import is_simulated
 from flows.runtime.programs import Conversation, ask, conversation
 from flows.targets import FolderTarget, Target
 from hlatctl.run.checkpoint import folder_steps
@@ -41,8 +42,6 @@ class Source:
     Args:
         run: the run whose checkpoint is used; None: ``folder`` has the model.
         step: step of the checkpoint; None: the newest valid one.
-        folder: Hugging Face folder.
-        device: device to use, if it is present.
         context_tokens: context length in training; None: as the model's configuration says.
         yields: a driver trains the run, so that this process must not slow it.
     """
@@ -59,7 +58,6 @@ class Model:
     """A loaded model.
 
     Args:
-        talk: conversation with the process that loaded it.
         facts: ``device``, ``parameters`` and ``context_tokens``; ``run_id``, ``step`` and ``tokens`` of a checkpoint,
             or ``model``, the folder.
     """
@@ -68,11 +66,9 @@ class Model:
         self._talk, self.facts = talk, facts
 
     def generate(self, prompt: str, sampling: Sampling, write: Callable[[str], None]) -> dict[str, Any]:
-        """Continue a prompt and return the end of the answer: the fields of ``eval.generation.Text``, and ``wall_s``.
+        """Continue a prompt and return the end of the answer: the fields of ``eval.generate.Text``, and ``wall_s``.
 
         Args:
-            prompt: valid Unicode.
-            sampling: how tokens are drawn.
             write: called with each piece of the text as soon as it is generated. It can contain control characters.
 
         Raises:
@@ -97,12 +93,7 @@ class Model:
 
 
 def source_of(target: Target, *, step: int | None, device: str | None) -> Source:
-    """Return the model that a target names.
-
-    Args:
-        target: a run, a checkpoint or a folder.
-        step: step of the checkpoint; None: the newest.
-        device: requested device; None: the run's, or the CPU while the run is training.
+    """Return the model that a target names; by default the newest checkpoint, and the CPU while the run is training.
 
     Raises:
         ConfigError: a step was given for something other than a run, or the run is simulated.
@@ -115,7 +106,7 @@ def source_of(target: Target, *, step: int | None, device: str | None) -> Source
     if isinstance(target, FolderTarget):
         return Source(folder=target.folder, device=device or _EVERYWHERE)
     run, config = target.run, of_run(target.run)
-    if config.cluster.launcher == "mock":
+    if is_simulated(config):
         raise ConfigError(
             f"run {run.run_id}: is simulated, so it has no weights", hint="`hlatctl runs` lists runs that were trained"
         )
@@ -160,16 +151,10 @@ def _refuse_missing(run: RunPaths, step: int | None) -> None:
 def opened(source: Source, *, needs_device: bool, say: Say) -> Iterator[Model]:
     """Load a model and yield it; end its process and remove its files at the end of the block.
 
-    Args:
-        source: from :func:`source_of`.
-        needs_device: fail if the source's device is missing, instead of using the CPU.
-        say: called with messages about the progress.
+    If the source's device is missing, the CPU is used unless the device is needed. ``say`` gets messages of progress.
 
     Raises:
-        DependencyError: torch or transformers is not installed.
-        CheckpointError: there is no valid checkpoint.
-        EvaluationError: the model can't be loaded.
-        StorageError: there is no space for the exported checkpoint.
+        DependencyError, CheckpointError, EvaluationError, StorageError: the model can't be exported or loaded.
     """
     for package in ("torch", "transformers"):
         if importlib.util.find_spec(package) is None:

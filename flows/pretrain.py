@@ -7,8 +7,10 @@ in that time, and their outcomes are passed on to Prefect.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -19,24 +21,24 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import conf.load
-from conf import fingerprint, tracking
+from conf import fingerprint, simulation, tracking
 from conf.origins import Origins
-from conf.schema import Config
-from flows.launchers import launcher_for, open_context
+from conf.schema import Config, SimulationConfig
+from flows.launch.base import launcher_for
 from flows.runtime import amended
-from flows.runtime.context import FlowContext, is_simulated, refuse_archived
+from flows.runtime.context import FlowContext, is_simulated, open_context, refuse_archived
 from flows.runtime.driver import Clock, Observer
 from flows.simulation.cluster import START_UNIX_S, DriverLostError
+from flows.stages import finish_report, record_provenance, write_report
 from flows.stages.attempt import announce_milestones, next_attempt, run_attempt
 from flows.stages.compile import check_coverage, compile_graphs, warm_cache
 from flows.stages.data import prepare_data
 from flows.stages.evaluate import Evaluations, due_milestones, remove_left_over
 from flows.stages.preflight import preflight
-from flows.stages.provenance import record_provenance
-from flows.stages.report import finish_report, write_report
 from flows.stages.validate import check, check_notify, check_remote, check_shape, validate
 from flows.tracking import follower, links, prefect_api, prefect_stale
 from hlatctl.run import files, runs
+from hlatctl.run.checkpoint import MANIFEST, read_manifest
 from hlatctl.run.errors import (
     CheckpointError,
     ConfigError,
@@ -44,6 +46,7 @@ from hlatctl.run.errors import (
     HlatctlError,
     StoppedAtOnceError,
     StoppedError,
+    cannot_write,
     storage_errors,
 )
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter
@@ -61,12 +64,7 @@ class Caller(Protocol):
         """Run a stage and return its result."""
 
     def submit(self, choose: Callable[[], tuple[str, Callable[[], Any]]], *, most: int) -> Future[Any]:
-        """Run a stage alongside the pipeline, with at most ``most`` such stages simultaneously.
-
-        Args:
-            choose: returns the name and the stage, once a thread is free.
-            most: maximum number of simultaneous stages.
-        """
+        """Run the stage that ``choose`` names, once one of ``most`` threads alongside the pipeline is free."""
 
 
 class PlainCaller:
@@ -91,11 +89,7 @@ class Ahead:
         self._outcomes: dict[str, Callable[[], Any]] = {}
 
     def call(self, name: str, stage: Callable[[], Any]) -> Any:
-        """Run a stage and return its result.
-
-        Raises:
-            HlatctlError: the stage's error.
-        """
+        """Run a stage and return its result, or raise its error."""
         try:
             result = stage()
         except HlatctlError as error:
@@ -142,20 +136,19 @@ def create(
     of: TrialOf | None = None,
     forked: bool = False,
     origins: Origins | None = None,
+    simulated: SimulationConfig | None = None,
 ) -> RunPaths:
     """Create a run's directory, after checking the configuration and its inputs.
 
     Args:
         argv: the command line, recorded as provenance.
         run_id: id of the run; None: made from the experiment's name and the time.
-        of: the run's place in a sweep.
         forked: the run continues from the checkpoint that ``fork`` names.
-        origins: where the configuration's values came from, recorded as provenance; None: unknown.
+        origins: where the configuration's values came from, recorded as provenance.
+        simulated: settings of the simulated cluster of a dry run; None: the defaults.
 
     Raises:
-        ConfigError, DataError: the configuration or an input is wrong; nothing was created.
-        LaunchError: the cluster's scheduler does not answer or is not installed; nothing was created.
-        RunExistsError, StorageError: the run directory can't be created, or the remote folder can't be written.
+        ConfigError, DataError, LaunchError, RunExistsError, StorageError: nothing was created.
     """
     if run_id is not None:
         runs.check_run_id(run_id)
@@ -176,10 +169,45 @@ def create(
     def begin(run: RunPaths) -> None:
         if origins is not None:
             files.write_json(run.origins, asdict(origins))
+        if simulated is not None:
+            simulation.write(run, simulated)
         with JournalWriter(run, FLOW_WRITER, now_unix_s=now_unix_s) as journal:
             journal.append("run_created", durable=True, **fields)
 
     return runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), int(config.runs_mode, 8), begin)
+
+
+#: Errors of a file system that can't link a file: another file system, or the rules for files of other users.
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
+
+
+def adopt_checkpoint(owner: RunPaths, run: RunPaths, step: int) -> None:
+    """Give a run that has not trained another run's checkpoint, as hard links where the file system allows them.
+
+    The event is journalled first: a run that should have a checkpoint and lacks it must not start over.
+    """
+    source, target = owner.checkpoint(step), run.checkpoint(step)
+    manifest = read_manifest(source)
+    with JournalWriter(run, FLOW_WRITER) as journal:
+        journal.append("checkpoint_committed", durable=True, step=step, manifest_sha256=manifest.sha256)
+    try:
+        target.mkdir(parents=True)
+        for name in [*(str(entry["path"]) for entry in manifest.files), MANIFEST]:  # last: a part never counts
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            _same_file(source / name, target / name)
+        files.fsync(target)
+    except OSError as error:
+        raise cannot_write(f"{target}", error, hint=f"delete {run.root}, free space, and try again") from None
+
+
+def _same_file(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)
+        files.fsync(target)
 
 
 def drive(
@@ -232,7 +260,10 @@ def _drive(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) 
     run = ctx.run
     try:
         with ctx.signals.kept(), storage_errors():
-            _run(ctx, caller_of)
+            if caller_of:
+                pipeline(ctx, caller_of(ctx))
+            else:
+                run_with_prefect(ctx, partial(_prepare, ctx, measure=True), pipeline)
         _finish(ctx, "finished", "")
         finish_report(ctx)
         return None
@@ -290,11 +321,7 @@ def _journal_start(ctx: FlowContext) -> None:
 
 
 def pipeline(ctx: FlowContext, caller: Caller, ahead: Ahead | None = None) -> None:
-    """Run the stages in order. Each is idempotent: a resumed run calls all of them again.
-
-    Args:
-        ahead: caller that has run the stages before training.
-    """
+    """Run the stages in order, except those that ran ``ahead``. A resumed run calls all again: each is idempotent."""
     _prepare(ctx, ahead.through(caller) if ahead else caller, measure=True)
     evaluations = _train_and_evaluate(ctx, caller)
     if "failed" in evaluations:
@@ -306,11 +333,7 @@ def pipeline(ctx: FlowContext, caller: Caller, ahead: Ahead | None = None) -> No
 
 
 def _prepare(ctx: FlowContext, caller: Caller, *, measure: bool) -> None:
-    """Run the stages before training; each skips what is done.
-
-    Args:
-        measure: run preflight too, which never counts as done.
-    """
+    """Run the stages before training. Each skips what is done, except preflight, which runs to ``measure``."""
     caller.call("validate", partial(validate, ctx))
     caller.call("provenance", partial(record_provenance, ctx, ctx.state.argv or sys.argv))
     caller.call("data", partial(prepare_data, ctx))
@@ -361,22 +384,21 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
         raise
 
 
-def _run(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) -> None:
+def run_with_prefect(
+    ctx: FlowContext, begin: Callable[[Ahead], object], stages: Callable[..., None], name: str = "pretrain"
+) -> None:
+    """Call ``begin`` while Prefect starts, then the stages (context, caller, ``ahead=``) under Prefect or without."""
     from flows.tracking.prefect_flow import run_under_prefect
 
-    if caller_of:
-        pipeline(ctx, caller_of(ctx))
-        return
     ahead = Ahead()
     try:
-        _prepare(ctx, ahead, measure=True)
+        begin(ahead)
     except HlatctlError:
         if not prefect_api.is_up():
             raise
-    stages = partial(pipeline, ahead=ahead)
-    if not run_under_prefect(ctx, stages):
+    if not run_under_prefect(ctx, partial(stages, ahead=ahead), name):
         ctx.cancelled.clear()  # if Prefect failed midway, it ended a running evaluation
-        stages(ctx, PlainCaller(ctx.clock))
+        stages(ctx, PlainCaller(ctx.clock), ahead=ahead)
 
 
 def _finish(ctx: FlowContext, outcome: str, message: str, hint: str = "") -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import conf.load
 from conf.of_run import of_run
 from conf.schema import Config
-from flows.launchers import launcher_for
+from flows.launch.base import launcher_for
 from flows.runtime.context import is_simulated, live_training
 from hlatctl.cache.remote import CONFIG, Copy, complete_copies
 from hlatctl.cache.store import Objects
@@ -89,12 +89,7 @@ def members(run: RunPaths) -> list[RunPaths]:
 
 
 def check_idle(run: RunPaths) -> None:
-    """Check that nothing works on a run, and that this user owns it.
-
-    Raises:
-        RunBusyError: its driver, its training or an evaluation is running, or it is a trial of a sweep that is driven.
-        StorageError: it belongs to another user, or is a link.
-    """
+    """Check that nothing works on a run and that this user owns it; raise RunBusyError or StorageError otherwise."""
     if run.root.is_symlink():
         raise StorageError(
             f"{run.root}: is a link, and the run is elsewhere", hint="remove the link, or name its target"
@@ -144,11 +139,7 @@ def _check_free(run: RunPaths, leases: Iterable[Path]) -> None:
 
 
 def remove(run: RunPaths) -> None:
-    """Remove a run's folder. From the start, no reader mistakes the remainder for a run.
-
-    Raises:
-        RunBusyError, StorageError: as :func:`check_idle`.
-    """
+    """Remove an idle run's folder. From the start, no reader mistakes the remainder for a run."""
     check_idle(run)
     hidden = run.root.with_name(f"{_REMOVED}{run.run_id}-{secrets.token_hex(4)}")
     try:
@@ -167,17 +158,9 @@ def remove_left_overs(runs_dir: Path) -> None:
 
 
 def archive(run: RunPaths, *, keeps: int | None, by: str) -> int:
-    """Remove a run's checkpoints and keep everything that its report needs. The run can't be resumed afterwards.
+    """Remove an idle run's checkpoints, and return their size in bytes.
 
-    Args:
-        keeps: step of a checkpoint to keep; None: keep none.
-        by: name of the user, for the journal.
-
-    Returns:
-        The size of the removed files in bytes.
-
-    Raises:
-        RunBusyError, StorageError: as :func:`check_idle`.
+    Everything that its report needs stays, and the checkpoint of step ``keeps``. The run can't be resumed afterwards.
     """
     check_idle(run)
     with _held(run), files.created_like(run.root):
@@ -243,19 +226,10 @@ def _user(uid: int) -> str:
 
 
 def recreate(url: str, runs_dir: Path, *, argv: list[str]) -> tuple[RunPaths, int]:
-    """Create a run's directory with the configuration in its remote folder, which has its copies in object storage.
-
-    Args:
-        url: the run's remote folder; its last part is the run's id.
-        runs_dir: absolute path of the folder in which to create it.
-        argv: the command line, for the journal.
-
-    Returns:
-        The run, and the step of the newest checkpoint in the remote folder.
+    """Create a run from its remote folder; return it, and the step of the newest checkpoint there.
 
     Raises:
-        StorageError: the URL can't be read, or is not a run's remote folder.
-        ConfigError: the text is not a URL.
+        StorageError, ConfigError: the URL can't be read, or is not the remote folder of a run.
         CheckpointError: the remote folder has no complete checkpoint.
         RunExistsError: the run's directory already exists.
     """

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import conf.load
-from conf.data_changes import amended_skips
+from conf.data_changes import added_skips
 from conf.of_run import of_run
 from conf.schema import Config
-from flows.checkpoint_link import adopt_checkpoint
-from flows.launchers import launcher_for
+from flows.launch.base import launcher_for
+from flows.pretrain import adopt_checkpoint
 from flows.runtime.context import FlowContext, is_simulated
 from flows.runtime.jobs import run_job
 from flows.runtime.programs import ask
@@ -167,7 +167,7 @@ def _config_number(state: RunState, attempt: int) -> int:
 
 def _prepare(run: RunPaths, again: RunPaths, config: Config, base: int, *, save_at: int | None) -> None:
     """Create a run directory that continues from the checkpoint, with the same data and without evaluations."""
-    skips = amended_skips(read_events(run, wanted=no_steps))
+    skips = added_skips(read_events(run, wanted=no_steps))
     checkpoint = replace(
         config.checkpoint,
         every_steps=save_at or _NEVER_STEPS,

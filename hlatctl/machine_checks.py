@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from conf.registries import LAUNCHERS
 from conf.schema import Config
 from conf.validate import code_tasks
 from hlatctl.cache.remote import check_writable
@@ -29,8 +30,6 @@ _ROLES = {
     "eval": ("lm_eval",),
 }
 _TIMEOUT_S = 20
-#: Launchers whose jobs run on other machines.
-_SCHEDULERS = ("slurm", "kubernetes")
 _SANDBOX = ("bwrap", "--ro-bind", "/", "/", "--unshare-all", "true")
 
 
@@ -49,7 +48,7 @@ def look(config: Config) -> Iterator[Check]:
 
 def _where_jobs_run(config: Config, check: Check) -> Check:
     """Return a check of what only jobs need. With a scheduler they run on nodes, and this may be a login node."""
-    if check.status != "fail" or config.cluster.launcher not in _SCHEDULERS:
+    if check.status != "fail" or LAUNCHERS[config.cluster.launcher].jobs_run != "cluster":
         return check
     return dataclasses.replace(check, status="skip", shows=f"{check.shows}; only the nodes that run jobs need it")
 
@@ -104,7 +103,9 @@ def skipped_code_tasks(config: Config) -> str:
 
     Empty if they run on a cluster, because its nodes may differ from this machine.
     """
-    tasks = code_tasks(config.eval) if config.milestones and config.cluster.launcher == "local" else []
+    tasks = (
+        code_tasks(config.eval) if config.milestones and LAUNCHERS[config.cluster.launcher].jobs_run == "here" else []
+    )
     problem = _sandbox_problem() if tasks and not config.eval.code.allow_unsandboxed else ""
     if not problem:
         return ""
@@ -136,7 +137,7 @@ def _folder(name: str, folder: Path) -> Check:
 
 def _worker_cache(config: Config) -> Check:
     folder = Path(config.cluster.worker_cache_dir)
-    if config.cluster.launcher in _SCHEDULERS:
+    if LAUNCHERS[config.cluster.launcher].jobs_run == "cluster":
         return Check(name="worker cache", status="skip", shows=f"{folder} is on the nodes, where preflight checks it")
     return _folder("worker cache", folder)
 

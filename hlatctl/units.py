@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import time
 import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+#: Hosts that a line names.
+_NAMED = 8
 _COUNT_UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 #: Longer values of the configuration are cut.
 _LONGEST_VALUE = 60
@@ -63,6 +66,26 @@ def queued(reason: str, expected_start_unix_s: float | None) -> str:
     why = f" ({reason})" if reason else ""
     expected = f", expected to start at {utc(expected_start_unix_s)}" if expected_start_unix_s else ""
     return f"queued{why}{expected}"
+
+
+def host_names(hosts: Sequence[str]) -> str:
+    """Return the names of hosts as text, shortened if there are many."""
+    if len(hosts) <= _NAMED:
+        return ", ".join(hosts) or "unknown nodes"
+    return f"{', '.join(hosts[:_NAMED])} and {len(hosts) - _NAMED:,} more"
+
+
+def tags_text(tags: Mapping[str, str]) -> str:
+    """Return tags as they are typed: ``model=small data=v2``."""
+    return " ".join(f"{key}={value}" if value else key for key, value in sorted(tags.items()))
+
+
+def number(values: Mapping[str, Any], name: str) -> float:
+    """Return a number of an event or a score. NaN if it is missing or not a number."""
+    try:
+        return float(values.get(name, "nan"))
+    except (TypeError, ValueError):
+        return float("nan")
 
 
 def value_text(value: Any) -> str:

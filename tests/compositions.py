@@ -6,7 +6,6 @@ import pickle
 from typing import Any
 
 import hydra
-from hydra import compose as compose_with_hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -14,6 +13,7 @@ from omegaconf import DictConfig
 
 import conf.compose
 
+compose_with_hydra = hydra.compose
 _store_node = ConfigStore.store
 #: The nodes of the ConfigStore, by name, and what was composed from them, by options.
 _stored: dict[str, Any] = {}

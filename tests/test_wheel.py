@@ -24,7 +24,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "source"
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=False).stdout
     for name in filter(None, tracked.decode().split("\0")):
-        if not name.startswith(("tests/", "docs/")) and (REPOSITORY / name).is_file():
+        if not name.startswith(("tests/", "docs/", "benchmarks/")) and (REPOSITORY / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((REPOSITORY / name).read_bytes())
     if not source.exists():

@@ -15,8 +15,7 @@ from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import run_main
 from hlatctl.run.paths import RunPaths
-from trainer.process import follow_launcher, show_stacks_when_asked
-from trainer.step import evidence
+from trainer.process import answer_signal, follow_launcher, keep_evidence_in, show_stacks_when_asked
 
 if TYPE_CHECKING:
     from trainer.backends.base import Backend
@@ -61,7 +60,7 @@ def _keep_to_own_cache(config: Config) -> None:
 def _train(config: Config, run: RunPaths, backend: Backend, attempt: int, max_checkpoint_step: int | None) -> int:
     from trainer.step import loop
 
-    evidence.keep_in(run.hang(attempt), backend.rank)
+    keep_evidence_in(run.hang(attempt), backend.rank)
     journal = loop.train_journal(run, backend, attempt)
     try:
         for message in backend.warnings:
@@ -112,6 +111,6 @@ def _warn(backend: Backend, message: str) -> None:
 
 if __name__ == "__main__":
     follow_launcher()
-    evidence.answer_signal()
+    answer_signal()
     show_stacks_when_asked()
     sys.exit(run_main(main))

@@ -16,9 +16,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration")
     config = load(parser.parse_args(argv).config)
     from trainer.backends.torch_native import own_device
-    from trainer.model import fp8
+    from trainer.model.precision import check_fp8
 
-    fp8.check(config, own_device(config.backend.device, config.cluster.processes_per_node - 1))
+    check_fp8(config, own_device(config.backend.device, config.cluster.processes_per_node - 1))
     return 0
 
 

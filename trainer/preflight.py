@@ -215,17 +215,17 @@ def node_failures(run: RunPaths, backend: Backend) -> list[str]:
 
     Each node reads its own record. All processes call this; the result is empty for all but one of a node.
     """
-    from trainer.neuron import versions
+    from trainer.neuron.node import SOFTWARE, disagreement
 
     checks: list[dict[str, Any]] = []
     if _first_of_node():
         path = run.preflight_nodes / f"{node_name()}.json"
         with reading(path):
             checks = files.read_json(path)["checks"]
-    own = next((check["values"] for check in checks if check["name"] == versions.NAME), None)
+    own = next((check["values"] for check in checks if check["name"] == SOFTWARE), None)
     by_host = {host: values for host, values in backend.gather([node_name(), own]) if values is not None}
     failures = [f"{check['name']}: {check['shows']}" for check in checks if check["status"] == "fail"]
-    other = versions.disagreement(by_host).get(node_name()) if own is not None else None
+    other = disagreement(by_host).get(node_name()) if own is not None else None
     return [*failures, *([other] if other else [])]
 
 

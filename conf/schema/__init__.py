@@ -2,7 +2,7 @@
 
 A value that follows from others is a property, never a key. ``conf.constraints`` checks bounds and choices,
 ``conf.validate`` the rules across fields, and ``conf.load`` reads YAML. The modules contain the groups of keys; here
-are ``Config``, which has all groups of a run, and ``SweepConfig``.
+are ``Config``, which has all groups of a run, and ``SweepConfig``. ``SimulationConfig`` is no part of a run either.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from conf.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from conf.devices import DeviceName
+from conf.registries import BACKENDS
 from conf.schema.cluster import (
     BaselineConfig,
     ClusterConfig,
@@ -24,7 +25,7 @@ from conf.schema.cluster import (
 from conf.schema.data import DataConfig, SourceConfig, TokenizerConfig
 from conf.schema.eval import CodeConfig, EvalClusterConfig, EvalConfig, EvalGroupConfig
 from conf.schema.model import ModelConfig, ParallelConfig, PrecisionConfig, PrecisionName
-from conf.schema.simulation import FailureRatesConfig, RehearsalConfig
+from conf.schema.simulation import FailureRatesConfig, SimulationConfig
 from conf.schema.tracking import NotifyConfig, NotifyKind, TrackingConfig
 from conf.schema.train import BackendConfig, CheckpointConfig, ForkConfig, OptimizerConfig, RecoveryConfig, TrainConfig
 
@@ -53,7 +54,7 @@ __all__ = [
     "PrecisionName",
     "PreflightConfig",
     "RecoveryConfig",
-    "RehearsalConfig",
+    "SimulationConfig",
     "SlurmConfig",
     "SourceConfig",
     "SweepConfig",
@@ -91,7 +92,6 @@ class Config:
     backend: BackendConfig = field(default_factory=BackendConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
-    rehearsal: RehearsalConfig = field(default_factory=RehearsalConfig)
 
     @property
     def world_size(self) -> int:
@@ -118,8 +118,8 @@ class Config:
 
     @property
     def eval_device(self) -> DeviceName:
-        """Device that transformers evaluates on, which must exist. It can't use the one of NxD (torch-xla)."""
-        return self.eval.device or ("cpu" if self.backend.name == "nxd" else self.backend.device)
+        """Device that transformers evaluates on, which must exist. It can't use one of torch-xla."""
+        return self.eval.device or ("cpu" if BACKENDS[self.backend.name].torch_xla else self.backend.device)
 
     @property
     def eval_devices(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from conf.constraints import Efficiency, Fraction, NonNegativeFloat, NonNegativeInt, Port, PositiveFloat, PositiveInt
+from conf.registries import LAUNCHERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,7 @@ class ClusterConfig:
 
     name: str = "local"
     """Label of the cluster; `hlatctl plan` shows the published runs that were planned with it."""
-    launcher: Literal["local", "slurm", "kubernetes", "mock"] = "local"
+    launcher: Annotated[str, LAUNCHERS] = "local"
     """`local`, `slurm`, `kubernetes`, or `mock` (which --dry-run selects)."""
     nodes: PositiveInt = 1
     """Nodes that train."""

@@ -13,7 +13,7 @@ class FailureRatesConfig:
 
     HLAT names the kinds of failures but not their rates. Our rates together give the paper's uptime of 77.83 % without
     automatic restarts on 64 nodes (arXiv 2404.10630, Table 1), for a run that waits for a person after every failure
-    (`recovery.enabled=false`, `rehearsal.person_s`). How the kinds share it is a guess.
+    (`recovery.enabled=false`, `simulation.person_s`). How the kinds share it is a guess.
     """
 
     hardware: NonNegativeFloat = 0.35
@@ -39,8 +39,8 @@ class FailureRatesConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RehearsalConfig:
-    """The simulated cluster of `--dry-run` and `hlatctl forecast`; a real run ignores it."""
+class SimulationConfig:
+    """The simulated cluster of a dry run or a forecast, given as `simulation.*`; not part of a run's configuration."""
 
     seed: NonNegativeInt = 1
     """Seed of all random draws; the same seed gives the same simulated run."""

@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 
 from conf.constraints import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from conf.devices import DeviceName
+from conf.registries import BACKENDS, OPTIMIZERS, SCHEDULES
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """The optimizer and its schedule: linear warm-up to the peak, then decay to `min_lr_fraction` of it."""
 
-    name: Literal["adamw", "muon"] = "adamw"
+    name: Annotated[str, OPTIMIZERS] = "adamw"
     """`adamw`, or `muon`: Muon for the matrices of layers, AdamW for embedding, head and norms."""
     lr: PositiveFloat = 3e-4
     """Peak learning rate. Muon scales its updates to the size of AdamW's, so one rate suits both."""
@@ -41,7 +42,7 @@ class OptimizerConfig:
     """Optimizer steps until the peak is reached."""
     warmup_tokens: NonNegativeInt | None = None
     """Length of the warm-up in tokens, instead of `warmup_steps`."""
-    schedule: Literal["cosine", "linear", "wsd"] = "cosine"
+    schedule: Annotated[str, SCHEDULES] = "cosine"
     """Shape after the warm-up: `cosine`, `linear`, or `wsd` (warm-up, stable, decay)."""
     wsd_decay_fraction: Fraction = 0.1
     """Share of the run's steps, at its end, over which `wsd` decays linearly."""
@@ -142,7 +143,7 @@ class RecoveryConfig:
 class BackendConfig:
     """Software and device for training."""
 
-    name: Literal["torch_native", "nxd"] = "torch_native"
+    name: Annotated[str, BACKENDS] = "torch_native"
     """`torch_native`, or `nxd`: NeuronX Distributed on torch-xla."""
     device: DeviceName = "cpu"
     """`cpu`, `cuda` or `neuron`."""

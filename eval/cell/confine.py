@@ -83,8 +83,7 @@ def _unshare_processes() -> None:
 def fork_with_own_processes(own: int) -> int:
     """Fork a child that is the first process of a new namespace: when it dies, its descendants die too.
 
-    Args:
-        own: an open ``/proc/self/ns/pid`` of this process.
+    ``own`` is an open ``/proc/self/ns/pid`` of this process.
     """
     _call("unshare", _CLONE_NEWPID)
     child = os.fork()
@@ -94,14 +93,7 @@ def fork_with_own_processes(own: int) -> int:
 
 
 def enter(limits: Limits, *, namespaces: bool) -> None:
-    """Isolate this process.
-
-    Args:
-        namespaces: create the mounts of a cell; false without a sandbox.
-
-    Raises:
-        OSError: the kernel refused a step.
-    """
+    """Isolate this process; ``namespaces`` creates the mounts of a cell. OSError: the kernel refused a step."""
     # A signal to its process group (`kill(0, n)`) must not reach the examiner: namespaces don't separate process groups
     # and sessions.
     os.setsid()

@@ -226,7 +226,7 @@ _RULES = (
     _Rule(SOCKETPAIR, ((0, _IF_EQUAL, int(socket.AF_UNIX), False),), errno.EAFNOSUPPORT),
     _Rule(MMAP, ((3, _IF_ANY_BIT, _MAP_SHARED, True), (3, _IF_ANY_BIT, _MAP_ANONYMOUS, True))),
     _Rule(MMAP, ((3, _IF_ANY_BIT, _MAP_HUGETLB, True),)),
-    # `eval.cell.memory` counts the default size of the buffer for each socket.
+    # `eval.cell.zygote` counts the default size of the buffer for each socket.
     _Rule(SETSOCKOPT, ((1, _IF_EQUAL, int(socket.SOL_SOCKET), True), (2, _IF_EQUAL, int(socket.SO_SNDBUF), True))),
     _Rule(FCNTL, tuple((1, _IF_EQUAL, command, False) for command in _FILE_COMMANDS)),
     _Rule(PRCTL, tuple((0, _IF_EQUAL, command, False) for command in _PROCESS_COMMANDS)),
@@ -236,11 +236,7 @@ _RULES = (
 
 @functools.cache
 def program(machine: str = "") -> bytes:
-    """Return the filter for a processor, by default this one, as classic BPF: 8 bytes per instruction.
-
-    Raises:
-        OSError: the processor is neither x86_64 nor aarch64.
-    """
+    """Return the filter as classic BPF, 8 bytes per instruction; OSError unless for x86_64 or aarch64."""
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"there is no filter of system calls for {machine}")

@@ -55,12 +55,7 @@ def send(connection: socket.socket, message: list[Any]) -> None:
 
 
 def receive(connection: socket.socket) -> list[Any]:
-    """Receive a message.
-
-    Raises:
-        EOFError: the connection was closed.
-        ValueError: the message is malformed or too long.
-    """
+    """Receive a message; EOFError if the connection was closed, ValueError if it is malformed or too long."""
     (size,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
     if size > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {size} bytes, more than {MAX_MESSAGE_BYTES}")
@@ -94,8 +89,7 @@ def encode(value: Any) -> Any:
 def decode(data: Any) -> Any:
     """Return the value that :func:`encode` was given, with a built-in type.
 
-    Raises:
-        ValueError, TypeError, LookupError: the data is not from :func:`encode`.
+    The data is not trusted: any ValueError, TypeError or LookupError means that it is not from :func:`encode`.
     """
     if not isinstance(data, list):
         return data

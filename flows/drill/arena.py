@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from conf.of_run import of_run
+from conf.registries import LAUNCHERS
 from conf.schema import Config
 from flows import control
 from flows.drill import on_node
-from flows.launch.base import Handle
+from flows.launch.base import Handle, launcher_for
 from flows.launch.local import LocalLauncher
 from flows.launch.slurm.launcher import SlurmLauncher
-from flows.launchers import launcher_for
 from flows.runtime import programs
 from flows.runtime.context import live_training
 from hlatctl.run import processes
@@ -35,9 +35,6 @@ from hlatctl.run.lease import driver_pid
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.processes import Identity
 from hlatctl.run.state import AttemptState, RunState
-
-#: Launchers whose jobs a drill can reach; it refuses any other.
-LAUNCHERS = ("local", "slurm")
 
 
 class Reach(Protocol):
@@ -58,6 +55,9 @@ class Reach(Protocol):
 
 class Here:
     """Jobs of this machine."""
+
+    def __init__(self, config: Config) -> None:
+        pass
 
     def rank(self, handle: Handle, number: signal.Signals) -> None:
         """Signal the training process of the last rank."""
@@ -106,7 +106,8 @@ class OnSlurm:
 
 def reach_for(config: Config) -> Reach:
     """Return how signals reach the jobs of a configuration."""
-    return OnSlurm(config) if config.cluster.launcher == "slurm" else Here()
+    reach: Reach = LAUNCHERS.part(config.cluster.launcher, "drill")(config)
+    return reach
 
 
 def node_program(handle: Handle) -> processes.Identity:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from conf.registries import LAUNCHERS
 from conf.schema import Config
 from conf.validate import unsupported
 from flows import pretrain
 from flows.drill import arena as small_disk
-from flows.drill.arena import LAUNCHERS, Arena, NotRecovered, NotTried
+from flows.drill.arena import Arena, NotRecovered, NotTried
 from flows.drill.faults import FAULTS, Seen, no_tracking
 from flows.drill.tracking import Servers
 from flows.runtime.driver import Signals
@@ -76,7 +77,7 @@ def exercise(
     """
     for error in unsupported(config):
         raise error
-    if config.cluster.launcher not in LAUNCHERS:
+    if not LAUNCHERS[config.cluster.launcher].drill:
         raise ConfigError(
             f"cluster.launcher={config.cluster.launcher}: a drill disturbs real processes",
             hint="hlatctl drill cluster=local, or cluster=slurm",

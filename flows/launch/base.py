@@ -6,13 +6,18 @@ and exit code. So no job is lost if the driver dies between journalling and subm
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from hlatctl.run.errors import ConfigError
+from conf.registries import LAUNCHERS
+from conf.schema import Config
+from hlatctl.run.errors import ConfigError, LaunchError, cannot_write
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -158,13 +163,26 @@ class Status:
 
 
 class Launcher(Protocol):
-    """Starts jobs and reports their states."""
+    """Starts jobs and reports their states. What is implemented here is right for a launcher that keeps no nodes."""
 
     name: str
-    weighs_jobs: bool
+    weighs_jobs: bool = False
     """Jobs alongside training run at a lower priority, which can't be raised later."""
-    keeps_nodes: bool
+    keeps_nodes: bool = False
     """The run's jobs run in turn on nodes that a scheduler keeps for it."""
+
+    def check_limits(self, config: Config) -> str:
+        """Check that the scheduler can ever start jobs of this shape.
+
+        Returns:
+            A warning why jobs may wait for long; empty if there is none.
+
+        Raises:
+            ConfigError: it never can.
+            AwayError: it does not answer.
+            LaunchError: it is not installed, or refuses.
+        """
+        return ""
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the hosts that a job on this many nodes can use, including spare ones."""
@@ -174,9 +192,15 @@ class Launcher(Protocol):
 
     def handle(self, plan: JobPlan) -> Handle:
         """Return the handle that the job will have."""
+        return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
 
     def submit(self, plan: JobPlan) -> Handle:
-        """Start the job; return when it can be found through its handle."""
+        """Start the job; return when it can be found through its handle.
+
+        Raises:
+            StorageError: its files can't be written; nothing was started.
+            LaunchError: it did not start, or the scheduler refuses it or does not answer.
+        """
 
     def status(self, handle: Handle) -> Status:
         """Return the state of a job, whichever process submitted it."""
@@ -186,15 +210,38 @@ class Launcher(Protocol):
 
     def allocation(self, job: Job) -> Allocation | None:
         """Return the nodes that are kept for a job's run; None if there are none on which the job can run."""
+        return None
 
     def release(self, run_dir: Path) -> None:
         """Release the nodes that are kept for a run, once the job that runs on them has ended."""
+        return
 
     def dump_stacks(self, handle: Handle) -> str:
         """Ask all processes of the job to print their stacks into their logs; return the result in one sentence."""
 
     def oom_kills(self) -> int | None:
         """Return how many processes the hosts' kernels have killed because memory ran out; None: unknown."""
+        return None
+
+
+class AwayError(LaunchError):
+    """The scheduler does not answer, so nothing is known of its jobs."""
+
+
+def launcher_for(config: Config) -> Launcher:
+    """Return the launcher that ``cluster.launcher`` names. A simulated one only renders jobs."""
+    launcher: Launcher = LAUNCHERS.create(config.cluster.launcher, config)
+    return launcher
+
+
+@contextmanager
+def writing(job: Job) -> Iterator[None]:
+    """Raise StorageError if a job's files can't be written in this block."""
+    try:
+        yield
+    except OSError as error:
+        place = f"job {job.name}: {error.filename or job.launch_dir}"
+        raise cannot_write(place, error, hint="free space, or repair the storage, then `hlatctl resume`") from None
 
 
 def quote(words: tuple[str, ...]) -> str:

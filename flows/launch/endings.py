@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.launch.base import Handle, Status, Verdict
+from flows.launch.base import Handle, JobPlan, Status, Verdict
 from hlatctl import node
 from hlatctl.run import files
 from hlatctl.run.files import DAMAGED
@@ -192,3 +192,31 @@ def order(base: Path, what: str) -> str:
     except OSError as error:
         return f"{path}: can't be written ({error.strerror})"
     return ""
+
+
+def order_stacks(base: Path) -> str:
+    """Order the nodes' programs to have the ranks below them print their stacks; return the result in one sentence."""
+    records = node_records(base)
+    if not records:
+        return "no stacks: no node has started the job"
+    if problem := order(base, "stacks"):
+        return f"no stacks: {problem}"
+    return f"{len(records)} nodes asked to have their processes print their stacks into their logs"
+
+
+def prepare(plan: JobPlan, token: str, *others: Path) -> None:
+    """Remove the records of an earlier job of this place, and write the script, an empty log, and the token.
+
+    Args:
+        others: further files of an earlier job.
+    """
+    job, base = plan.job, plan.job.launch_dir / plan.job.name
+    job.launch_dir.mkdir(parents=True, exist_ok=True)
+    records = (path for kind in ("pid", "exit_code") for path in job.launch_dir.glob(f"{job.name}.node-*.{kind}"))
+    first = (node.record(base, "pid"), node.record(base, "exit_code"))
+    for stale in (*first, *records, node.orders(base), job.error_file, *others):
+        stale.unlink(missing_ok=True)
+    files.write_text(plan.script_path, plan.script)
+    job.log_dir.mkdir(parents=True, exist_ok=True)
+    job.log.touch()
+    files.write_text(token_file(base), f"{token}\n")

@@ -18,12 +18,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from flows.launch.base import Allocation, Handle, Job, JobPlan, Status, export_lines, quote
+from conf.schema import Config
+from flows.launch.base import Handle, Job, JobPlan, Launcher, Status, export_lines, quote, writing
 from hlatctl import node
 from hlatctl.run import files, processes
-from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError, cannot_write
+from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.processes import Identity
 
@@ -114,12 +115,16 @@ _START_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 20.0
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Starts jobs on this machine."""
 
     name = "local"
     weighs_jobs = True
-    keeps_nodes = False
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return the launcher of a configuration (``conf.registries.LAUNCHERS``)."""
+        return cls()
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return this machine."""
@@ -130,10 +135,6 @@ class LocalLauncher:
         script_path = job.launch_dir / f"{job.name}.sh"
         return JobPlan(job=job, script=_script(job), script_path=script_path)
 
-    def handle(self, plan: JobPlan) -> Handle:
-        """Return the job's launch folder and name."""
-        return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
-
     def submit(self, plan: JobPlan) -> Handle:
         """Start the script in a new session and wait for its start record.
 
@@ -142,12 +143,8 @@ class LocalLauncher:
             LaunchError: it did not start.
         """
         job, handle = plan.job, self.handle(plan)
-        try:
+        with writing(job):
             _prepare(plan, handle)
-        except OSError as error:
-            place = f"job {job.name}: {error.filename or job.launch_dir}"
-            hint = "free space, or repair the storage, then `hlatctl resume`"
-            raise cannot_write(place, error, hint=hint) from None
         pid = _spawn_session(plan.script_path, job.log)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while recorded(handle) is None:
@@ -193,13 +190,6 @@ class LocalLauncher:
             return None
         _reap(record)
         return record.process if processes.alive(record.process) else None
-
-    def allocation(self, job: Job) -> Allocation | None:
-        """Return None: no nodes are kept."""
-        return None
-
-    def release(self, run_dir: Path) -> None:
-        """Do nothing."""
 
     def dump_stacks(self, handle: Handle) -> str:
         """Send SIGUSR1 to the job's processes that catch it."""

@@ -16,8 +16,8 @@ from typing import Literal
 
 from flows.launch.base import Status, Verdict
 from hlatctl.run.errors import DISK_FULL, NONFINITE, STORAGE_AWAY, DataError, HlatctlError
-from hlatctl.run.processes import host_names
 from hlatctl.run.state import AttemptState
+from hlatctl.units import host_names
 
 Cause = Literal[
     "finished",
@@ -148,12 +148,7 @@ def classify(
     """Return how an attempt ended.
 
     Args:
-        status: status of the ended job.
-        attempt: state of the attempt in the journal.
         train_stopped: the reason in the trainer's last event, or empty.
-        error: the error that the job left.
-        log_tail: the last lines of its log.
-        stop_requested: a person has asked the run to stop.
         oom_kills: processes that the nodes' kernels have killed so far because memory ran out; None: unknown.
     """
     code, verdict = status.exit_code, status.verdict
@@ -183,8 +178,6 @@ def end_without_error(status: Status, log_tail: str, *, more_oom_kills: bool) ->
     """Return how a job ended that left no error.
 
     Args:
-        status: status of the ended job.
-        log_tail: the last lines of its log.
         more_oom_kills: the kernel has killed a process during the job because memory ran out.
     """
     code = status.exit_code

@@ -58,11 +58,7 @@ class Placement:
 
 
 def record(path: Path, entries: Iterable[Entry]) -> None:
-    """Append entries; safe while other runs append too.
-
-    Raises:
-        StorageError: the file can't be written.
-    """
+    """Append entries; safe while other runs append too. Raises a StorageError if the file can't be written."""
     text = "".join(json.dumps(asdict(entry)) + "\n" for entry in entries)
     try:
         with locked_file(path), path.open("ab") as file:
@@ -204,7 +200,6 @@ def blamed_hosts(cause: Cause, status: Status, used: Sequence[str], first_failed
     """Return the hosts to blame; none if the cause is not the fault of a node, or if nothing identifies the node.
 
     Args:
-        cause: cause of the end.
         status: status of the ended job; its hosts and blamed hosts count if the launcher reports them.
         used: the hosts of the attempt if the launcher doesn't report them.
         first_failed: the host that torchrun names, or empty.
@@ -224,14 +219,7 @@ def blamed_hosts(cause: Cause, status: Status, used: Sequence[str], first_failed
 
 @dataclass(frozen=True)
 class Nodes:
-    """The hosts that one run can use, as the node ledger describes them now.
-
-    Args:
-        ledger: file of the ledger.
-        launcher: knows the hosts.
-        needed: number of nodes of a job with all processes.
-        now_unix_s: clock.
-    """
+    """The hosts that one run can use, as the node ledger describes them now."""
 
     ledger: Path
     launcher: Launcher

@@ -28,7 +28,6 @@ class Case:
 
     Args:
         step: the first step that the attempt did not finish.
-        several: the run has more than one node.
         begun: the attempt loaded and started to train.
         made_a_step: the attempt finished at least one step.
         repeats: number of attempts that ended at the same step with the same signature, including this one, without
@@ -41,7 +40,6 @@ class Case:
             node again.
         suspected: number of different nodes that the rest of these attempts blame, although preflight has not rejected
             them.
-        nodes: nodes to blame for this end, if there are several.
         newest, earlier: the checkpoint that the next attempt would load, and the one before; 0 and None: none.
         ceiling: checkpoints above this step are skipped after a walk back to earlier ones.
         batch: batch of the failing step; None: unknown.
@@ -239,7 +237,6 @@ class Decision:
     """What to do next, and why in one sentence.
 
     Args:
-        wait_s: seconds to wait before the next attempt.
         max_checkpoint_step: the next attempt loads no newer checkpoint; None: the newest.
         skip_batch: batch to exclude from the next attempt on.
         hint: the command or edit that helps if the run stops.
@@ -362,11 +359,6 @@ def decide(
     """Decide what follows the newest attempt.
 
     Args:
-        state: the run's state; its newest attempt has just ended.
-        ending: how the attempt ended.
-        config: the policy's limits.
-        batch: number of the failing step's batch; None: unknown.
-        left_out: hosts that the node ledger leaves out because of this end.
         several: the run has more than one node. A single node is never blamed: hardware and software faults look alike.
     """
     case = case_of(state, ending, config, batch=batch, left_out=left_out, several=several)
@@ -429,7 +421,6 @@ def decide_job(ends: Sequence[LaunchError], config: RecoveryConfig) -> Decision:
 
     Args:
         ends: errors of the stage's jobs in this flow that left no error of their own, newest last.
-        config: the policy's limits.
     """
     newest, limit = ends[-1], config.max_restarts_without_progress
     alike = sum(end.code == newest.code for end in ends)

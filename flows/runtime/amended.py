@@ -156,10 +156,7 @@ _WORDS = {True: "true", False: "false", None: "null"}
 def train_like(run: RunPaths, overrides: Sequence[str], *, with_weights: bool) -> str:
     """Return a hint with the command for a new run like an existing one, with other values of some keys.
 
-    Args:
-        run: directory of the existing run.
-        overrides: the changed values.
-        with_weights: begin with the weights of its newest checkpoint, if it has one.
+    It begins with the weights of the newest checkpoint if that is wanted and there is one.
     """
     state = read_state(run)
     changes = [change for amendment in state.amendments for change in amendment.changes.items()]

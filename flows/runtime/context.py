@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 from conf import environment
+from conf.of_run import of_run
+from conf.registries import LAUNCHERS
 from conf.schema import Config
-from flows.launch.base import Handle, Job, Launcher
+from flows.launch.base import Handle, Job, Launcher, launcher_for
 from flows.recovery import node_ledger
 from flows.runtime.driver import Clock, DriverLog, Observer, RealClock, Signals, SilentObserver
 from hlatctl.run import processes
@@ -65,7 +67,6 @@ class FlowContext:
 
     Args:
         config: the run's configuration, or another one in its place.
-        launcher: starts the flow's jobs.
         writer: writer of the journal; each flow of a run has its own.
         heeds_stop: a request to stop the run ends this flow's jobs.
         simulation: the simulated cluster of a dry run; None in a real run.
@@ -116,11 +117,7 @@ class FlowContext:
             self.refresh()
 
     def require_journal(self) -> None:
-        """Wait until the journal holds every event so far.
-
-        Raises:
-            StoppedError: the run was asked to stop.
-        """
+        """Wait until the journal holds every event so far; raise StoppedError if the run was asked to stop."""
         self.when_there_is_room(self._check_written)
 
     def when_there_is_room(self, work: Callable[[], T]) -> T:
@@ -154,11 +151,7 @@ class FlowContext:
             raise StoppedError(f"run {run_id}: stopped on request", hint=f"hlatctl resume {run_id}")
 
     def pause(self, seconds: float) -> None:
-        """Wait.
-
-        Raises:
-            StoppedError: the run was asked to stop.
-        """
+        """Wait; raise StoppedError if the run was asked to stop."""
         self.check_stop()
         self.clock.wait(seconds, self.check_stop)
 
@@ -251,16 +244,37 @@ def live_training(state: RunState, launcher: Launcher) -> Handle | None:
 
 
 def refuse_archived(run: RunPaths, state: RunState) -> None:
-    """Refuse to continue a run whose checkpoints were removed.
-
-    Raises:
-        CheckpointError: the run is archived.
-    """
+    """Raise a CheckpointError if the run's checkpoints were removed, so that it can't continue."""
     if state.archived:
         raise CheckpointError(
             f"run {run.run_id}: is archived, so it can't be resumed",
             hint=f"`hlatctl fork {run.run_id}` begins a new run if a checkpoint was kept",
         )
+
+
+def open_context(
+    run: RunPaths,
+    observer: Observer | None = None,
+    *,
+    config: Config | None = None,
+    writer: str = FLOW_WRITER,
+    heeds_stop: bool = True,
+    simulation: Simulation | None = None,
+) -> FlowContext:
+    """Return a flow's context on the cluster of its configuration.
+
+    Args:
+        config: configuration to use instead of the run's.
+        writer: writer of the journal; a flow that runs alongside the run's driver has its own.
+        heeds_stop: a request to stop the run ends this flow's jobs.
+        simulation: the simulated cluster of the previous driver; None: a new one if the run is simulated.
+    """
+    config = config or of_run(run)
+    begin_simulation = LAUNCHERS.part(config.cluster.launcher, "simulation")
+    if simulation is None and begin_simulation:
+        simulation = begin_simulation(run, config)
+    launcher = simulation.launcher() if simulation else launcher_for(config)
+    return FlowContext(run, config, launcher, observer, writer=writer, heeds_stop=heeds_stop, simulation=simulation)
 
 
 def cache_root(config: Config) -> Path:
@@ -271,7 +285,7 @@ def cache_root(config: Config) -> Path:
 
 def is_simulated(config: Config) -> bool:
     """Return whether jobs are simulated."""
-    return config.cluster.launcher == "mock"
+    return LAUNCHERS[config.cluster.launcher].jobs_run == "nowhere"
 
 
 def make_job(
@@ -292,14 +306,9 @@ def make_job(
 
     Args:
         run: the run directory, which need not exist.
-        name: name of the job and its files.
-        argv: arguments of ``python``, such as ``-m``, ``trainer.convert.export``, ….
         attempt: the attempt whose folders take its files; 0 for jobs other than training.
         distributed: all processes of the cluster, started by torchrun, with the environment of training; otherwise one
             process.
-        each_node: one process on every node.
-        env: variables in addition to the common ones.
-        wrapper: see :class:`flows.launch.base.Job`.
     """
     cluster = config.cluster
     threads = {processes.THREADS: str(cluster.threads_per_process)}

@@ -44,12 +44,7 @@ class Clock(Protocol):
         """Wait; call ``check`` repeatedly, which raises to end the wait early."""
 
     def wait_for_event(self, poll_s: float, job: str = "") -> None:
-        """Wait at least ``poll_s`` seconds, until a job may have changed.
-
-        Args:
-            poll_s: the interval of checks in real time.
-            job: its name; empty: any job.
-        """
+        """Wait at least ``poll_s`` seconds, until this job or, without a name, any job may have changed."""
 
     def beside(self, work: Callable[[], T], *, most: int = 1) -> Future[T]:
         """Queue work for the threads that run alongside the flow; ``most`` of them work simultaneously."""
@@ -203,12 +198,7 @@ _MOST_BYTES = 8 << 20
 
 
 class DriverLog:
-    """Appends lines to the driver's log. If the log can't be written, as on a full disk, lines are dropped silently.
-
-    Args:
-        path: log file.
-        now_unix_s: clock for the times.
-    """
+    """Appends lines to the driver's log. If it can't be written, as on a full disk, lines are dropped silently."""
 
     def __init__(self, path: Path, now_unix_s: Callable[[], float]) -> None:
         self._path, self._now_unix_s = path, now_unix_s

@@ -18,8 +18,7 @@ from flows.runtime.context import FlowContext
 from hlatctl.run import orders, rank_output
 from hlatctl.run.errors import HlatctlError, LaunchError, load_error
 from hlatctl.run.lease import Holder, hold, successor
-from hlatctl.run.processes import host_names
-from hlatctl.units import queued
+from hlatctl.units import host_names, queued
 
 #: Slurm's reason for a wait that it has not examined yet.
 _NO_REASON = ("", "None")
@@ -93,11 +92,7 @@ _MOST_NODES = 4
 
 @dataclass
 class StayingJob:
-    """A job that has done its work and waits for more.
-
-    Args:
-        given: number of its newest order.
-    """
+    """A job that has done its work and waits for more; ``given`` is the number of its newest order."""
 
     job: Job
     handle: Handle
@@ -252,12 +247,7 @@ def _is_submitted(plan: JobPlan) -> bool:
 
 
 def job_error(job: Job, status: Status, *, more_oom_kills: bool = False) -> HlatctlError:
-    """Return the error that a failed job left, or else one that names its exception.
-
-    Args:
-        status: how the job ended.
-        more_oom_kills: the kernel has killed a process during the job because memory ran out.
-    """
+    """Return the error that a failed job left, or else one that names its exception."""
     error = load_error(job.error_file)
     if error and not status.verdict:
         return error
@@ -303,17 +293,13 @@ _SHARED_WORK_POLL_S = 0.5
 
 @contextmanager
 def alone(ctx: FlowContext, folder: Path, what: str) -> Iterator[None]:
-    """Wait until no other run fills a folder, and keep other runs from filling it during the block.
+    """Wait until no other run fills a shared folder, and keep other runs from filling it during the block.
 
-    The block must look for the result first, because another run may have made it in the meantime.
-
-    Args:
-        folder: folder that all runs share.
-        what: the work, for the message.
+    The block must look for the result first, because another run may have made it in the meantime. ``what`` names the
+    work in the message.
 
     Raises:
         StoppedError: the run was asked to stop while it waited.
-        StorageError: the lease can't be written.
     """
     told: list[Holder] = []
 

@@ -1,7 +1,8 @@
-"""Starts Python processes that are not jobs, with the packages of this process.
+"""Starts programs that are not jobs, with the packages of this process.
 
-``ask`` runs a module of a package that flows must not import and returns its output; ``conversation`` exchanges lines
-of JSON with one. ``start_driver`` starts a driver that outlives the process that starts it.
+``start`` starts each of them. ``ask`` runs a module of a package that flows must not import and returns its output;
+``conversation`` exchanges lines of JSON with one. ``start_driver`` starts a driver that outlives the process that
+starts it.
 """
 
 from __future__ import annotations
@@ -44,40 +45,40 @@ def yielding_command(words: Sequence[str]) -> list[str]:
     return ["sh", "-c", script, "sh", *words]
 
 
-def start_alongside(
+def start(
     words: Sequence[str],
-    output: Any,
     *,
     env: Mapping[str, str] | None = None,
-    stdin: int = subprocess.DEVNULL,
+    error_file: Path | None = None,
+    yields: bool = False,
     **options: Any,
-) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, so that Ctrl-C reaches only the flow.
+) -> subprocess.Popen[Any]:
+    """Start a program that can import the packages of this process; every program outside of jobs starts here.
 
     Args:
         words: see :func:`python_command`.
-        output: open file for stdout and stderr.
         env: the whole environment; by default this process's.
-        stdin: see ``subprocess.Popen``.
-        options: further options of ``subprocess.Popen``.
+        error_file: where the program leaves an error that a person can act on.
+        yields: run it at low priority; it must get a session of its own.
+        options: of ``subprocess.Popen``.
     """
-    return subprocess.Popen(
-        words,
-        stdin=stdin,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-        env=processes.child_environment(env),
-        **options,
-    )
+    variables = processes.child_environment(env)
+    if error_file:
+        variables[ERROR_FILE_ENV] = os.fspath(error_file)
+    return subprocess.Popen(yielding_command(words) if yields else words, env=variables, **options)
+
+
+def start_alongside(
+    words: Sequence[str], output: Any, *, stdin: int = subprocess.DEVNULL, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start a program (:func:`start`) that writes to an open file, in a session that Ctrl-C doesn't reach."""
+    return start(words, stdin=stdin, stdout=output, stderr=output, start_new_session=True, **options)
 
 
 def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool = False, yields: bool = False) -> str:
     """Run ``python -m module argv`` and return what it prints.
 
     Args:
-        module: such as ``trainer.data.check``.
-        argv: arguments of the module.
         timeout_s: time limit; None: no limit.
         show_talk: pass its stderr on while it runs.
         yields: run at low priority, in a session of its own; Ctrl-C is passed on, and a second one kills it.
@@ -88,14 +89,15 @@ def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool
     """
     with private_folder("ask") as own:
         error_file = own.path / "error.json"
-        shown = {ERROR_TOLD_ENV: "1"} if show_talk else {}
-        words = python_command(module, *argv)
-        process = subprocess.Popen(
-            yielding_command(words) if yields else words,
-            env={**processes.child_environment(), ERROR_FILE_ENV: os.fspath(error_file), **shown},
+        process = start(
+            python_command(module, *argv),
+            env={**os.environ, ERROR_TOLD_ENV: "1"} if show_talk else None,
+            error_file=error_file,
+            yields=yields,
             stdout=subprocess.PIPE,
             stderr=None if show_talk else subprocess.PIPE,
             text=True,
+            errors="replace",
             start_new_session=yields,
         )
         try:
@@ -123,29 +125,16 @@ def _answer(process: subprocess.Popen[str], timeout_s: float | None, *, interrup
             process.wait()
 
 
-def ask_about(
-    module: str,
-    config: Config,
-    *argv: str,
-    timeout_s: float | None = None,
-    show_talk: bool = False,
-    yields: bool = False,
-) -> str:
+def ask_about(module: str, config: Config, *argv: str, **options: Any) -> str:
     """Call :func:`ask` with a configuration in a file that ``--config`` names."""
     with private_folder("ask") as own:
         file = own.path / "config.yaml"
         file.write_text(conf.load.dump(config), encoding="utf-8")
-        return ask(module, "--config", os.fspath(file), *argv, timeout_s=timeout_s, show_talk=show_talk, yields=yields)
+        return ask(module, "--config", os.fspath(file), *argv, **options)
 
 
 class Conversation:
-    """A conversation with a running process in lines.
-
-    Args:
-        process: process with pipes as stdin and stdout.
-        module: its name, for errors.
-        folder: folder with its error and its stderr.
-    """
+    """A conversation in lines with a running process, whose error and stderr are in ``folder``."""
 
     def __init__(self, process: subprocess.Popen[str], module: str, folder: Path) -> None:
         assert process.stdin is not None
@@ -192,16 +181,14 @@ def conversation(module: str, *argv: str, folder: Path, yields: bool) -> Iterato
     """Start ``python -m module argv`` in a session of its own, and end it after the block.
 
     Args:
-        module: such as ``eval.generate``.
-        argv: arguments of the module.
         folder: private folder for its error and its stderr.
         yields: run it at low priority.
     """
-    words = python_command(module, *argv)
     with (folder / "stderr").open("w", encoding="utf-8") as stderr:
-        process = subprocess.Popen(
-            yielding_command(words) if yields else words,
-            env={**processes.child_environment(), ERROR_FILE_ENV: os.fspath(folder / "error.json")},
+        process = start(
+            python_command(module, *argv),
+            error_file=folder / "error.json",
+            yields=yields,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -228,7 +215,6 @@ def start_driver(
     """Start ``hlatctl resume`` in a session of its own, and wait until it drives the run or has succeeded.
 
     Args:
-        run: a run without a driver.
         inside: command that runs the words after it, such as bubblewrap.
         env: variables to add to this process's environment.
 
@@ -241,8 +227,7 @@ def start_driver(
     with private_folder("driver") as own, log.open("ab") as output:
         error_file = own.path / "error.json"
         resume = python_command("hlatctl", "resume", run.run_id, "--runs-dir", os.fspath(run.root.parent))
-        variables = {**os.environ, **(env or {}), ERROR_FILE_ENV: os.fspath(error_file)}
-        driver = start_alongside([*inside, *resume], output, env=variables)
+        driver = start_alongside([*inside, *resume], output, env={**os.environ, **(env or {})}, error_file=error_file)
         try:
             _wait_until_driving(run, driver, log, error_file)
         except BaseException:  # also an interrupt: nobody would know about a process that begins to drive later

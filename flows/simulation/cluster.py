@@ -20,8 +20,9 @@ from inspect import GEN_CREATED, getgeneratorstate
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from conf.schema import Config, FailureRatesConfig
-from flows.launch.base import Allocation, Handle, Job, JobPlan, Launcher, Status
+from conf import simulation
+from conf.schema import Config, FailureRatesConfig, SimulationConfig
+from flows.launch.base import Handle, Job, JobPlan, Launcher, Status
 from flows.launch.local import LocalLauncher
 from flows.runtime.driver import settle
 from hlatctl.run.errors import HlatctlError, LaunchError, PreflightError, StorageError, TrainingError, dump_error
@@ -192,12 +193,7 @@ class VirtualClock:
 
 
 class Fault(Exception):
-    """A failure of a job, or a request to stop; raised inside its script, where it pauses.
-
-    Args:
-        kind: kind of the failure, or ``stop``.
-        host: host of the failure; empty: no host.
-    """
+    """A failure of a job, or a request to ``stop``; raised inside its script, where it pauses."""
 
     def __init__(self, kind: str, host: str = "") -> None:
         super().__init__(kind)
@@ -205,11 +201,7 @@ class Fault(Exception):
 
 
 class Process:
-    """A running script.
-
-    Args:
-        ended: called with its exit code.
-    """
+    """A running script; ``ended`` is called with its exit code."""
 
     def __init__(self, clock: VirtualClock, script: Script, ended: Callable[[int], None]) -> None:
         self.alive = True
@@ -258,13 +250,7 @@ OF_CLUSTER = ("upgrade", "disk_full", "nan", "head_crash", "mlflow_outage")
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One failure.
-
-    Args:
-        kind: a field of ``FailureRatesConfig``.
-        host: its host; meaningless for failures without a host.
-        after_s: seconds since the previous failure.
-    """
+    """A failure, so long after the previous one; ``kind`` is a field of ``FailureRatesConfig``. Some have no host."""
 
     kind: str
     host: str
@@ -272,13 +258,7 @@ class Failure:
 
 
 class Failures:
-    """An endless sequence of failures.
-
-    Args:
-        rates: failures per 1,000 node-hours; those of ``OF_CLUSTER`` per 1,000 hours.
-        hosts: hosts of the cluster, including spare ones.
-        random_numbers: source of random numbers.
-    """
+    """An endless sequence of failures: rates per 1,000 node-hours, those of ``OF_CLUSTER`` per 1,000 hours."""
 
     def __init__(self, rates: FailureRatesConfig, hosts: tuple[str, ...], random_numbers: random.Random) -> None:
         self._hosts, self._random = hosts, random_numbers
@@ -294,10 +274,10 @@ class Failures:
         return Failure(kind=kind, host=self._random.choice(self._hosts), after_s=self._random.expovariate(total_per_s))
 
 
-def hosts_of(config: Config) -> tuple[str, ...]:
+def hosts_of(config: Config, settings: SimulationConfig) -> tuple[str, ...]:
     """Return the cluster's hosts: those that a job uses, and spare ones."""
     nodes = config.cluster.nodes
-    spare = config.cluster.spare_nodes or (config.rehearsal.spare_nodes if nodes > 1 else 0)
+    spare = config.cluster.spare_nodes or (settings.spare_nodes if nodes > 1 else 0)
     return tuple(f"simulated-{number}" for number in range(nodes + spare))
 
 
@@ -314,9 +294,9 @@ class SimulatedCluster:
 
     def __init__(self, run: RunPaths, config: Config, scripts: Mapping[str, JobScript]) -> None:
         start_unix_s = read_state(run).last_event_unix_s or START_UNIX_S
-        self.run, self.config, self.settings = run, config, config.rehearsal
+        self.run, self.config, self.settings = run, config, simulation.of_run(run)
         self.clock = VirtualClock(start_unix_s)
-        self.hosts = hosts_of(config)
+        self.hosts = hosts_of(config, self.settings)
         self._scripts = scripts
         self.processes: dict[str, Process] = {}
         #: Notify waiting threads after each step, for a sweep that prunes; costs time.
@@ -468,19 +448,14 @@ def exit_file(launch_dir: str | Path, name: str) -> Path:
 _POLL_S = 0.5
 
 
-class SimulatedLauncher:
-    """Simulates jobs instead of running them.
-
-    Args:
-        cluster: the simulated cluster; None: jobs can't be submitted.
-    """
+class SimulatedLauncher(Launcher):
+    """Simulates jobs instead of running them; without a cluster it only renders them."""
 
     name = "mock"
-    weighs_jobs = False
-    keeps_nodes = False
 
     def __init__(self, config: Config, cluster: SimulatedCluster | None = None) -> None:
-        self._cluster, self._hosts = cluster, hosts_of(config)
+        self._cluster = cluster
+        self._hosts = cluster.hosts if cluster else hosts_of(config, SimulationConfig())
         self._driver = cluster.driver if cluster else 0
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
@@ -491,16 +466,8 @@ class SimulatedLauncher:
         """Return the text that the local launcher would submit."""
         return LocalLauncher().render(job)
 
-    def handle(self, plan: JobPlan) -> Handle:
-        """Return the job's launch folder and name."""
-        return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
-
     def submit(self, plan: JobPlan) -> Handle:
-        """Start the simulated job.
-
-        Raises:
-            LaunchError: there is no simulated cluster.
-        """
+        """Start the simulated job."""
         if self._cluster is None:
             raise LaunchError(f"job {plan.job.name}: cluster.launcher=mock simulates jobs only inside a flow")
         handle = self.handle(plan)
@@ -534,20 +501,9 @@ class SimulatedLauncher:
                 cluster.clock.sleep(_POLL_S)
         process.kill()
 
-    def allocation(self, job: Job) -> Allocation | None:
-        """Return None: no nodes are kept."""
-        return None
-
-    def release(self, run_dir: Path) -> None:
-        """Do nothing."""
-
     def dump_stacks(self, handle: Handle) -> str:
         """Do nothing: there are no processes."""
         return "a simulated job has no stacks"
-
-    def oom_kills(self) -> int | None:
-        """Return None: there is no kernel."""
-        return None
 
     def _process(self, handle: Handle) -> Process | None:
         return self._cluster.process(handle.launch_dir, handle.name) if self._cluster else None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.environment import cache_variable
-from conf.schema import Config, RehearsalConfig
+from conf.schema import Config, SimulationConfig
 from conf.sizes import checkpoint_bytes, flops_per_token, parameters
 from conf.training_rules import BLOCKING, EXIT_CODES, REQUIRED, CheckpointPolicy, Outcome, SaveReason, learning_rate
 from flows.launch.base import Job
@@ -85,7 +85,7 @@ class Curves:
 _UNKNOWN_FLOPS_PER_S = 20e9
 
 
-def _planned_step_s(config: Config, settings: RehearsalConfig) -> float:
+def _planned_step_s(config: Config, settings: SimulationConfig) -> float:
     """Return the seconds of one step on healthy nodes: as configured, or as planned, or for a common CPU."""
     planned_s = settings.step_s or step_time_s(config)
     if planned_s is not None:
@@ -94,12 +94,12 @@ def _planned_step_s(config: Config, settings: RehearsalConfig) -> float:
     return flops / (config.world_size * _UNKNOWN_FLOPS_PER_S)
 
 
-def _save_s(config: Config, settings: RehearsalConfig) -> float:
+def _save_s(config: Config, settings: SimulationConfig) -> float:
     """Return the seconds in which a checkpoint is copied to the shared storage, or read: one replica sends it on."""
     return checkpoint_bytes(config) / settings.storage_bytes_per_s
 
 
-def _stall_s(config: Config, settings: RehearsalConfig) -> float:
+def _stall_s(config: Config, settings: SimulationConfig) -> float:
     """Return the seconds that training waits for a checkpoint: for the copy to host memory, or for the files."""
     if config.checkpoint.mode == "sync":
         return _save_s(config, settings)
@@ -436,7 +436,7 @@ class Training:
         if self._config.train.on_nonfinite != "rollback":
             return _not_finite(self._step + 1)
         self._journal.append(
-            "amended", key="data.skip_steps", value=[self._step + 1], by="trainer", why="loss=nan, grad_norm=nan"
+            "data_changed", key="data.skip_steps", value=[self._step + 1], by="trainer", why="loss=nan, grad_norm=nan"
         )
         return self._stopped("rollback")
 
@@ -602,3 +602,8 @@ SCRIPTS: dict[str, JobScript] = {
     "export": _export,
     "eval": _evaluate,
 }
+
+
+def simulated_cluster(run: RunPaths, config: Config) -> SimulatedCluster:
+    """Return a new cluster for the jobs of a run."""
+    return SimulatedCluster(run, config, SCRIPTS)

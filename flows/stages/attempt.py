@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from conf.amendments import beginning_at, with_resume
-from conf.data_changes import AMENDED, SKIP_STEPS, batch_after, skipped_batches
+from conf.data_changes import DATA_CHANGED, SKIP_STEPS, batch_after, skipped_batches
 from conf.devices import DEVICES
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Status
@@ -190,11 +190,7 @@ class Attempt:
         ctx.launcher.cancel(self._handle, grace_s=0)
 
     def conclude(self, status: Status) -> policy.Decision:
-        """Find the cause of the end, journal it with what follows, and return what follows.
-
-        Raises:
-            HlatctlError: the run stops.
-        """
+        """Find the cause of the end, journal it with what follows, and return that; raise an error if the run stops."""
         ctx, job = self._ctx, self._job
         state = ctx.refresh()
         attempt = state.attempts[-1]
@@ -228,7 +224,7 @@ class Attempt:
             ctx.require_journal()
         ctx.message(_sentence(attempt, ending, decision))
         if decision.skip_batch is not None:
-            ctx.event(AMENDED, key=SKIP_STEPS, value=[decision.skip_batch], by="recovery", why=decision.why)
+            ctx.event(DATA_CHANGED, key=SKIP_STEPS, value=[decision.skip_batch], by="recovery", why=decision.why)
         if decision.action == "stop":
             raise error if error and not state.stop_requested else _stop(state, job, ending, decision)
         return decision

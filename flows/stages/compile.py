@@ -13,6 +13,7 @@ from typing import Any
 
 from conf import fingerprint
 from conf.environment import NEURON_PACKAGES, cache_variable
+from conf.registries import BACKENDS, LAUNCHERS
 from conf.schema import Config
 from flows.runtime.amended import config_words
 from flows.runtime.context import FlowContext, cache_root
@@ -51,7 +52,7 @@ def nothing_ahead(config: Config) -> str:
     """Return why no graph is compiled before training; empty: graphs are compiled."""
     if not config.backend.compile:
         return "backend.compile=false"
-    if config.backend.name == "nxd" and config.backend.device == "cpu":
+    if BACKENDS[config.backend.name].torch_xla and config.backend.device == "cpu":
         return "backend.device=cpu: torch-xla keeps no compiled graphs there"
     return ""
 
@@ -115,7 +116,7 @@ def warm_wrapper(config: Config) -> tuple[str, ...]:
 
     A scheduler gives each job other nodes, so a copy that an earlier job made may be elsewhere.
     """
-    if config.cluster.launcher != "slurm" or nothing_ahead(config):
+    if not LAUNCHERS[config.cluster.launcher].copies_graphs or nothing_ahead(config):
         return ()
     return (*_copy(config), "--")
 
@@ -132,7 +133,7 @@ def _copy(config: Config) -> tuple[str, ...]:
 
 def _wrapper(config: Config, folder: Path) -> tuple[str, ...]:
     """Return the program that extracts and compiles a node's graphs in parallel; empty: none."""
-    if config.backend.name != "nxd":
+    if not BACKENDS[config.backend.name].torch_xla:
         return ()
     return ("-m", "trainer.neuron.parallel_compile", "--to", os.fspath(folder), "--")
 
@@ -152,13 +153,9 @@ def _count(folder: Path) -> int:
 
 
 def merge_nodes(folder: Path) -> dict[str, Any]:
-    """Move the complete modules of all nodes into one cache, and write its manifest.
+    """Move the complete modules of all nodes from ``node-<host>/`` into one cache, and write its manifest.
 
-    Args:
-        folder: contains ``node-<host>/`` of each node; these folders are removed.
-
-    Returns:
-        The numbers of graphs and nodes, and the time of the slowest graph.
+    Returns the numbers of graphs and nodes, and the time of the slowest graph.
 
     Raises:
         CompileError: nodes had different compilers, or compiled nothing.
@@ -199,11 +196,7 @@ STAGE = "coverage"
 
 
 def check_coverage(ctx: FlowContext) -> None:
-    """Check with a short attempt that every graph is in the cache.
-
-    Raises:
-        CompileError: names a missing graph.
-    """
+    """Check with a short attempt that every graph is in the cache; the CompileError names a missing one."""
     key = graph_key(ctx.config)
 
     def work() -> dict[str, Any]:

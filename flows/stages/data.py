@@ -12,8 +12,7 @@ from conf.data_changes import check_same_corpus
 from conf.schema import Config
 from flows.runtime.context import FlowContext, cache_root
 from flows.runtime.jobs import alone, run_job
-from flows.stages import run_stage
-from flows.stages.provenance import add_data_fingerprints
+from flows.stages import add_data_fingerprints, run_stage
 from hlatctl.plan.budget import epochs
 from hlatctl.run import files
 from hlatctl.run.files import reading

@@ -24,7 +24,7 @@ import conf.load
 from conf.schema import Config
 from flows.launch.base import Job
 from flows.runtime import amended
-from flows.runtime.context import FlowContext
+from flows.runtime.context import FlowContext, is_simulated
 from flows.runtime.jobs import end_staying, run_job
 from flows.runtime.programs import ask_about
 from hlatctl.report.eval_queue import behind_text, evaluation_queue
@@ -44,12 +44,7 @@ _MEASURED = ("tasks", "answers")
 
 
 def model_folder(run: RunPaths, milestone_tokens: int, own: str) -> Path:
-    """Return the folder to which a milestone is exported.
-
-    Args:
-        milestone_tokens: tokens of the milestone.
-        own: a suffix that separates the models of two flows, which may evaluate the same milestone.
-    """
+    """Return the folder to which a milestone is exported; ``own`` separates two flows that evaluate the same one."""
     folder = run.own_model(milestone_tokens)
     return folder.with_name(f"{folder.name}{own}")
 
@@ -124,8 +119,7 @@ def due_milestones(ctx: FlowContext) -> list[int]:
 def evaluate_milestone(ctx: FlowContext, milestone_tokens: int, asked: Asked | None = None) -> str:
     """Evaluate a milestone's checkpoint, with retries after failures; a failure doesn't stop training.
 
-    Returns:
-        ``evaluated``, ``failed``, or the milestone's status if the run stops during the evaluation.
+    Returns ``evaluated``, ``failed``, or the milestone's status if the run stops during the evaluation.
 
     Raises:
         KeyboardInterrupt, SystemExit: this process is asked to end.
@@ -291,9 +285,6 @@ class Evaluations:
     """Hands milestones to evaluators. Only the flow's own thread calls its methods.
 
     ``eval.order`` and ``eval.concurrent`` may change during the run.
-
-    Args:
-        submit: starts a stage alongside the pipeline.
     """
 
     def __init__(self, ctx: FlowContext, submit: Submit) -> None:
@@ -375,17 +366,13 @@ def ask_contracts(
 ) -> Asked:
     """Return the contracts of an evaluation, which takes seconds because each task's data is read.
 
-    Args:
-        config: configuration with the evaluation settings.
-        run: the run directory; None if the model has none yet, so no contract is recorded.
-        model: the folder of an external model; None: the run's own.
-        new_contract: allow tasks whose contracts differ from the run's.
+    Without a run no contract is recorded. Without a model it is the run's own.
 
     Raises:
         EvaluationError: the run evaluated a task under another contract, and no new one was requested.
         ConfigError, DataError, DependencyError: the suite can't be run.
     """
-    if config.cluster.launcher == "mock":
+    if is_simulated(config):
         return Asked(name=SIMULATED, contracts={SIMULATED: {}}, new_contract=new_contract, model=model)
     words = ["--run-dir", os.fspath(run.root)] if run else []
     words += ["--new-contract"] if new_contract else []

@@ -12,12 +12,10 @@ from typing import Any
 import conf.validate
 from conf import environment, fingerprint, tracking
 from conf.initial_weights import check_initial_weights
+from conf.registries import BACKENDS, LAUNCHERS
 from conf.schema import Config
 from conf.validate import require_own_tasks
-from flows.launch.kubernetes import api as kubernetes_limits
-from flows.launch.kubernetes.api import ApiAwayError
-from flows.launch.slurm import limits
-from flows.launch.slurm.commands import SchedulerAwayError
+from flows.launch.base import AwayError, launcher_for
 from flows.runtime.context import FlowContext, is_simulated
 from flows.runtime.programs import ask, ask_about
 from flows.stages import run_stage
@@ -59,16 +57,10 @@ def validate(ctx: FlowContext) -> None:
 def check(config: Config, *, begun: bool = False) -> None:
     """Check a configuration and the files that it names; for a dry run only the configuration.
 
-    Args:
-        begun: the run has a checkpoint, so it doesn't need its initial weights.
+    A run with a checkpoint (``begun``) doesn't need its initial weights.
 
     Raises:
-        ConfigError: a rule is broken, the devices' memory is too small, the suite has no task of that name, or the
-            initial weights belong to another model.
-        DataError: the corpus or the tokenizer is missing, empty or unreadable; a dataset of the suite is missing.
-        DependencyError: a package of the suite or of its runner is missing, or the Neuron stack doesn't match.
-        CheckpointError: the initial weights are incomplete.
-        StorageError: another user can write to a folder of ``eval.include_path``.
+        ConfigError, DataError, DependencyError, CheckpointError, StorageError: a rule is broken, or an input unusable.
     """
     conf.validate.validate(config)
     for each in _checks(config, begun=begun):
@@ -100,12 +92,13 @@ def _checks(config: Config, *, begun: bool = False) -> list[Callable[[], object]
     if is_simulated(config):
         return checks  # corpus, weights and the suite's packages are on the cluster, and CI has none of them
     wanted, backend = config.eval, config.backend
-    if config.cluster.launcher == "local" and backend.device != "cpu" and backend.name == "torch_native":
+    is_here, is_torch = LAUNCHERS[config.cluster.launcher].jobs_run == "here", not BACKENDS[backend.name].torch_xla
+    if is_here and is_torch and backend.device != "cpu":
         checks.append(partial(ask_about, "trainer.device_check", config, timeout_s=_TIMEOUT_S))
     if not begun:
         checks.append(partial(check_initial_weights, config))
     if config.data.inputs or config.tokenizer.path:
-        checks.append(partial(ask_about, "trainer.data.check", config, timeout_s=_TIMEOUT_S))
+        checks.append(partial(ask_about, "trainer.data.prepare", config, timeout_s=_TIMEOUT_S))
     checks.append(partial(_chat, config))
     chooses = wanted.tasks or wanted.groups or wanted.items or wanted.include_path
     if wanted.enabled and (chooses or wanted.runner != "hf"):
@@ -135,23 +128,13 @@ def _chat(config: Config) -> None:
 
 
 def check_notify(config: Config) -> None:
-    """Check that messages can be sent, unless the run is simulated.
-
-    Raises:
-        ConfigError: an address can't be read.
-    """
+    """Check that messages can be sent, unless the run is simulated."""
     if not is_simulated(config):
         tracking.check_notify_urls(config)
 
 
 def check_remote(config: Config, run_id: str) -> None:
-    """Check that ``checkpoint.remote_url`` can be written and contains no run with this id.
-
-    Raises:
-        StorageError: the remote folder can't be written.
-        DependencyError: the package for this kind of URL is missing.
-        RunExistsError: the remote folder has checkpoints of a run with this id.
-    """
+    """Check that ``checkpoint.remote_url`` can be written and contains no run with this id."""
     url = config.checkpoint.remote_url
     if url is None or is_simulated(config):
         return
@@ -164,24 +147,13 @@ def check_remote(config: Config, run_id: str) -> None:
 def check_shape(config: Config) -> str:
     """Check with the cluster's scheduler that jobs of this shape can eventually start.
 
-    Returns:
-        A warning why jobs may wait for long; empty if there is none.
+    Returns a warning if they may wait for long, or else an empty text.
 
     Raises:
         ConfigError: they never can.
         LaunchError: the scheduler does not answer or is not installed.
     """
-    if config.cluster.launcher == "kubernetes":
-        return kubernetes_limits.check_limits(config.cluster)
-    if config.cluster.launcher != "slurm":
-        return ""
-    try:
-        limits.check(config.cluster)
-        if config.eval.enabled:
-            limits.check_evaluations(config)
-    except SchedulerAwayError as error:
-        raise SchedulerAwayError(error.message, hint="see `scontrol ping`, and try again later") from None
-    return ""
+    return launcher_for(config).check_limits(config)
 
 
 def _check_shape(ctx: FlowContext) -> None:
@@ -191,22 +163,12 @@ def _check_shape(ctx: FlowContext) -> None:
     try:
         if warning := check_shape(ctx.config):
             ctx.message(warning)
-    except SchedulerAwayError as error:
-        ctx.message(f"the limits of the partition are not known: {error.message}")
-    except ApiAwayError as error:
-        ctx.message(f"the cluster's nodes are not known: {error.message}")
+    except AwayError as error:
+        ctx.message(f"the cluster's limits are not known: {error.message}")
 
 
 def refuse_simulation(config: Config, *, hint: str, done: str = "trained") -> None:
-    """Refuse a configuration that can only be simulated, unless a dry run was requested.
-
-    Args:
-        hint: what to do instead.
-        done: the work that would not be done.
-
-    Raises:
-        ConfigError: its jobs would be simulated.
-    """
+    """Raise a ConfigError with this hint if jobs would be simulated, so that nothing would be done."""
     if is_simulated(config):
         raise ConfigError(
             f"cluster.launcher=mock: simulates jobs and starts none, so nothing would be {done} "

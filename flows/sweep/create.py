@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from conf import simulation, tracking
 from conf import space as spaces
-from conf import tracking
 from conf.compose import local_cores, local_processes
 from conf.of_run import of_run
-from conf.schema import Config
+from conf.registries import LAUNCHERS
+from conf.schema import Config, SimulationConfig
 from conf.space import Space, Variations
 from flows.runtime.programs import ask_about
 from flows.stages.compile import graph_key
@@ -153,8 +154,8 @@ def _shape(config: Config) -> tuple[str, int, int]:
 
 
 _PROCESSES = "cluster.processes_per_node"
-#: Overrides of a dry run: trials are simulated, and no failure is staged.
-MOCK = ("cluster.launcher=mock", "rehearsal.shows_recovery=false")
+#: Override of a dry run: trials are simulated.
+MOCK = "cluster.launcher=mock"
 #: Maximum number of arms that are checked before a sweep begins. Arms that are drawn later are checked then.
 _MOST_CHECKED = 1000
 _TIMEOUT_S = 120
@@ -174,6 +175,7 @@ class Prepared:
     experiment_name: str
     simulated: bool
     accelerators: bool
+    simulation: SimulationConfig | None = None
 
 
 def prepare(arguments: Sequence[str], *, folder: Path, simulated: bool) -> Prepared:
@@ -187,7 +189,12 @@ def prepare(arguments: Sequence[str], *, folder: Path, simulated: bool) -> Prepa
     Raises:
         ConfigError, DataError: an axis, an arm, an input or the objective is wrong.
     """
-    return _checked(_with_slots(spaces.parse([*arguments, *(MOCK if simulated else [])], folder)), simulated=simulated)
+    settings = None
+    if simulated:
+        arguments, settings = simulation.split(spaces.expand(arguments))
+        arguments, settings = [*arguments, MOCK], dataclasses.replace(settings, shows_recovery=False)
+    prepared = _checked(_with_slots(spaces.parse(arguments, folder)), simulated=simulated)
+    return dataclasses.replace(prepared, simulation=settings)
 
 
 def prepare_more(sweep: SweepPaths, arguments: Sequence[str]) -> Prepared:
@@ -225,6 +232,8 @@ def make(prepared: Prepared, *, sweep_id: str | None, argv: list[str]) -> SweepP
     }
 
     def begin(sweep: SweepPaths) -> None:
+        if prepared.simulation is not None:
+            simulation.write(sweep, prepared.simulation)
         with JournalWriter(sweep, FLOW_WRITER) as journal:
             journal.append("sweep_created", durable=True, **created)
 
@@ -265,7 +274,7 @@ def _with_slots(space: Space) -> Space:
     """
     config = _variations(space).compose(space.example())
     parallel, cores = space.settings.parallel, local_cores()
-    if config.cluster.launcher != "local" or parallel == 1:
+    if LAUNCHERS[config.cluster.launcher].jobs_run != "here" or parallel == 1:
         return space
     named = any(text.lstrip("+").split("=")[0] == _PROCESSES for text in space.overrides)
     if not named and parallel <= cores:

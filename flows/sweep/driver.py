@@ -20,6 +20,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from conf import simulation
 from conf.schema import Config
 from flows import control, pretrain
 from flows.runtime import programs
@@ -159,7 +160,9 @@ class Trial:
             return
         # A driver that died here may have left an incomplete directory. Only this trial has the number.
         shutil.rmtree(self.run.root, ignore_errors=True)
-        pretrain.create(self.config, argv=self._argv, run_id=self.run.run_id, of=self.of)
+        sweep = SweepPaths(self.run.root.parent / self.of.sweep)
+        simulated = simulation.of_run(sweep) if self.is_played else None
+        pretrain.create(self.config, argv=self._argv, run_id=self.run.run_id, of=self.of, simulated=simulated)
 
     def _play(self, on_update: Callable[[], None]) -> None:
         self._make()

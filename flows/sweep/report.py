@@ -13,9 +13,8 @@ from conf import space as spaces
 from conf.experiment_file import as_experiment
 from flows.sweep.create import MOCK
 from flows.sweep.study import Study
-from hlatctl.report import sweep_report
-from hlatctl.report.sweep import arms, best, distance
-from hlatctl.report.sweep_report import Curve, Winner
+from hlatctl.report import sweep as pages
+from hlatctl.report.sweep import Curve, Winner, arms, best, distance
 from hlatctl.run import files
 from hlatctl.run.errors import cannot_write
 from hlatctl.run.fold import read_state
@@ -36,15 +35,15 @@ def build(sweep: SweepPaths) -> Path:
     importances = _importances(sweep, state)
     winner = _winner(state, spaces.load(sweep.space).config_dirs)
     curves = {number: Curve.of(read_state(sweep.trial(number))) for number in sorted(state.trials)}
-    drawn = sweep_report.draw(state, curves, importances)
+    drawn = pages.draw(state, curves, importances)
     try:
         for name, text in drawn.items():
             files.write_text(sweep.report / "figures" / f"{name}.svg", text)
         if winner is not None:
             files.write_text(sweep.best, winner.experiment)
         files.write_text(sweep.report / "numbers.json", _numbers(state, importances, winner))
-        files.write_text(sweep.report / "summary.md", sweep_report.markdown(state, importances, winner))
-        files.write_text(sweep.report / "index.html", sweep_report.render(state, drawn, winner))
+        files.write_text(sweep.report / "summary.md", pages.markdown(state, importances, winner))
+        files.write_text(sweep.report / "index.html", pages.render(state, drawn, winner))
     except OSError as error:
         raise cannot_write(sweep.report, error) from None
     return sweep.report / "index.html"

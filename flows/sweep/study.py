@@ -20,9 +20,9 @@ from conf.schema import Config, SweepConfig
 from conf.space import Axis, Space
 from hlatctl.run.errors import ConfigError, DependencyError
 from hlatctl.run.evaluations import is_better_low
-from hlatctl.run.journal import number
 from hlatctl.run.state import RunState
 from hlatctl.run.sweep import SweepState, TrialState
+from hlatctl.units import number
 
 if TYPE_CHECKING:
     from optuna.trial import TrialState as OptunaState

@@ -105,10 +105,7 @@ def collect(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FOLDER]",
-            help="Folder that contains the caches.  [default: the runs' caches]",
-            show_default=False,
-            parser=place,
+            metavar="[FOLDER]", help="Folder that contains the caches.  [default: the runs' caches]", parser=place
         ),
     ] = None,
     unused_days: Annotated[
@@ -166,7 +163,6 @@ def import_cache(
             "--to",
             metavar="FOLDER",
             help="Folder to import into.  [default: ARCHIVE's name among the runs' caches]",
-            show_default=False,
             parser=place,
         ),
     ] = None,

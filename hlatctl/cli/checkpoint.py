@@ -71,9 +71,7 @@ def list_checkpoints(run: RunName, as_json: Json = False, runs_dir: RunsDir = No
 @app.command("verify")
 def verify(
     run: RunName,
-    step: Annotated[
-        int | None, typer.Option(help="Step of the checkpoint to verify.  [default: all]", show_default=False)
-    ] = None,
+    step: Annotated[int | None, typer.Option(help="Step of the checkpoint to verify.  [default: all]")] = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Verify the checksum of every file in a run's checkpoints."""
@@ -101,12 +99,9 @@ def verify(
 def export(
     run: RunName,
     to: Target,
-    step: Annotated[
-        int | None, typer.Option(help="Step of the checkpoint.  [default: the newest valid one]", show_default=False)
-    ] = None,
+    step: Annotated[int | None, typer.Option(help="Step of the checkpoint.  [default: the newest valid one]")] = None,
     dtype: Annotated[
-        Dtype | None,
-        typer.Option(help="Number format of the weights.  [default: the checkpoint's]", show_default=False),
+        Dtype | None, typer.Option(help="Number format of the weights.  [default: the checkpoint's]")
     ] = None,
     runs_dir: RunsDir = None,
 ) -> None:

@@ -57,8 +57,12 @@ def override_words(ctx: typer.Context, incomplete: str) -> list[str]:
         key, equals, value = incomplete.partition("=")
         if equals:
             return [f"{key}={word}" for word in _beginning(value, _values(key))]
-        return _keys(incomplete, [folders.SWEEP] if ctx.info_name == "sweep" else [])
+        return _keys(incomplete, _APART.get(ctx.info_name or "", []))
     return []
+
+
+#: The groups apart from a run's configuration that a command takes.
+_APART = {"sweep": [*folders.APART], "train": [folders.SIMULATION], "forecast": [folders.SIMULATION]}
 
 
 def _keys(incomplete: str, more: list[str]) -> list[str]:
@@ -87,9 +91,8 @@ def _values(key: str) -> list[str]:
 
     if key in (known := groups()):
         return known[key]
-    if key == folders.SWEEP:
-        places = (folders.OURS, *folders.user_folders())
-        return sorted({name for place in places for name in folders.options(place).get(key, [])})
+    if key in folders.APART:
+        return folders.names(key)
     found = [entry for entry in keys() if entry.name == key.lstrip("+")]
     if not found:
         return []
@@ -113,7 +116,7 @@ def _beginning(incomplete: str, names: list[str]) -> list[str]:
 
 
 def _overrides(about: str) -> Any:
-    return typer.Argument(metavar="OVERRIDES", help=about, show_default=False, autocompletion=override_words)
+    return typer.Argument(metavar="OVERRIDES", help=about, autocompletion=override_words)
 
 
 #: Overrides of a new run, of an existing run, and of its evaluation.
@@ -161,23 +164,18 @@ ConfigDirs = Annotated[
         parser=place,
         help="Folder with options, experiments and sweeps of your own; can be repeated.  [also: $HLATCTL_CONFIG_DIR, "
         "and ./conf if it contains hlatctl.yaml]",
-        show_default=False,
         callback=_use_config_dirs,
     ),
 ]
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of one, or `latest`.", autocompletion=run_names)
-]
-RunOrSweepName = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="Run or sweep id, a unique beginning of one, or `latest`.",
-        autocompletion=run_or_sweep_names,
-    ),
-]
 
 
+def _run(about: str, complete: Any = run_names) -> Any:
+    return typer.Argument(metavar="RUN", help=about, autocompletion=complete)
+
+
+RunName = Annotated[str, _run("Run id, a unique beginning of one, or `latest`.")]
+RunOrSweepName = Annotated[str, _run("Run or sweep id, a unique beginning of one, or `latest`.", run_or_sweep_names)]
+EvaluatedRun = Annotated[str, _run("Run id, a unique beginning of one, or `latest`; RUN:TOKENS names a milestone.")]
 RunsDir = Annotated[
     Path | None,
     typer.Option(
@@ -185,16 +183,12 @@ RunsDir = Annotated[
         metavar="PATH",
         parser=place,
         help="Folder that contains the runs.  [default: $HLATCTL_RUNS_DIR or ./runs]",
-        show_default=False,
     ),
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="Run in the background and return immediately.")]
-Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Display name.", show_default=False)]
-Tags = Annotated[
-    list[str] | None,
-    typer.Option("--tag", metavar="K=V", help="Tag to find it by; can be repeated.", show_default=False),
-]
-Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Note to attach to it.", show_default=False)]
+Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Display name.")]
+Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="K=V", help="Tag to find it by; can be repeated.")]
+Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Note to attach to it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -246,15 +240,7 @@ def find_sweep(name: str, runs_dir: Path | None) -> SweepPaths | None:
 
 
 def find_sweep_only(name: str, runs_dir: Path | None, argument: str) -> SweepPaths:
-    """Return the sweep of a name.
-
-    Args:
-        argument: the option or argument that had the name, such as ``--extend``.
-
-    Raises:
-        RunNotFoundError: there is no such run or sweep.
-        ConfigError: it is a run.
-    """
+    """Return the sweep of a name that an option or argument had; ConfigError if it is a run."""
     sweep = find_sweep(name, runs_dir)
     if sweep is None:
         run = find_run(name, runs_dir)
@@ -282,12 +268,7 @@ def _escaped(line: str) -> str:
 
 
 def write(text: object = "", *, nl: bool = True) -> None:
-    """Print on stdout, with control characters shown by their codes. Every command prints with this.
-
-    Args:
-        text: untrusted text, for example from a file, a job or a model.
-        nl: end with a newline.
-    """
+    """Print untrusted text on stdout, with control characters shown by their codes. Every command prints with this."""
     parts = _EMPHASIS.split(str(text))  # each second part is the emphasis of this project's table
     shown = [part if index % 2 else printable(part) for index, part in enumerate(parts)]
     typer.echo("".join(shown), nl=nl)  # noqa: TID251
@@ -314,19 +295,8 @@ def columns(rows: list[list[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-EvaluatedRun = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="Run id, a unique beginning of one, or `latest`; RUN:TOKENS names a milestone.",
-        autocompletion=run_names,
-    ),
-]
 At = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TOKENS", help="Milestone, such as 200B.  [default: the newest evaluated one]", show_default=False
-    ),
+    str | None, typer.Option(metavar="TOKENS", help="Milestone, such as 200B.  [default: the newest evaluated one]")
 ]
 
 
@@ -348,10 +318,7 @@ class Evaluated:
 def find_evaluated(word: str, at: str | None, runs_dir: Path | None) -> Evaluated:
     """Return the evaluated milestone of RUN or RUN:TOKENS: that of ``--at``, or the newest one.
 
-    Raises:
-        ConfigError: there is no such milestone, or it is named twice.
-        EvaluationError: the run has no evaluated milestone.
-        RunNotFoundError: there is no such run.
+    ConfigError: there is no such milestone, or it is named twice. EvaluationError: the run has none.
     """
     from conf.load import token_count
     from hlatctl.report.compare import evaluated_milestone

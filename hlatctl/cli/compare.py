@@ -41,16 +41,10 @@ def compare(
             metavar="RUN", help="Run ids, unique beginnings of them, or `latest`.", autocompletion=run_names
         ),
     ],
-    baselines: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Published scores to add: hlat.", show_default=False)
-    ] = None,
+    baselines: Annotated[str | None, typer.Option(metavar="NAME", help="Published scores to add: hlat.")] = None,
     at: Annotated[
         str | None,
-        typer.Option(
-            metavar="TOKENS",
-            help="Milestone to compare, such as 200B.  [default: the newest evaluated one]",
-            show_default=False,
-        ),
+        typer.Option(metavar="TOKENS", help="Milestone to compare, such as 200B.  [default: the newest evaluated one]"),
     ] = None,
     output: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
     paired: Annotated[

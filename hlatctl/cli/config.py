@@ -21,20 +21,19 @@ _WIDEST = 120
 
 @app.command("list")
 def list_options(
-    group: Annotated[
-        str | None, typer.Argument(metavar="GROUP", help="Show this group only.", show_default=False)
-    ] = None,
+    group: Annotated[str | None, typer.Argument(metavar="GROUP", help="Show this group only.")] = None,
     config_dir: ConfigDirs = None,
     as_json: Json = False,
 ) -> None:
     """List groups, their options and the experiments.
 
-    `GROUP=OPTION` selects an option, such as cluster=slurm; `*` marks the options that are used if none is given.
+    `GROUP=OPTION` selects an option, such as cluster=slurm; `*` marks the options that are used if none is given. Only
+    dry runs and forecasts take simulation=OPTION, and only sweeps sweep=OPTION.
     """
     from conf.compose import default_options, groups
 
     folders.checked_folders()
-    known = groups()
+    known = groups() | {name: folders.names(name) for name in folders.APART}
     if group is not None and group not in known:
         raise ConfigError(f"{group}: no such group", hint=suggest(group, list(known)))
     shown = {name: options for name, options in known.items() if group in (None, name)}
@@ -54,8 +53,7 @@ def list_options(
 @app.command()
 def keys(
     pattern: Annotated[
-        str | None,
-        typer.Argument(metavar="PATTERN", help="Part of a key, or such as 'optimizer.*'.", show_default=False),
+        str | None, typer.Argument(metavar="PATTERN", help="Part of a key, or such as 'optimizer.*'.")
     ] = None,
     as_json: Json = False,
 ) -> None:

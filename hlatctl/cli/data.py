@@ -154,11 +154,7 @@ def accept(run: RunName, why: Why = "", runs_dir: RunsDir = None) -> None:
 
 
 def _prepared(overrides: list[str], target: Path | None = None) -> tuple[Config, Path]:
-    """Return a checked configuration, and the ``dataset.json`` of its corpus, which is prepared if necessary.
-
-    Raises:
-        DataError: ``target`` is inside the corpus, which would then contain two kinds of files.
-    """
+    """Return a checked configuration, and the ``dataset.json`` of its corpus, which is prepared if necessary."""
     from conf.compose import compose
     from flows.runtime.programs import ask_about
     from flows.stages.data import prepared_folder
@@ -177,11 +173,6 @@ def _prepared(overrides: list[str], target: Path | None = None) -> tuple[Config,
 
 
 def _find_trained(name: str, runs_dir: Path | None) -> RunPaths:
-    """Return a run that has a corpus.
-
-    Raises:
-        DataError: it is simulated, so it has none.
-    """
     paths = find_run(name, runs_dir)
     if is_simulated(paths):
         raise DataError(

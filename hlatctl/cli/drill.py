@@ -1,9 +1,10 @@
-"""`hlatctl drill` and `verify-resume`: check that a run recovers from faults, and that resuming reproduces it."""
+"""`hlatctl drill`, `verify-resume` and `doctor`: check recovery from faults, resuming, and the machine."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,10 +23,12 @@ from hlatctl.cli.common import (
     with_runs_dir,
     write,
 )
-from hlatctl.run.errors import StoppedError, TrainingError
+from hlatctl.run.checks import Check
+from hlatctl.run.errors import ConfigError, PreflightError, StoppedError, TrainingError
 from hlatctl.run.paths import RunPaths
 
 if TYPE_CHECKING:
+    from conf.schema import Config
     from flows.verify_resume import Comparison
 
 
@@ -35,9 +38,7 @@ _EXPERIMENT = "experiment="
 def drill(
     overrides: Overrides = None,
     config_dir: ConfigDirs = None,
-    fault: Annotated[
-        list[str] | None, typer.Option(help="Fault to inject; can be repeated.  [default: all]", show_default=False)
-    ] = None,
+    fault: Annotated[list[str] | None, typer.Option(help="Fault to inject; can be repeated.  [default: all]")] = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
@@ -68,11 +69,7 @@ def drill(
 
 
 def show(run: RunPaths, *, as_json: bool) -> None:
-    """Print the results of a drill.
-
-    Raises:
-        TrainingError: the run did not recover from every fault.
-    """
+    """Print the results of a drill; TrainingError if the run did not recover from every fault."""
     from hlatctl.report import drill as report
 
     results = report.drill(report.read(run))
@@ -161,3 +158,63 @@ def _failure(found: Comparison) -> str:
         for what, value in measured
         if value > limits[what]
     )
+
+
+def doctor(
+    overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
+    neuron: Annotated[bool, typer.Option("--neuron", help="Also check a Trainium node; takes up to an hour.")] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Also check the Slurm or Kubernetes cluster: commands, rights, limits.")
+    ] = False,
+    as_json: Json = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Check this machine, and explain how to install what is missing.
+
+    Changes nothing. --neuron checks devices, software, error counters, network and kernel settings with the Neuron
+    tools. Then it compiles, trains, kills and resumes a small model in a temporary folder, with backend=nxd unless
+    OVERRIDES name another. --cluster asks Slurm's commands or kubectl and submits nothing, with cluster=slurm unless
+    OVERRIDES name another. The exit code is 15 if a check fails.
+    """
+    from conf.compose import compose
+
+    chosen = with_runs_dir(overrides, runs_dir)
+    if neuron and not any(override.startswith(("backend=", "backend.name=")) for override in chosen):
+        chosen.insert(0, "backend=nxd")
+    if cluster and not any(override.startswith("cluster=") for override in chosen):
+        chosen.insert(0, "cluster=slurm")
+    config = compose(chosen)
+    checks = []
+    for check in _checks(config, chosen, neuron=neuron, cluster=cluster):
+        checks.append(check)
+        if not as_json:
+            write(f"{check.status}  {check.name}: {check.shows}")
+    if as_json:
+        print_json([dataclasses.asdict(check) for check in checks])
+    failed = [check for check in checks if check.status == "fail"]
+    if failed:
+        raise PreflightError(
+            f"{len(failed)} of {len(checks)} checks failed; the first: {failed[0].name}: {failed[0].shows}",
+            hint=f"run `{failed[0].command}` to see the problem" if failed[0].command else "",
+        )
+
+
+def _checks(config: Config, overrides: list[str], *, neuron: bool, cluster: bool) -> Iterator[Check]:
+    from hlatctl import machine_checks
+
+    yield from machine_checks.look(config)
+    if neuron:
+        from flows.cluster_checks import check_node
+
+        yield from check_node(config, overrides)
+    if cluster:
+        from conf.registries import LAUNCHERS
+
+        check = LAUNCHERS.part(config.cluster.launcher, "check")
+        if check is None:
+            raise ConfigError(
+                f"cluster.launcher={config.cluster.launcher}: has no checks of a cluster",
+                hint="use cluster=slurm or cluster=kubernetes, or leave --cluster out",
+            )
+        yield from check(config)

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import sys
-import time
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -43,18 +42,14 @@ from hlatctl.cli.common import (
     with_runs_dir,
     write,
 )
-from hlatctl.cli.status import evaluation_line
-from hlatctl.cli.train import LiveObserver, PlainObserver
+from hlatctl.cli.progress import LiveEvaluationObserver, PlainEvaluationObserver, observer_for
 from hlatctl.run.errors import ConfigError, EvaluationError
 from hlatctl.run.fold import read_state
-from hlatctl.run.labels import leading
 from hlatctl.run.paths import RunPaths
 from hlatctl.units import count, counted, duration, size
 
 if TYPE_CHECKING:
-    from conf.schema import Config
     from flows.stages.evaluate import Asked
-    from hlatctl.run.state import MilestoneState, RunState
 
 
 class Form(StrEnum):
@@ -112,7 +107,7 @@ def import_scores(
     score only if the file says enough of how it was measured, and this agrees.
     """
     from conf.compose import compose
-    from flows import import_scores as flow
+    from flows import evaluate as flow
     from hlatctl.report.exchange import source
     from hlatctl.run import labels as run_labels
     from hlatctl.run.files import private_folder
@@ -121,7 +116,7 @@ def import_scores(
     labels = change(name=name, tags=tag or (), note=note)
     with private_folder("import") as own:
         found = source.read(file, own.path)
-        run = flow.create(compose(with_runs_dir(None, runs_dir)), found, argv=sys.argv)
+        run = flow.import_scores(compose(with_runs_dir(None, runs_dir)), found, argv=sys.argv)
     run_labels.write_label(run, labels, by=user_name())
     items = f", and items of {counted(len(found.samples), 'task')}," if found.samples else ""
     say(f"{len(found.figures.figures)} scores{items} imported from {found.path} in {run.root}")
@@ -134,12 +129,9 @@ _MB = 1e6
 def contamination(
     run: RunName,
     overrides: Overrides = None,
-    at: Annotated[
-        str | None, typer.Option(metavar="TOKENS", help="Milestone.  [default: the newest one]", show_default=False)
-    ] = None,
+    at: Annotated[str | None, typer.Option(metavar="TOKENS", help="Milestone.  [default: the newest one]")] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(help="Processes.  [default: one per core that memory has room for]", min=1, show_default=False),
+        int | None, typer.Option(help="Processes.  [default: one per core that memory has room for]", min=1)
     ] = None,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Scan one of N parts, such as 3/8, on any node.")] = "1/1",
     plan: Annotated[bool, typer.Option("--plan", help="Scan one chunk, and estimate the time of the others.")] = False,
@@ -284,15 +276,13 @@ def show(
     wrong: Annotated[bool, typer.Option("--wrong", help="Only items that were answered incorrectly.")] = False,
     right: Annotated[bool, typer.Option("--right", help="Only items that were answered correctly.")] = False,
     limit: Annotated[int, typer.Option(help="Maximum number of items to show.", min=1)] = 5,
-    metric: Annotated[
-        str, typer.Option(help="Metric that says what is right.  [default: the task's first]", show_default=False)
-    ] = "",
+    metric: Annotated[str, typer.Option(help="Metric that says what is right.  [default: the task's first]")] = "",
     at: At = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
     """Show items of a task: prompt, choices, answer and what is right."""
-    from hlatctl.report import item_file
+    from hlatctl.report import items as item_file
     from hlatctl.report.contamination import in_corpus, lacks
 
     if wrong and right:
@@ -323,8 +313,7 @@ def evaluate(
     overrides: EvalOverrides = None,
     config_dir: ConfigDirs = None,
     at: Annotated[
-        str | None,
-        typer.Option(metavar="TOKENS", help="Evaluate only this milestone of a run, such as 200B.", show_default=False),
+        str | None, typer.Option(metavar="TOKENS", help="Evaluate only this milestone of a run, such as 200B.")
     ] = None,
     new_contract: Annotated[
         bool, typer.Option("--new-contract", help="Use a new contract; its scores are kept apart from earlier ones.")
@@ -366,7 +355,6 @@ def evaluate_run(
     from conf.compose import override_eval
     from conf.of_run import of_run
     from flows import evaluate as flow
-    from hlatctl.cli.train import observer_for
 
     config = of_run(run)
     if overrides:
@@ -475,46 +463,3 @@ def _row(records: list[dict[str, Any]]) -> list[str]:
         rows, size_bytes = (sum(record[key] for record in present) for key in ("rows", "bytes"))
         facts = [f"{rows:,}", size(size_bytes), digest[:12]]
     return [records[0]["dataset"], records[0]["split"], files, *facts, shown]
-
-
-#: Minimum time between two lines of one task.
-_PLAIN_EVERY_S = 10.0
-
-
-class LiveEvaluationObserver(LiveObserver):
-    """Redraws one line, with a bar for the requests of the task."""
-
-    def update(self, state: RunState, config: Config) -> None:
-        """Redraw."""
-        milestone = _under_way(state)
-        if milestone is None or milestone.progress is None:
-            self._progress.update(self._task, total=None, description="preparing")
-            return
-        done, total = milestone.progress.done, milestone.progress.total
-        self._progress.update(self._task, total=total or None, completed=done, description=_line(milestone, state))
-
-
-class PlainEvaluationObserver(PlainObserver):
-    """Prints every message and the start of every task, and otherwise at most one line in ten seconds."""
-
-    _shown_task = _shown_line = ""
-
-    def update(self, state: RunState, config: Config) -> None:
-        """Print a line if it differs from the last one and is due."""
-        milestone = _under_way(state)
-        if milestone is None or milestone.progress is None or not milestone.progress.task:
-            return
-        line, now_s = _line(milestone, state), time.monotonic()
-        is_time = milestone.progress.task != self._shown_task or now_s - self._shown_s >= _PLAIN_EVERY_S
-        if is_time and line != self._shown_line:
-            self._shown_task, self._shown_line, self._shown_s = milestone.progress.task, line, now_s
-            self.message(line)
-
-
-def _line(milestone: MilestoneState, state: RunState) -> str:
-    return leading(evaluation_line(milestone), simulated=state.simulated)
-
-
-def _under_way(state: RunState) -> MilestoneState | None:
-    running = [(m.progress.updated_unix_s, m) for m in state.milestones.values() if m.progress]
-    return max(running, key=lambda pair: pair[0], default=(0.0, None))[1]

@@ -50,21 +50,17 @@ def generate(
             metavar="TARGET", help="Run, checkpoint folder, or Hugging Face model folder.", autocompletion=run_names
         ),
     ],
-    prompt: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Text to continue; can be repeated.", show_default=False)
-    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text to continue; can be repeated.")] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             parser=place,
             help='File with one prompt per line; if it ends with .jsonl, lines are {"prompt": TEXT}.',
-            show_default=False,
         ),
     ] = None,
     step: Annotated[
-        int | None,
-        typer.Option(help="Step of the run's checkpoint.  [default: the newest valid one]", show_default=False),
+        int | None, typer.Option(help="Step of the run's checkpoint.  [default: the newest valid one]")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum tokens to generate.")] = Sampling.max_new_tokens,
     temperature: Annotated[
@@ -76,9 +72,9 @@ def generate(
     top_k: Annotated[
         int, typer.Option(help="Draw from this many of the likeliest tokens; 0: from all.")
     ] = Sampling.top_k,
-    seed: Annotated[int | None, typer.Option(help="Seed of the draws.  [default: random]", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the draws.  [default: random]")] = None,
     device: Annotated[
-        str | None, typer.Option(help=f"{_DEVICES}.  [default: the run's, or cpu while it trains]", show_default=False)
+        str | None, typer.Option(help=f"{_DEVICES}.  [default: the run's, or cpu while it trains]")
     ] = None,
     history: Annotated[
         bool, typer.Option("--history", help="Print how each milestone of a run continued the prompts of eval.prompts.")
@@ -136,12 +132,6 @@ def _opened(target: Any, *, step: int | None, device: str | None) -> Iterator[Mo
 
 
 def _prompts(given: list[str], file: Path | None) -> list[str]:
-    """Return the prompts of the options.
-
-    Raises:
-        ConfigError: one is not valid Unicode, or the file isn't as described.
-        StorageError: the file can't be read.
-    """
     for text in given:
         _check(text, "--prompt")
     if file is None:
@@ -177,11 +167,7 @@ def _of_json(file: Path, number: int, line: str) -> str:
 
 
 def _from_stdin() -> str:
-    """Return the prompt from a pipe, without its last newline.
-
-    Raises:
-        ConfigError: there is none, or it isn't UTF-8.
-    """
+    """Return the prompt from a pipe, without its last newline."""
     hint = "give a prompt: --prompt TEXT"
     if sys.stdin.isatty():
         raise ConfigError("--prompt: is needed, because stdout is not a terminal or --json was given", hint=hint)

@@ -13,20 +13,17 @@ import typer
 
 from hlatctl import __version__
 from hlatctl.cli import (
-    amend,
     cache,
     checkpoint,
     compare,
     config,
     data,
-    doctor,
     drill,
     evaluate,
     generate,
     logs,
     notify,
     plan,
-    profile,
     report,
     runs,
     status,
@@ -54,11 +51,11 @@ for _command in (
     status.status,
     ui.watch,
     logs.logs,
-    profile.profile,
+    train.profile,
     runs.note,
     train.stop,
     train.resume,
-    amend.amend,
+    train.amend,
     train.fork,
     drill.verify_resume,
     runs.show,
@@ -68,7 +65,7 @@ for _command in (
     report.report,
     generate.generate,
     drill.drill,
-    doctor.doctor,
+    drill.doctor,
     ui.ui,
     notify.sync,
     runs.rm,
@@ -100,9 +97,6 @@ def _root(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
-
-    Args:
-        argv: arguments after the program's name; None: those of this process.
 
     Returns:
         0, 2 for a usage error, an error's own code (``hlatctl.run.errors``), 1 for a bug in hlatctl.

@@ -94,9 +94,7 @@ def _send(run: RunPaths, config: Config) -> list[str]:
 
 
 def sync(
-    run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Run to copy.  [default: all runs]", show_default=False)
-    ] = None,
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Run to copy.  [default: all runs]")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Copy to TensorBoard's event files only.")] = False,
     wandb: Annotated[bool, typer.Option("--wandb", help="Copy to Weights & Biases only.")] = False,
     runs_dir: RunsDir = None,

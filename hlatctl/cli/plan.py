@@ -41,9 +41,6 @@ _SIMULATED = (
     "the launch script below is for {launcher}."
 )
 
-_TITLE = "launch script of the first training attempt"
-_TITLES = {"kubernetes": "manifest of the first training attempt"}
-
 
 def plan(
     overrides: Overrides = None,
@@ -53,13 +50,7 @@ def plan(
     ] = False,
     of: Annotated[
         str | None,
-        typer.Option(
-            "--of",
-            metavar="RUN",
-            help="Plan the rest of this run with OVERRIDES.",
-            autocompletion=run_names,
-            show_default=False,
-        ),
+        typer.Option("--of", metavar="RUN", help="Plan the rest of this run with OVERRIDES.", autocompletion=run_names),
     ] = None,
     show_config: Annotated[bool, typer.Option("--config", help="Also print the resolved configuration.")] = False,
     as_json: Json = False,
@@ -180,6 +171,7 @@ def _texts(
     show_config: bool,
 ) -> list[tuple[str, str]]:
     from conf.load import dump
+    from conf.registries import LAUNCHERS
 
     first, *others = [
         (section.title, columns([[f.name, f.kind, f.text] for f in section.figures])) for section in tables
@@ -193,7 +185,7 @@ def _texts(
         *others,
         ("stages", columns([["STAGE", "WOULD", "FINGERPRINT", "WHY"], *(_stage_row(stage) for stage in flow.stages)])),
         *([("script that keeps the nodes for training", flow.nodes_script)] if flow.nodes_script else []),
-        (_TITLES.get(config.cluster.launcher, _TITLE), flow.launch_script),
+        (f"{LAUNCHERS[config.cluster.launcher].script} of the first training attempt", flow.launch_script),
         *([("environment variables that it overrides", "\n".join(flow.collisions))] if flow.collisions else []),
         *([("configuration", dump(config))] if show_config else []),
     ]
@@ -226,9 +218,7 @@ def forecast(
     overrides: Overrides = None,
     config_dir: ConfigDirs = None,
     seeds: Annotated[int, typer.Option(min=1, help="Simulations per variant.")] = 20,
-    figure: Annotated[
-        Path | None, typer.Option(help="Draw the simulations into this SVG file.", parser=place, show_default=False)
-    ] = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw the simulations into this SVG file.", parser=place)] = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
@@ -236,20 +226,26 @@ def forecast(
 
     Simulates the run once per seed, with the same flow as `train --dry-run`. Then simulates variants of it: other
     checkpoint intervals, other numbers of spare nodes, slower starts, and no automatic restarts. Prints the median of
-    each variant, and the duration that 95 % of its simulations don't exceed (p95). Nothing is trained,
-    and the simulations' files are removed. The configuration's rehearsal.* keys describe the simulated cluster.
+    each variant, and the duration that 95 % of its simulations don't exceed (p95). Nothing is trained, and the
+    simulations' files are removed. The simulation.* keys describe the simulated cluster (simulation.seed,
+    simulation.failures.*, ...); see `hlatctl config keys simulation`.
     """
+    from conf import simulation
     from conf.compose import compose
     from flows import forecast as simulations
     from hlatctl.report import forecast as report
-    from hlatctl.report.figures import spending
 
-    config = compose([*with_runs_dir(overrides, runs_dir), _LAUNCHER])
+    typed, settings = simulation.split(with_runs_dir(overrides, runs_dir))
+    config = compose([*typed, _LAUNCHER])
     say(WARNING)
-    simulated = simulations.play_all(config, seeds, lambda variant: say(f"{counted(seeds, 'simulation')}: {variant}"))
+
+    def tell(variant: str) -> None:
+        say(f"{counted(seeds, 'simulation')}: {variant}")
+
+    simulated = simulations.play_all(config, settings, seeds, tell)
     outlooks = {name: report.outlook(outcomes) for name, outcomes in simulated.items()}
     if figure:
-        files.write_text(figure, spending.forecast(simulated).svg())
+        files.write_text(figure, report.figure(simulated).svg())
     first = next(iter(outlooks))
     if as_json:
         print_json({"simulated": True, "seeds": seeds, "variants": report.record(outlooks)})

@@ -32,17 +32,11 @@ class Format(StrEnum):
 def report(
     run: RunName,
     formats: Annotated[
-        list[Format] | None,
-        typer.Option("--format", help="What to write; can be repeated.  [default: html, svg, csv]", show_default=False),
+        list[Format] | None, typer.Option("--format", help="What to write; can be repeated.  [default: html, svg, csv]")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Where to write.  [default: the run's report folder]",
-            show_default=False,
-            parser=place,
-        ),
+        typer.Option(metavar="FOLDER", help="Where to write.  [default: the run's report folder]", parser=place),
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     runs_dir: RunsDir = None,
@@ -70,11 +64,6 @@ def report(
 
 
 def _checked(output: Path, run: RunPaths, formats: set[str]) -> Path:
-    """Return the folder to write to.
-
-    Raises:
-        ConfigError: it is inside the run, or has a page that no report wrote.
-    """
     from hlatctl.report.build import HTML
 
     folder = output.absolute()

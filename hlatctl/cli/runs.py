@@ -36,12 +36,11 @@ from hlatctl.report.run_view import view_run, view_sweep
 from hlatctl.run import files, labels
 from hlatctl.run.errors import ConfigError, RunNotFoundError
 from hlatctl.run.fold import read_state
-from hlatctl.run.journal import number
-from hlatctl.run.labels import in_words, marked
+from hlatctl.run.labels import marked
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.runs import LATEST, list_sweeps
 from hlatctl.run.state import AmendmentState
-from hlatctl.units import count, counted, one_line, size, utc
+from hlatctl.units import count, counted, number, one_line, size, tags_text, utc
 
 #: Columns in order, and how soon a narrow terminal loses each: the highest number first, 0 never.
 _COLUMNS = {
@@ -62,16 +61,10 @@ _WIDEST_CELL = 40
 
 
 def runs(
-    sweep: Annotated[
-        str | None, typer.Argument(metavar="SWEEP", help="List the trials of this sweep.", show_default=False)
-    ] = None,
-    tag: Annotated[
-        list[str] | None, typer.Option(metavar="K[=V]", help="Only runs with this tag.", show_default=False)
-    ] = None,
-    status: Annotated[
-        list[str] | None, typer.Option(help="Only runs with this status, such as running.", show_default=False)
-    ] = None,
-    experiment: Annotated[str | None, typer.Option(help="Only runs of this experiment.", show_default=False)] = None,
+    sweep: Annotated[str | None, typer.Argument(metavar="SWEEP", help="List the trials of this sweep.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(metavar="K[=V]", help="Only runs with this tag.")] = None,
+    status: Annotated[list[str] | None, typer.Option(help="Only runs with this status, such as running.")] = None,
+    experiment: Annotated[str | None, typer.Option(help="Only runs of this experiment.")] = None,
     since: Annotated[
         str | None, typer.Option(metavar="AGE|DATE", help="Only runs with an event since 7d, 12h or 2026-11-01.")
     ] = None,
@@ -128,7 +121,7 @@ def _print_sweeps(folder: Path, found: list[RunRow]) -> None:
             state, _ = view_sweep(paths)
             done = f"{state.count('finished')} of {state.trials_planned} trials finished"
             status = marked(state.status, simulated=state.simulated)
-            lines.append([paths.run_id, status, done, state.labels.name, in_words(state.labels.tags)])
+            lines.append([paths.run_id, status, done, state.labels.name, tags_text(state.labels.tags)])
     if lines:
         write("\n" + columns([["SWEEP", "STATUS", "TRIALS", "NAME", "TAGS"], *lines]))
         say(f"`hlatctl runs {lines[-1][0]}` lists the trials of a sweep")
@@ -170,7 +163,7 @@ def _cells(row: RunRow, differs: str, now_unix_s: float) -> dict[str, str]:
         "AGE": run_list.age(row, now_unix_s),
         "COST": "-" if row.cost_usd is None else f"{row.cost_usd:,.2f} USD",
         "NAME": row.name,
-        "TAGS": in_words(row.tags),
+        "TAGS": tags_text(row.tags),
         "DIFFERS IN": differs,
     }
 
@@ -249,11 +242,6 @@ def _find(names: list[str], runs_dir: Path | None, *, yes: bool) -> list[RunPath
 
 
 def _confirm(question: str, *, yes: bool) -> None:
-    """Ask for confirmation unless ``yes`` is set.
-
-    Raises:
-        ConfigError: the answer is no, or input is not a terminal.
-    """
     if yes:
         return
     if not sys.stdin.isatty():
@@ -264,10 +252,10 @@ def _confirm(question: str, *, yes: bool) -> None:
 
 def note(
     run: RunOrSweepName,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The note.", show_default=False)] = "",
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The note.")] = "",
     name: Name = None,
     tag: Tags = None,
-    untag: Annotated[list[str] | None, typer.Option(metavar="K", help="Remove a tag.", show_default=False)] = None,
+    untag: Annotated[list[str] | None, typer.Option(metavar="K", help="Remove a tag.")] = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Add a note to a run, or change its name and tags.
@@ -282,7 +270,7 @@ def note(
     if change:
         say(f"{paths.run_id}: noted")
         return
-    for what, value in (("name", state.name), ("tags", labels.in_words(state.tags))):
+    for what, value in (("name", state.name), ("tags", tags_text(state.tags))):
         if value:
             write(f"{what}  {one_line(value)}")
     for each in state.notes:
@@ -385,7 +373,6 @@ def diff(
             metavar="[RUN]",
             help="Run to compare it with; none: the same run as it was created.",
             autocompletion=run_names,
-            show_default=False,
         ),
     ] = None,
     as_json: Json = False,

@@ -19,16 +19,13 @@ from hlatctl.report.eval_queue import (
 from hlatctl.report.run_view import RunView, view_run, view_sweep
 from hlatctl.run import continuations
 from hlatctl.run.evaluations import in_words, skipped_in_words
-from hlatctl.run.journal import number
 from hlatctl.run.labels import LabelState, noted
-from hlatctl.run.labels import in_words as in_words_of_tags
 from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
 from hlatctl.run.paths import SweepPaths
-from hlatctl.run.processes import host_names
 from hlatctl.run.reader import INTERRUPTED
 from hlatctl.run.runs import LATEST
 from hlatctl.run.state import MilestoneState, RunState
-from hlatctl.units import count, duration, one_line, queued, size, utc, value_text
+from hlatctl.units import count, duration, host_names, number, one_line, queued, size, tags_text, utc, value_text
 
 
 def queue_rows(view: RunView) -> Iterator[tuple[str, str]]:
@@ -71,7 +68,7 @@ _TEXT_LENGTH = 100
 
 def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each fact about a run."""
-    from hlatctl.report.exchange.imported import origin_text
+    from hlatctl.report.numbers import origin_text
     from hlatctl.report.record import looks
 
     state = view.state
@@ -124,7 +121,7 @@ def label_rows(labels: LabelState) -> Iterator[tuple[str, str]]:
     if labels.name:
         yield "name", labels.name
     if labels.tags:
-        yield "tags", in_words_of_tags(labels.tags)
+        yield "tags", tags_text(labels.tags)
     if labels.notes:
         yield "note", labels.notes[-1].text
 

@@ -36,9 +36,7 @@ def sweep(
     config_dir: ConfigDirs = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Simulate every trial; nothing is trained.")] = False,
     sweep_id: Annotated[str | None, typer.Option(help="Id of the sweep.  [default: made from name and time]")] = None,
-    extend: Annotated[
-        str | None, typer.Option(metavar="SWEEP", help="Continue this sweep with more values.", show_default=False)
-    ] = None,
+    extend: Annotated[str | None, typer.Option(metavar="SWEEP", help="Continue this sweep with more values.")] = None,
     name: Name = None,
     tag: Tags = None,
     note: Note = "",
@@ -84,11 +82,7 @@ def _extend(name: str, overrides: list[str], runs_dir: Path | None, *, yes: bool
 
 
 def _confirm(plan: SweepPlan, above_usd: float, *, yes: bool) -> None:
-    """Ask for confirmation if a sweep costs more than the limit, or its cost is unknown.
-
-    Raises:
-        ConfigError: input is not a terminal, or the answer is no.
-    """
+    """Ask for confirmation if a sweep costs more than the limit, or its cost is unknown."""
     unknown = plan.priced and plan.usd is None
     if yes or not (unknown or (plan.usd or 0.0) > above_usd):
         return

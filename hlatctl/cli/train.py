@@ -1,19 +1,13 @@
-"""`hlatctl train`, `resume`, `stop` and `fork`: create, continue, stop and branch runs.
-
-Progress is a line that is redrawn on a terminal, and plain lines elsewhere. A summary is printed at the end.
-"""
+"""`hlatctl train`, `resume`, `stop`, `amend`, `fork` and `profile`: create, drive, change, branch and profile runs."""
 
 from __future__ import annotations
 
+import reprlib
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.amend import Why, make
 from hlatctl.cli.common import (
     Changes,
     ConfigDirs,
@@ -35,133 +29,20 @@ from hlatctl.cli.common import (
     with_runs_dir,
     write,
 )
+from hlatctl.cli.evaluate import evaluate_run
+from hlatctl.cli.progress import observer_for
 from hlatctl.cli.status import end_lines
 from hlatctl.report.run_view import view_run, view_sweep
 from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError
 from hlatctl.run.fold import read_state
-from hlatctl.run.journal import number
-from hlatctl.run.labels import change, leading, write_label
+from hlatctl.run.labels import change, write_label
 from hlatctl.run.lease import driver
-from hlatctl.run.pace import seconds_per_step, training_left_s
 from hlatctl.run.paths import RunPaths, SweepPaths
-from hlatctl.units import count, duration, one_line, printable, queued
+from hlatctl.run.state import ProfileState
+from hlatctl.units import size
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from conf.schema import Config
-    from flows.runtime.driver import Observer
-    from hlatctl.run.state import RunState
-
-
-#: Minimum time between two plain lines. Each tenth of the run gets a line regardless.
-_PLAIN_EVERY_S = 10.0
-
-
-@contextmanager
-def observer_for(
-    stream: TextIO, *, live: type[LiveObserver] | None = None, plain: type[PlainObserver] | None = None
-) -> Iterator[Observer]:
-    """Yield an observer for a stream: one line that is redrawn on a terminal, plain lines elsewhere.
-
-    Args:
-        live, plain: the classes of observers; None: those for training.
-    """
-    if not stream.isatty():
-        yield (plain or PlainObserver)(stream)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-    from rich.table import Column
-
-    progress = Progress(
-        SpinnerColumn(),
-        BarColumn(bar_width=20),
-        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-        console=Console(file=stream),
-        transient=True,
-        redirect_stdout=False,
-    )
-    with progress:
-        yield (live or LiveObserver)(progress)
-
-
-class LiveObserver:
-    """Redraws one line. Messages scroll above it."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task = progress.add_task("starting", total=None)
-
-    def update(self, state: RunState, config: Config) -> None:
-        """Redraw."""
-        total = config.total_steps if state.steps else None
-        self._progress.update(self._task, total=total, completed=state.step, description=describe(state, config))
-
-    def message(self, text: str) -> None:
-        """Print above the line."""
-        self._progress.console.print(printable(text), markup=False, highlight=False)
-
-
-class PlainObserver:
-    """Prints every message and every tenth of the run, and otherwise at most one line in ten seconds."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._shown_step = 0
-        self._shown_s = float("-inf")
-
-    def update(self, state: RunState, config: Config) -> None:
-        """Print a line if there is a new step and a line is due."""
-        if state.step == self._shown_step:
-            return
-        tenth = 10 * state.step // config.total_steps > 10 * self._shown_step // config.total_steps
-        if tenth or time.monotonic() - self._shown_s >= _PLAIN_EVERY_S:
-            self._shown_step, self._shown_s = state.step, time.monotonic()
-            self.message(describe(state, config))
-
-    def message(self, text: str) -> None:
-        """Print."""
-        print(printable(text), file=self._stream, flush=True)
-
-
-def describe(state: RunState, config: Config) -> str:
-    """Return a run's state in one line."""
-    return leading(one_line(_where(state, config)), simulated=state.simulated)
-
-
-def _where(state: RunState, config: Config) -> str:
-    stages, last, attempt = state.running_stages, state.last_step, state.attempt
-    if waits := [f"{name} {queued(job.reason, None)}" for name, job in state.queued.items()]:
-        return ", ".join([*stages, *waits])
-    if stages:
-        return ", ".join(stages)
-    if last is None:
-        return f"training, attempt {attempt.number}: no step yet" if attempt else "starting"
-    parts = [
-        f"step {state.step}/{config.total_steps}",
-        f"{count(state.tokens)} tokens",
-        f"loss {number(last, 'loss'):.3f}",
-        *_pace(state, config),
-        *_milestones(state, config),
-    ]
-    return " · ".join(parts)
-
-
-def _pace(state: RunState, config: Config) -> list[str]:
-    pace_s = seconds_per_step(state)
-    if not pace_s:
-        return []
-    left_s = training_left_s(state, config.total_steps)
-    return [f"{count(config.tokens_per_step / pace_s)} tok/s", *([f"{duration(left_s)} left"] if left_s else [])]
-
-
-def _milestones(state: RunState, config: Config) -> list[str]:
-    running = [milestone for milestone in state.milestones.values() if milestone.status == "running"]
-    if running:
-        return [f"evaluating {count(running[0].milestone_tokens)}"]
-    coming = [tokens for step, tokens in config.milestones.items() if step > state.step]
-    return [f"milestone at {count(min(coming))}"] if coming else []
+    from flows.amendments import Amended
 
 
 #: Arms of a sweep that are shown when it has ended.
@@ -169,11 +50,7 @@ _MOST_ROWS = 20
 
 
 def drive(run: RunPaths, *, detach: bool) -> None:
-    """Print the id of a run or a sweep and drive it to its end, here or in a separate process.
-
-    Raises:
-        HlatctlError: the flow's own error.
-    """
+    """Print the id of a run or a sweep and drive it to its end, here or in a separate process."""
     write(run.run_id)
     sys.stdout.flush()
     if detach:
@@ -181,8 +58,6 @@ def drive(run: RunPaths, *, detach: bool) -> None:
     elif isinstance(run, SweepPaths):
         _drive_sweep(run)
     elif read_state(run).evaluates:
-        from hlatctl.cli.evaluate import evaluate_run
-
         evaluate_run(run)
     else:
         _drive_run(run)
@@ -250,24 +125,133 @@ def train(
 ) -> None:
     """Train and evaluate a model, and write its report.
 
-    Prints the run's id. Ctrl-C stops the run with a checkpoint.
+    Prints the run's id. Ctrl-C stops the run with a checkpoint. With --dry-run, the simulation.* keys describe the
+    simulated cluster (simulation.seed, simulation.failures.*, ...); see `hlatctl config keys simulation`.
     """
+    from conf import simulation
     from conf.compose import compose
     from conf.origins import origins
 
     labels = change(name=name, tags=tag or (), note=note)
-    typed = [*with_runs_dir(overrides, runs_dir), *([_DRY_RUN_OVERRIDE] if dry_run else [])]
+    typed, simulated = with_runs_dir(overrides, runs_dir), None
+    if dry_run:
+        typed, simulated = simulation.split(typed)
+        typed.append(_DRY_RUN_OVERRIDE)
     config = compose(typed)
-    warn_of_no_effect(config, overrides)
+    warn_of_no_effect(config, typed)
     from flows import pretrain
     from flows.stages.validate import refuse_simulation
 
     if not dry_run:
         refuse_simulation(config, hint=_SIMULATE)
-    run = pretrain.create(config, argv=sys.argv, run_id=run_id, origins=origins(typed, config))
+    made_from = origins(typed, config)
+    run = pretrain.create(config, argv=sys.argv, run_id=run_id, origins=made_from, simulated=simulated)
     write_label(run, labels, by=user_name())
     announce(run)
     drive(run, detach=detach)
+
+
+Why = Annotated[str, typer.Option("--why", help="Reason, for the journal.")]
+_value = reprlib.Repr()
+_value.maxstring = _value.maxother = _value.maxdict = 60
+#: Keys that change the learning rate.
+_OF_THE_RATE = ("optimizer.", "train.tokens", "train.max_steps")
+#: Keys that only steps of training read.
+_OF_TRAINING = ("optimizer.", "precision.", "parallel.", "train.", "data.", "checkpoint.", "backend.")
+
+
+def _show_table(wanted: bool) -> None:
+    if wanted:
+        from conf.amendments import IN_WORDS, RULES
+
+        rows = [[row.keys.rstrip(".") + ".*" * row.keys.endswith("."), IN_WORDS[row.when], row.redoes] for row in RULES]
+        write(columns([["key", "changes", "redoes, or why not"], *rows]))
+        raise typer.Exit
+
+
+def amend(
+    run: RunName,
+    overrides: Changes = None,
+    config_dir: ConfigDirs = None,
+    why: Why = "",
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="STEP|now", help="Write a checkpoint after this step, and restart with the change."),
+    ] = None,
+    runs_dir: RunsDir = None,
+    table: Annotated[
+        bool,
+        typer.Option("--table", callback=_show_table, is_eager=True, help="Print which keys may change, and when."),
+    ] = False,
+) -> None:
+    """Change the configuration of a run.
+
+    The run may be running. Some keys change at once, others with the run's next attempt, and some never:
+    `hlatctl amend --table` lists them. The new configuration is checked first. config.yaml stays as it was.
+    """
+    make(find_run(run, runs_dir), overrides or [], why=why, at=at)
+
+
+def make(run: RunPaths, overrides: list[str], *, why: str, at: str | None = None, resumes: bool = False) -> None:
+    """Amend a run and print what changes, and when.
+
+    Args:
+        at: step after which the change begins, or ``now``.
+        resumes: the caller continues the run next.
+    """
+    from flows import amendments
+
+    amended = amendments.amend(run, overrides, by=user_name(), why=why, at=at)
+    if not amended.number:
+        say(f"run {run.run_id}: nothing changes" + (", the run has these values" if overrides else ""))
+        return
+    for key, (old, new) in amended.changes.items():
+        say(f"{key}: {_value.repr(old)} -> {_value.repr(new)}")
+    warn_of_no_effect(amended.after, overrides)
+    for line in _consequences(amended):
+        say(line)
+    begins = "begins now, or with the next attempt" if resumes else _when(run, amended)
+    say(f"amendment {amended.number} {begins}")
+
+
+def _consequences(amended: Amended) -> list[str]:
+    from conf.amendments import rule_of
+    from conf.training_rules import learning_rate
+
+    lines = []
+    step = max(amended.at_step or 0, amended.step) + 1
+    trains = any(key.startswith(_OF_TRAINING) for key in amended.changes)
+    if trains and step > max(amended.before.total_steps, amended.after.total_steps):
+        lines.append(
+            f"training ended with step {amended.step}: this has an effect only if a larger train.tokens or "
+            "train.max_steps continues it"
+        )
+    elif any(key.startswith(_OF_THE_RATE) for key in amended.changes):
+        before, after = (
+            f"{learning_rate(step, config):.4g}" if step <= config.total_steps else "none"
+            for config in (amended.before, amended.after)
+        )
+        lines.append(f"learning rate of step {step}: {before} -> {after}")
+    if amended.before.total_steps != amended.after.total_steps:
+        lines.append(f"last step: {amended.before.total_steps} -> {amended.after.total_steps}")
+    redone = dict.fromkeys(rule_of(key).redoes for key in amended.changes)
+    redone.pop("nothing", None)
+    return [*lines, f"redoes: {'; '.join(redone)}"] if redone else lines
+
+
+def _when(run: RunPaths, amended: Amended) -> str:
+    from conf.amendments import IN_WORDS, rule_of
+
+    ahead = amended.at_step is not None and amended.at_step > amended.step
+    if ahead or (amended.at_step is not None and amended.is_driven):
+        after = f"step {amended.at_step}" if ahead else "the current step"
+        return f"begins after {after}: a checkpoint is written there, and training restarts from it"
+    if not amended.is_driven:
+        return f"begins when the run continues: `hlatctl resume {run.run_id}`"
+    if amended.begins != "next_attempt":
+        return f"begins {IN_WORDS[amended.begins]}"
+    late = next(key for key in amended.changes if rule_of(key).when == "next_attempt")
+    return f"begins with the next attempt, because of {late}; `hlatctl amend {run.run_id} --at now` begins it now"
 
 
 def resume(
@@ -391,3 +375,59 @@ def fork(
         say(f"{key}: {before} -> {after}")
     say("data: from the beginning of the corpus" if origin.restarts_data else "data: continue after the checkpoint's")
     drive(new, detach=detach)
+
+
+#: Reads of the journal between two progress lines: 10 s.
+_LINE_EVERY_LOOKS = 20
+
+
+def profile(
+    run: RunName,
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps to record, at most 20.")] = 5,
+    ranks: Annotated[str, typer.Option(metavar="R,R|all", help="Ranks that record, at most 16.")] = "0",
+    memory: Annotated[bool, typer.Option(help="Also record each allocation.")] = True,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Record a few steps of a running job, without a restart.
+
+    Writes a trace of each rank and a table of its operators into the run's folder profiles/, and prints the table of
+    the first rank. The traces open in https://ui.perfetto.dev. All ranks wait while the files are written.
+    """
+    from flows import control
+
+    paths = find_run(run, runs_dir)
+    asked = control.request_profile(paths, steps=steps, ranks=_ranks(ranks), memory=memory, by=user_name())
+    say(f"profile {asked.number}: asked training for {steps} steps of {_which(asked)}; Ctrl-C stops only the waiting")
+    made = _wait(paths, asked)
+    write(control.profile_table(paths, made))
+    folder = paths.profile(made.number)
+    say(f"profile {made.number}: steps {made.first_step} to {made.last_step}, {size(made.bytes)} in {folder}")
+
+
+def _wait(run: RunPaths, asked: ProfileState) -> ProfileState:
+    from flows import control
+
+    made = asked
+    try:
+        for look, (step, profile) in enumerate(control.wait_for_profile(run, asked.number), start=1):
+            made = profile
+            if look % _LINE_EVERY_LOOKS == 0:
+                say(f"profile {asked.number}: waiting, training is at step {step}")
+    except KeyboardInterrupt:
+        say(f"profile {asked.number}: goes on; it will be in {run.profile(asked.number)}")
+        raise
+    return made
+
+
+def _ranks(text: str) -> list[int] | None:
+    if text == "all":
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"--ranks={text}: must be numbers of ranks, or `all`", hint="--ranks 0,3")
+    return [int(word) for word in words]
+
+
+def _which(profile: ProfileState) -> str:
+    ranks = profile.ranks
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"

@@ -28,7 +28,7 @@ CHARACTERS_PER_TOKEN = 3.3
 _AUTO_BATCH = 256
 _FILE = Path(__file__).with_name("evaluation_tasks.json")
 _VALIDATION = "validation"
-#: Bytes of a weight in the computation without `eval.dtype`, by runner (``eval.runners.DTYPES``).
+#: Bytes of a weight in the computation without `eval.dtype`, by runner (``eval.serving.runners.DTYPES``).
 _WEIGHT_BYTES = {"hf": FP32_BYTES, "vllm": BF16_BYTES, "neuron": BF16_BYTES}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from conf.registries import BACKENDS
 from conf.schema import Config
 
 Recomputed = Literal["none", "selective", "operators", "budget", "full"]
@@ -29,7 +30,6 @@ class Execution:
             element-wise operations, but not attention (torchtitan's option ``op``).
         memory_budget: with ``budget``, stored share of a layer's activations, from 0 (as ``full``) to 1 (as ``none``).
         fp8: the layers' products run in FP8 with such scales; attention and the head don't.
-        muon_steps: iterations of Muon, which updates the matrices of layers and has one moment of them; 0: AdamW.
         gathers_fp8: FSDP gathers the weights of layers in FP8, which needs one scale for all shards (tensorwise).
         separate_products: query, key and value are three products, and gate and up are two.
         asynchronous_tensor_parallel: products overlap the collectives of tensor parallelism.
@@ -46,7 +46,6 @@ class Execution:
     recomputed: Recomputed = "none"
     memory_budget: float = 1.0
     fp8: Fp8Scaling | None = None
-    muon_steps: int = 0
     gathers_fp8: bool = False
     separate_products: bool = False
     asynchronous_tensor_parallel: bool = False
@@ -66,7 +65,6 @@ class Execution:
             recomputed=parallel.activation_checkpointing,
             memory_budget=parallel.activation_memory_budget,
             fp8=config.precision.fp8_scaling if config.precision.name == "fp8" else None,
-            muon_steps=config.optimizer.newton_schulz_steps if config.optimizer.name == "muon" else 0,
         )
 
 
@@ -91,9 +89,9 @@ def shards(config: Config, execution: Execution) -> int:
 
 
 def shards_weights(config: Config, execution: Execution) -> bool:
-    """Return whether weights are sharded, too: FSDP2 does all sharding of torch_native, also that of ZeRO-1."""
+    """Return whether weights are sharded, too: FSDP does it, and with some backends ZeRO-1."""
     sharded = config.parallel.data_parallel != "replicate" and shards(config, execution) > 1
-    return sharded and config.backend.name == "torch_native"
+    return sharded and "shards_weights" in BACKENDS[config.backend.name].traits
 
 
 def micro_batches(config: Config, execution: Execution) -> int:

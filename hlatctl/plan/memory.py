@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conf.devices import DEVICES
+from conf.registries import BACKENDS
 from conf.schema import Config
 from conf.sizes import (
     BF16_BYTES,
@@ -16,6 +17,7 @@ from conf.sizes import (
     FP32_BYTES,
     kv_width,
     layer_parameters,
+    moment_bytes,
     process_layers,
     stage_parameters,
     state_bytes,
@@ -56,7 +58,9 @@ def unrecomputed_bytes(config: Config, execution: Execution) -> int:
     model, parallel = config.model, config.parallel
     sequence = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
     # NxD gathers a product's input again in the backward pass, as in section 4.2.2; torch_native keeps it.
-    inputs = 2 * compute * model.hidden_size // (sequence if config.backend.name == "nxd" else 1)
+    inputs = (
+        2 * compute * model.hidden_size // (1 if "keeps_inputs" in BACKENDS[config.backend.name].traits else sequence)
+    )
     whole = execution.context_parallel_size
     core = compute * (2 * width + (1 + 2 * whole) * kv + width)
     selective = execution.recomputed == "selective"
@@ -107,7 +111,7 @@ def widths(config: Config) -> tuple[int, int, int, int]:
 
 def _scores(config: Config, execution: Execution) -> int:
     """Return a micro-batch's attention probabilities, which HLAT's model on NxD keeps (no fused kernel)."""
-    if config.backend.name != "nxd":
+    if "fused_attention" in BACKENDS[config.backend.name].traits:
         return 0
     heads = config.model.num_heads // config.parallel.tensor_parallel_size
     return COMPUTE_BYTES[config.precision.name] * tokens(config, execution) * heads * config.train.seq_len
@@ -154,7 +158,7 @@ def _loss(config: Config, execution: Execution) -> int:
         norm = norm // parallel.tensor_parallel_size + 2 * compute * count * model.hidden_size
     if execution.logit_bytes is not None:
         return norm + execution.logit_bytes * count * rows
-    if config.backend.name == "nxd":
+    if "blocks_of_loss" not in BACKENDS[config.backend.name].traits:
         return norm + count * rows * (compute + 2 * FP32_BYTES)
     block = min(count * rows, max(rows, DEVICES[config.backend.device].loss_block_entries))
     copies = 0 if compute == FP32_BYTES else 2 * compute
@@ -162,8 +166,8 @@ def _loss(config: Config, execution: Execution) -> int:
 
 
 def compiles(config: Config) -> bool:
-    """Return whether torch.compile chooses what to keep; NxD's graphs keep what autograd keeps."""
-    return config.backend.compile and config.backend.name == "torch_native"
+    """Return whether torch.compile chooses what to keep; graphs of torch-xla keep what autograd keeps."""
+    return config.backend.compile and not BACKENDS[config.backend.name].torch_xla
 
 
 def _casts_weights(config: Config, execution: Execution) -> bool:
@@ -239,7 +243,7 @@ def _parts(config: Config, execution: Execution, stage: int) -> list[Part]:
     update = own_gradients - early + _update(config, stage, weight_shards)
     activations = activation_bytes(config, execution, len(process_layers(config, stage)), stage)
     temporary, temporary_bytes = work(config, execution, stage)
-    moments = moment_bytes(config, execution, stage) // sharing
+    moments = stage_moment_bytes(config, stage) // sharing
     parts = [
         Part("weights", each.weights * held // weight_shards),
         Part("gradients", each.gradients * held // weight_shards + early),
@@ -256,12 +260,9 @@ def _parts(config: Config, execution: Execution, stage: int) -> list[Part]:
     return [part for part in parts if part.value_bytes]
 
 
-def moment_bytes(config: Config, execution: Execution, stage: int) -> int:
-    """Return the bytes of a stage's moments. Muon has one of a layer's matrices, AdamW two of everything."""
-    whole = state_bytes(config).moments * stage_parameters(config, stage)
-    if not execution.muon_steps:
-        return whole
-    return whole - state_bytes(config).moments // 2 * matrix_parameters(config, stage)
+def stage_moment_bytes(config: Config, stage: int) -> int:
+    """Return the bytes of the optimizer's moments of a stage."""
+    return moment_bytes(config, stage_parameters(config, stage), matrix_parameters(config, stage))
 
 
 def matrix_parameters(config: Config, stage: int) -> int:
@@ -308,7 +309,7 @@ def _whole_gradients(config: Config, execution: Execution, stage: int) -> int:
 
 def _update(config: Config, stage: int, weight_shards: int) -> int:
     """Return the FP32 tensors of the BF16 optimizer, which updates one parameter at a time."""
-    if config.backend.name == "nxd" or state_bytes(config).weights != BF16_BYTES:
+    if BACKENDS[config.backend.name].optimizers or state_bytes(config).weights != BF16_BYTES:
         return 0
     return _UPDATE_TENSORS * FP32_BYTES * _largest(config, stage) // weight_shards
 

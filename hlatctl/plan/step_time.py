@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from conf.registries import BACKENDS, OPTIMIZERS
 from conf.schema import Config, HardwareConfig
 from conf.sizes import (
     BF16_BYTES,
@@ -30,7 +31,7 @@ from conf.sizes import (
     state_bytes,
 )
 from hlatctl.plan.execution import Execution, micro_batches, reducers, sequences, shards, shards_weights, tokens
-from hlatctl.plan.memory import keeps_gathered, layer_weight_bytes, matrix_parameters, moment_bytes, widths
+from hlatctl.plan.memory import keeps_gathered, layer_weight_bytes, matrix_parameters, stage_moment_bytes, widths
 
 #: The mean bytes of an entry in FP8: operands have one byte, results two.
 _FP8_BYTES = 4 / 3
@@ -170,7 +171,9 @@ def layer_products(config: Config, execution: Execution, device: Device) -> Work
 
 def uses_flash(config: Config, execution: Execution) -> bool:
     """Return whether attention is one fused kernel; HLAT's model on NxD computes all scores."""
-    return config.backend.name != "nxd" if execution.flash_attention is None else execution.flash_attention
+    if execution.flash_attention is not None:
+        return execution.flash_attention
+    return "fused_attention" in BACKENDS[config.backend.name].traits
 
 
 def _every_second(config: Config, execution: Execution) -> list[Product]:
@@ -218,7 +221,7 @@ def layer_passes(config: Config, execution: Execution, device: Device) -> Work:
     model, parallel = config.model, config.parallel
     hidden = model.hidden_size // (parallel.tensor_parallel_size if parallel.sequence_parallel else 1)
     width, kv, ffn, _ = widths(config)
-    compiled = config.backend.compile or config.backend.name == "nxd"
+    compiled = config.backend.compile or BACKENDS[config.backend.name].torch_xla
     by_hidden, by_heads, by_ffn = _COMPILED_PASSES if compiled else _EAGER_PASSES
     if config.model.qk_norm != "none":
         by_heads += _COMPILED_HEAD_NORM if compiled else _EAGER_HEAD_NORM
@@ -399,12 +402,13 @@ def _share_of_network(config: Config) -> float:
 def update_s(config: Config, execution: Execution, device: Device) -> float:
     """Return the time of an update, which reads and writes the state once. 0 if the memory's bandwidth is unknown."""
     each, held = state_bytes(config), stage_parameters(config, 0)
-    state = held * (each.weights + each.gradients + each.master) + moment_bytes(config, execution, 0)
+    state = held * (each.weights + each.gradients + each.master) + stage_moment_bytes(config, 0)
     read_and_write_s = 2 * state / shards(config, execution) * device.s_per_byte
-    return read_and_write_s + (_muon_s(config, execution, device) if execution.muon_steps else 0.0)
+    orthogonalizes = OPTIMIZERS[config.optimizer.name].orthogonalizes
+    return read_and_write_s + (_orthogonalize_s(config, execution, device) if orthogonalizes else 0.0)
 
 
-def _muon_s(config: Config, execution: Execution, device: Device) -> float:
+def _orthogonalize_s(config: Config, execution: Execution, device: Device) -> float:
     """Return the time of Muon's products and exchanges.
 
     The processes divide the matrices, so that each is orthogonalized once (arXiv 2502.16982, section 2.3). Pieces are
@@ -416,7 +420,8 @@ def _muon_s(config: Config, execution: Execution, device: Device) -> float:
         reducers(config, execution),
     )
     layers = len(process_layers(config, 0))
-    products_s = layers * execution.muon_steps * sum(_iteration_s(*shape, device) for shape in _matrices(config))
+    iterations = layers * config.optimizer.newton_schulz_steps
+    products_s = iterations * sum(_iteration_s(*shape, device) for shape in _matrices(config))
     pieces = BF16_BYTES * matrix_parameters(config, 0) / sharing
     together = tensor * sharing
     pieces_s = 2 * neighbours_s(config, pieces, together, 1) if together > 1 else 0.0
@@ -457,7 +462,7 @@ def visible_s(config: Config, execution: Execution, layer: Work, backward_s: flo
         # Gradients are scattered and weights gathered (arXiv 1910.02054, section 7), after the backward pass.
         return _ring(config, execution, (each.gradients + each.weights) * held, 2).total_s
     whole = _ring(config, execution, 2 * each.gradients * held, 2 * max(1.0, held / BUCKET_ENTRIES))
-    if config.backend.name == "nxd":
+    if "overlaps_gradients" not in BACKENDS[config.backend.name].traits:
         return whole.total_s
     # A bucket is exchanged as soon as the last backward pass has filled it; nothing hides the one with the embedding
     # (arXiv 2006.15704, section 3.2.3).

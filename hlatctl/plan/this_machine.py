@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from conf.registries import LAUNCHERS
 from conf.schema import Config
 from hlatctl.machine_speed import Speed, measure
 from hlatctl.plan.step_time import missing
@@ -20,7 +21,7 @@ def measured(config: Config, speed_of: Measure = measure) -> tuple[Config, Speed
     one micro-batch.
     """
     cluster = config.cluster
-    here = cluster.launcher == "local" and cluster.nodes == 1 and config.backend.device == "cpu"
+    here = LAUNCHERS[cluster.launcher].jobs_run == "here" and cluster.nodes == 1 and config.backend.device == "cpu"
     if not here or config.precision.name != "fp32" or not missing(config):
         return config, None
     shape = (config.micro_batch_size * config.train.seq_len, config.model.hidden_size, config.model.intermediate_size)

@@ -10,8 +10,7 @@ from typing import Any
 from hlatctl.plan.budget import epochs
 from hlatctl.report.record import Record
 from hlatctl.run.continuations import Kept
-from hlatctl.run.processes import host_names
-from hlatctl.units import count, duration, printable, size, utc
+from hlatctl.units import count, duration, host_names, printable, size, utc
 
 
 def environment_facts(provenance: dict[str, Any]) -> list[tuple[str, str]]:

@@ -53,15 +53,7 @@ _SECTIONS = {
 
 
 def render_page(record: Record, figures: Mapping[str, tuple[str, str]], config_yaml: str) -> str:
-    """Return the page as HTML text.
-
-    Args:
-        figures: caption and SVG text by name, in order.
-        config_yaml: the run's configuration.
-
-    Raises:
-        DependencyError: jinja2 is not installed.
-    """
+    """Return the page as HTML text; ``figures`` has caption and SVG text by name, in order."""
     run, time, drilled = record.numbers, record.time, record.drilled
     return html_pages.fill(
         "run.html",
@@ -182,13 +174,7 @@ def build(run: RunPaths, formats: Collection[str] = DEFAULT, folder: Path | None
     """Write the report from the journal's current events and return the path of its page, or of its folder.
 
     Args:
-        formats: formats from the constants above.
         folder: where to write; None: the run's own report folder.
-
-    Raises:
-        ConfigError: the run's configuration can't be read.
-        StorageError: the journal can't be read, or the report can't be written.
-        DependencyError: matplotlib, numpy or jinja2 is not installed.
     """
     record = read_record(run, of_run(run))
     folder = folder or run.report

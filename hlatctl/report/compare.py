@@ -23,8 +23,7 @@ from typing import Any
 from hlatctl.report import baselines
 from hlatctl.report.baselines import Baselines, Layout, Model, RowSpec, RowTitle
 from hlatctl.report.contracts import Conditions, Known, ScoreContracts, agree, first_difference, of_imported, of_mean
-from hlatctl.report.exchange.imported import origin_text
-from hlatctl.report.numbers import finite_or_nan
+from hlatctl.report.numbers import finite_or_nan, origin_text
 from hlatctl.run import contract
 from hlatctl.run import contract as contracts
 from hlatctl.run.contract import Record
@@ -51,7 +50,6 @@ class Cell:
 
     Args:
         stderr: standard error; means over tasks assume independent tasks.
-        n: number of items.
         conditions: how the value was measured, as far as known.
         contract: contract of the score; several are joined by ``+``.
         standing: ``best``, ``tie`` (statistically equal to the best) or empty.
@@ -239,8 +237,6 @@ def run_scores(
     """Return a milestone's scores, without damaged ones and those that are not numbers.
 
     Args:
-        milestone: an evaluated milestone.
-        simulated: nothing was trained.
         contract: contract of scores that don't name one.
         recorded: the contracts that the run has accepted. Of these, only the fields that must be equal between runs are
             compared; any other contract is compared by its hash.
@@ -382,14 +378,10 @@ def _others(layout: Layout, runs: Sequence[RunScores]) -> list[RowSpec]:
             metric=metric,
             of=({name: metric},),
             unit=baselines.PERCENT if metric in layout.fractions else baselines.PLAIN,
-            best=_best(layout, metric),
+            best=baselines.LOWEST if metric in LOWER_IS_BETTER else layout.fractions.get(metric, baselines.UNKNOWN),
         )
         for name, metric in sorted(kept, key=lambda pair: (pair[1] not in layout.fractions, pair))
     ]
-
-
-def _best(layout: Layout, metric: str) -> str | float:
-    return baselines.LOWEST if metric in LOWER_IS_BETTER else layout.fractions.get(metric, baselines.UNKNOWN)
 
 
 def _row(spec: RowSpec, runs: Sequence[RunScores], models: Sequence[Model]) -> ScoreRow:
@@ -444,10 +436,6 @@ def read_scores(run: RunPaths, tokens: int | None, warn: Callable[[str], None]) 
     Args:
         tokens: the milestone's tokens; None: the newest evaluated milestone.
         warn: called with a message if the record of the run's contracts is damaged.
-
-    Raises:
-        EvaluationError: the run has no evaluated milestone.
-        ConfigError: it has no evaluated milestone with these tokens.
     """
     state = read_state(run)
     milestone = evaluated_milestone(run, state.milestones, tokens)
@@ -467,7 +455,12 @@ def read_scores(run: RunPaths, tokens: int | None, warn: Callable[[str], None]) 
 
 
 def evaluated_milestone(run: RunPaths, milestones: dict[int, MilestoneState], tokens: int | None) -> MilestoneState:
-    """Return the evaluated milestone with these tokens, or the newest one; raises the errors of `read_scores`."""
+    """Return the evaluated milestone with these tokens, or the newest one.
+
+    Raises:
+        EvaluationError: the run has no evaluated milestone.
+        ConfigError: it has none with these tokens.
+    """
     evaluated = {at: milestone for at, milestone in milestones.items() if milestone.status == "evaluated"}
     if not evaluated:
         pending = ", ".join(f"{count(at)} {milestone.status}" for at, milestone in sorted(milestones.items()))

@@ -47,7 +47,6 @@ class _Style:
     """How a format writes text.
 
     Args:
-        escape: escapes plain text.
         best: emphasises an escaped value; ``best_is`` names the emphasis.
         part: precedes the name of a part of a group.
         align: pads columns with spaces.

@@ -64,11 +64,7 @@ class Scanned:
 
 
 def newest(run: RunPaths, milestones: Iterable[int]) -> dict[str, Scanned]:
-    """Return the newest known result of each task, by name. Damaged results count as missing.
-
-    Args:
-        milestones: tokens of the milestones to look at.
-    """
+    """Return the newest known result of each task, by name. Damaged results count as missing."""
     found: dict[str, Scanned] = {}
     for tokens in sorted(milestones, reverse=True):
         for tasks in _results(run, tokens):
@@ -77,11 +73,7 @@ def newest(run: RunPaths, milestones: Iterable[int]) -> dict[str, Scanned]:
 
 
 def scanned(tasks: Mapping[str, Any], milestone_tokens: int) -> dict[str, Scanned]:
-    """Return the tasks of one result.
-
-    Raises:
-        DAMAGED: the result is damaged.
-    """
+    """Return the tasks of one result; DAMAGED if it is damaged."""
     return {name: _scanned(task, milestone_tokens) for name, task in tasks.items()}
 
 
@@ -148,7 +140,6 @@ class Overlap:
     """One task's overlap.
 
     Args:
-        scanned: the scan's result.
         mostly: number of items with :data:`MOSTLY` of their n-grams in the corpus.
         metric: metric of the means; empty if the milestone has no items of the task.
         everything, clean: means over all items and over those that don't overlap.
@@ -214,12 +205,7 @@ def items_of(run: RunPaths, milestone: MilestoneState) -> dict[str, TaskItems]:
 
 
 def overlap(task: str, scanned: Scanned, scored: TaskItems | None) -> Overlap:
-    """Return a task with the means over its items; pure.
-
-    Args:
-        scanned: the scan's result.
-        scored: the task's items at the scan's milestone; None: unknown.
-    """
+    """Return a task with the means over its items; pure. The items are those at the scan's milestone; None: unknown."""
     found = scanned.overlapping
     values = {item.name: item.value for item in (scored.items or {}).values()} if scored else {}
     return Overlap(

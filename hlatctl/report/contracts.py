@@ -51,12 +51,7 @@ def conditions_of_tasks(tasks: Mapping[str, Fields]) -> Conditions:
 
 
 def of_imported(record: Mapping[str, Any], origin: Mapping[str, Any]) -> Conditions:
-    """Return the conditions of an imported score, as far as its file says them.
-
-    Args:
-        record: the score with its ``n``, ``items``, ``shots`` and ``version``.
-        origin: ``form``, ``version`` and ``limit`` of the file.
-    """
+    """Return the conditions of an imported score, as far as its file's origin and the score's record say them."""
     items, count = record.get("items"), record.get("n")
     version, task = origin.get("version"), record.get("version")
     return Conditions(
@@ -128,7 +123,6 @@ class Known:
     Args:
         key: equal for scores that can be compared; None if the score names no contract.
         fields: fields that determine the key; None if the contract is not recorded.
-        conditions: how the score was measured.
     """
 
     key: str | None
@@ -137,23 +131,14 @@ class Known:
 
 
 class ScoreContracts:
-    """Finds the contracts of a run's scores.
-
-    Args:
-        record: the contracts that the run has accepted.
-    """
+    """Finds the contracts of a run's scores in the record of those that it has accepted."""
 
     def __init__(self, record: Record) -> None:
         self._tasks = {digest(fields): (name, fields) for name, known in record.tasks.items() for fields in known}
         self._figures = {digest(fields): fields for known in record.figures.values() for fields in known}
 
     def of(self, score: str, carried: str) -> Known:
-        """Return the contract of a score.
-
-        Args:
-            score: name of the score.
-            carried: hash stored with the score; empty if it has none.
-        """
+        """Return the contract of a score; ``carried`` is the hash stored with it, empty if it has none."""
         if carried in self._tasks:
             if score.startswith(HELD_OUT):
                 _, fields = self._tasks[carried]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hlatctl.run.journal import Event, number, read_events
+from hlatctl.run.journal import Event, read_events
 from hlatctl.run.paths import RunPaths
+from hlatctl.units import number
 
 HEADER = ("fault", "detected as", "after", "recovered after", "redone steps", "losses", "outcome")
 #: The fault whose recovery is compared with a cold start.
@@ -40,11 +41,7 @@ class Drill:
 
 
 def read(run: RunPaths) -> list[Event]:
-    """Return the events of a run's drill.
-
-    Raises:
-        StorageError: a file of the journal can't be read.
-    """
+    """Return the events of a run's drill."""
     return read_events(run, wanted=lambda line: b"drill_" in line)
 
 

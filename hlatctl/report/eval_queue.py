@@ -97,9 +97,6 @@ def task_forecast(state: RunState, running: MilestoneState | None = None) -> lis
     """Return the tasks of the running evaluation, or else of the next one, in order.
 
     The usual time of a task is the median of the newest evaluations that did it in one go.
-
-    Args:
-        running: milestone being evaluated; None: forecast the next evaluation.
     """
     evaluated, progress = _evaluated(state), running.progress if running else None
     tasks = progress.tasks if progress else next((list(m.task_wall_s) for m in reversed(evaluated)), [])
@@ -160,12 +157,7 @@ def _forecast(
 ) -> tuple[float, float]:
     """Return the time until no milestone waits, and the time until the last one is evaluated.
 
-    Args:
-        one_s: time of one evaluation.
-        concurrent: number of simultaneous evaluations.
-        begun_s: elapsed time of each running evaluation.
-        waiting: number of waiting evaluations.
-        arrivals_s: time until each later milestone.
+    One takes ``one_s``; ``begun_s`` is how long each has run, and ``arrivals_s`` when the later milestones come.
     """
     free_s = [max(0.0, one_s - spent_s) for spent_s in begun_s]
     free_s += [0.0] * (concurrent - len(free_s))

@@ -1,4 +1,4 @@
-"""Summarise many simulations of a run: duration, cost and lost work, as values and as text."""
+"""Summarise many simulations of a run: duration, cost and lost work, as values, text and a figure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from hlatctl.report.figures.figure import HIGHLIGHT, INK, Figure
 from hlatctl.units import counted, duration, utc
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: Header of the table, which fits 100 columns: medians, and the 95th percentile of the duration.
 HEADER = ("variant", "duration", "p95", "uptime", "goodput", "lost work", "failures", "USD")
@@ -20,14 +25,11 @@ class Simulation:
     """The result of one simulation.
 
     Args:
-        seed: seed of the random failures.
         message: why the run did not reach its last step; empty if it did.
         wall_s: time from the run's creation to its end.
-        uptime_fraction, goodput_fraction: as in `hlatctl goodput`.
         lost_s: time of the steps that were redone.
         failures: attempts that ended without a last checkpoint.
         steps: number of steps that count at the end.
-        seconds: the time by category, as in `hlatctl goodput`.
     """
 
     seed: int
@@ -102,12 +104,7 @@ def rows(variants: Mapping[str, Outlook | None]) -> list[list[str]]:
 
 
 def facts(variants: Mapping[str, Outlook | None], seeds: int, now_unix_s: float) -> list[tuple[str, str]]:
-    """Return when the configured run would finish if it started now, and what did not finish, as name and text.
-
-    Args:
-        variants: the configured run first.
-        seeds: simulations per variant.
-    """
+    """Return when the run, the first of ``variants``, would finish if it started now, and what did not finish."""
     configured = next(iter(variants.values()))
     each = (
         f"{counted(seeds, 'simulation')} of each of {counted(len(variants), 'variant')}, {seeds * len(variants)} in all"
@@ -135,6 +132,33 @@ def _ranges(forecast: Outlook) -> list[tuple[str, str]]:
         ("lost work, p5 to p95", f"{duration(lost.low)} to {duration(lost.high)}"),
         *([("USD, p5 to p95", f"{usd.low:,.0f} to {usd.high:,.0f}")] if usd else []),
     ]
+
+
+def figure(variants: Mapping[str, Sequence[Simulation]]) -> Figure:
+    """Return the figure of each variant's wall times, with one mark per simulation."""
+    days = {
+        name: sorted(simulation.wall_s / 86400 for simulation in simulations if not simulation.message)
+        for name, simulations in variants.items()
+    }
+
+    def plot(axes: Axes) -> None:
+        for row, values in enumerate(reversed(list(days.values()))):
+            if values:
+                axes.plot(values, [row] * len(values), "|", color=INK, markersize=10, alpha=0.6)
+                axes.plot(statistics.median(values), row, "o", color=HIGHLIGHT)
+        axes.set_yticks(range(len(days)), list(days)[::-1])
+        axes.set_ylim(-0.6, len(days) - 0.4)
+        axes.set_xlabel("days from the run's creation to its end")
+
+    return Figure(
+        name="forecast",
+        caption="Wall time of each simulation (marks) and their medians (dots).",
+        header=["variant", "days"],
+        rows=[[name, value] for name, values in days.items() for value in values],
+        plot=plot,
+        width_in=7.0,
+        height_in=0.55 + 0.3 * len(variants),
+    )
 
 
 def record(variants: Mapping[str, Outlook | None]) -> dict[str, object]:

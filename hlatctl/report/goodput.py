@@ -27,10 +27,10 @@ from hlatctl.plan.budget import cost as planned_cost
 from hlatctl.plan.step_time import step_time_s
 from hlatctl.report.numbers import column, mean, mean_paid_nodes, mean_processes, median
 from hlatctl.run.errors import DependencyError
-from hlatctl.run.journal import TRAIN_WRITER, Event, number, train_writer
+from hlatctl.run.journal import TRAIN_WRITER, Event, train_writer
 from hlatctl.run.state import TRAIN_JOB, RunState
 from hlatctl.run.steps import SEGMENT_ROWS, StepSeries
-from hlatctl.units import duration
+from hlatctl.units import duration, number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,11 +114,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Steps:
-    """All steps of a journal.
-
-    Args:
-        time_us: Unix times of the steps, never decreasing.
-    """
+    """All steps of a journal; their Unix times never decrease."""
 
     series: StepSeries
     time_us: Array
@@ -147,9 +143,6 @@ def sequence(events: Iterable[Event], series: StepSeries) -> tuple[list[Item], S
 
     Args:
         events: events in order of time; steps among them are ignored.
-
-    Raises:
-        DependencyError: numpy is not installed.
     """
     try:
         import numpy as np
@@ -479,9 +472,6 @@ def account(events: Iterable[Event], steps: StepSeries) -> Account:
 
     Args:
         events: events in order of time; steps among them are ignored.
-
-    Raises:
-        DependencyError: numpy is not installed.
     """
     everything, columns = sequence(events, steps)
     items = _without_afterlife(everything)
@@ -685,7 +675,6 @@ class Checkpointing:
     """The interval between checkpoints, and the intervals that would lose the least time.
 
     Args:
-        saves: number of checkpoints written.
         save_s: mean time that training paused for a checkpoint.
         failures: attempts that ended without a last checkpoint and without a request to stop, by cause.
         mean_time_between_failures_s: uptime per failure; None without a failure.
@@ -744,9 +733,6 @@ def measure_goodput(events: Iterable[Event], config: Config, state: RunState) ->
 
     Args:
         events: events in order of time; steps among them are ignored.
-
-    Raises:
-        DependencyError: numpy is not installed.
     """
     time = account(events, state.steps)
     seconds = {category: time.seconds[category] for category in sorted(time.seconds, key=_rank)}
@@ -882,12 +868,7 @@ class Price:
 
 
 def prices(config: Config, time: Goodput, tokens: int) -> list[Price]:
-    """Return the prices of the run, its plan and its baseline, as far as known; empty without a price.
-
-    Args:
-        time: the run's goodput, with its cost.
-        tokens: tokens that the run has trained on.
-    """
+    """Return the prices of the run, its plan and its baseline, as far as known; empty without a price."""
     if time.cost_usd is None or tokens <= 0:
         return []
     usd = time.cost_usd * COMPARED_TOKENS / tokens

@@ -18,11 +18,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def fill(template: str, **values: Any) -> str:
-    """Return the HTML text of a page.
-
-    Raises:
-        DependencyError: jinja2 is not installed.
-    """
+    """Return the HTML text of a page; DependencyError if jinja2 is not installed."""
     try:
         import jinja2
     except ImportError:

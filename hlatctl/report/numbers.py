@@ -11,7 +11,7 @@ import math
 import statistics
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,6 @@ from conf.schema import Config
 from conf.sizes import mfu
 from conf.validate import validate
 from hlatctl.plan.step_time import peak_flops_per_s, step_time_s
-from hlatctl.report.exchange.imported import origin_text
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.state import AmendmentState, ContractScores, RunState
 from hlatctl.units import counted
@@ -30,13 +29,7 @@ _IN_FORCE_NODES, _SPARE, _PER_NODE = "cluster.nodes", "cluster.spare_nodes", "cl
 
 
 def value_of(key: str, number: int, state: RunState, config: Config) -> Any:
-    """Return the value of a key after an amendment.
-
-    Args:
-        key: dotted name.
-        number: the amendment's number; 0: the run as created.
-        config: the run's configuration with all amendments.
-    """
+    """Return the value of a key after an amendment (0: as created); ``config`` has all amendments."""
     later = (a.changes[key][0] for a in state.amendments if a.number > number and key in a.changes)
     return next(later, flatten(config)[key])
 
@@ -441,12 +434,7 @@ _MULTIPLES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2)
 
 @dataclass(frozen=True)
 class Scaling:
-    """Tokens per second by number of nodes.
-
-    Args:
-        planned: throughput of the plan; empty without ``cluster.hardware``.
-        measured: median throughput of the steps on each number of nodes.
-    """
+    """Tokens per second by nodes, ``planned`` (none without ``cluster.hardware``) and ``measured`` (median)."""
 
     planned: dict[int, float]
     measured: dict[int, float]
@@ -505,8 +493,6 @@ class Spikes:
     """The spikes of a run.
 
     Args:
-        count: number of spikes that began.
-        steps: number of steps of the run.
         lengths_steps: lengths of the spikes that ended, ascending.
     """
 
@@ -544,3 +530,13 @@ class Spikes:
         if share is None:
             return f"{counted(self.count, 'spike')}."
         return f"{counted(self.count, 'spike')}; {100 * share:.0f} % last one step (HLAT: 86 %)."
+
+
+def origin_text(imported: Mapping[str, Any]) -> str:
+    """Return file, evaluator, model and day of imported scores, as far as known; empty for an empty mapping."""
+    if not imported:
+        return ""
+    evaluator = f"{imported.get('form')} {imported.get('version') or ''}".strip()
+    known = [evaluator, *(str(imported.get(key) or "") for key in ("model", "date"))]
+    file = f"{imported.get('file')} (sha256 {str(imported.get('sha256'))[:12]})"
+    return ", ".join([file, *filter(None, known)])

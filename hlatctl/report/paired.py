@@ -100,12 +100,10 @@ class PairedRow:
     """One task or group.
 
     Args:
-        items: number of questions that both answered.
         unpaired: number of questions that only one of them answered.
         reworded: number of questions that both answered after different prompts.
         contracts: whether both were measured under equal contracts, or what differs.
         tasks: number of tasks in an unweighted mean; 0: the row is the mean over ``items``.
-        first, second: mean values.
         low, high: 95 % interval of ``second - first``.
         p, holm: probability of such a difference between equal models, for this row alone and corrected for all rows.
         gained, lost: number of items on which the second is better, and worse.
@@ -152,11 +150,7 @@ def compare_items(
     """Return the differences of two evaluations.
 
     Args:
-        first, second: items by task.
-        groups: tasks of each row.
-        contrasts: contract differences by task.
         over_tasks: groups and metrics whose score is the unweighted mean over tasks.
-        seed: random seed for resampling.
     """
     rows, left_out = [], {}
     for name, tasks in groups.items():

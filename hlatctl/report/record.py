@@ -32,7 +32,6 @@ class Look:
 
     Args:
         name: display name such as ``profile 1``.
-        text: description.
         folder: path below the run directory.
         files: names of the files to open first.
     """
@@ -86,12 +85,7 @@ class Record:
 
 
 def read_record(run: RunPaths, config: Config) -> Record:
-    """Return a run's record from the journal's current events.
-
-    Raises:
-        StorageError: a file of the journal can't be read.
-        DependencyError: numpy is not installed.
-    """
+    """Return a run's record from the journal's current events."""
     state, events = read_without_steps(run)
     time = measure_goodput(events, config, state)
     state.run_id = state.run_id or run.run_id

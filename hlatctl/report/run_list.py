@@ -31,14 +31,13 @@ from hlatctl.run.errors import ConfigError, RunNotFoundError, suggest
 from hlatctl.run.evaluations import headlines
 from hlatctl.run.files import DAMAGED, from_plain
 from hlatctl.run.fold import code, source_crc
-from hlatctl.run.journal import number
 from hlatctl.run.lease import driver
 from hlatctl.run.pace import seconds_per_step, training_left_s
 from hlatctl.run.paths import RunPaths, cache_dir
 from hlatctl.run.reader import INTERRUPTED, status_of
 from hlatctl.run.runs import find_run, list_runs
 from hlatctl.run.state import RunState
-from hlatctl.units import count, queued
+from hlatctl.units import count, number, queued
 
 #: Options whose value can look like an override.
 _WITH_VALUE = ("--tag", "--note", "--name", "--run-id", "--sweep-id", "--config-dir")

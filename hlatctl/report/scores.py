@@ -30,7 +30,6 @@ class Course:
     """One row of the tables over a run's milestones.
 
     Args:
-        row: title and unit.
         points: tokens and cell of each score under the first score's contract, ascending.
         published: cells by model name.
     """

@@ -32,7 +32,6 @@ class Signal:
     """One task or group over the milestones.
 
     Args:
-        milestones: number of milestones with a score.
         first, last, stderr: scores of the first and the newest milestone, and the standard error of the newest.
         chance: the score of guessing; None if unknown.
         above, rise: standard errors by which the newest score is better than guessing, and than the first one; None if
@@ -60,13 +59,9 @@ class Signal:
 
 
 def read_signals(run: RunPaths, *, variants: bool = False) -> list[Signal]:
-    """Return the signals of a run's headline tasks, under its own contract.
+    """Return the signals of a run's headline tasks under its own contract; ``variants`` adds accuracies by length.
 
-    Args:
-        variants: include accuracies by length.
-
-    Raises:
-        EvaluationError: the run has no evaluated milestone.
+    EvaluationError: the run has no evaluated milestone.
     """
     state = read_state(run)
     evaluated_milestone(run, state.milestones, None)
@@ -90,12 +85,7 @@ def of_report(state: RunState) -> list[Signal]:
 
 
 def signals(milestones: Sequence[MilestoneState], *, variants: bool = False) -> list[Signal]:
-    """Return the signals of all headlines of the newest milestone, each with its bits per byte; pure.
-
-    Args:
-        milestones: evaluated milestones, ascending.
-        variants: include accuracies by length.
-    """
+    """Return the signals of all headlines of the newest of some milestones, each with its bits per byte; pure."""
     scores = milestones[-1].scores if milestones else {}
     names = [name for name in headlines(scores) if not name.startswith(HELD_OUT)]
     more = ACCURACIES if variants else ()

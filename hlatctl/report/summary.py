@@ -19,9 +19,9 @@ from hlatctl.report.numbers import Amendment, Milestone, Numbers, Score, compara
 from hlatctl.report.record import Record, read_record
 from hlatctl.report.scores import Course
 from hlatctl.run.evaluations import skipped_in_words
-from hlatctl.run.labels import MARK, REPORT, in_words
+from hlatctl.run.labels import MARK, REPORT
 from hlatctl.run.paths import RunPaths
-from hlatctl.units import count, duration, size, utc, value_text
+from hlatctl.units import count, duration, size, tags_text, utc, value_text
 
 #: Maximum rows of scores; the tables have all.
 _MOST_SCORES = 8
@@ -113,11 +113,7 @@ GUESSING = "guessing"
 
 
 def summary_markdown(run: RunPaths, config: Config) -> str:
-    """Return the summary of a run as Markdown.
-
-    Raises:
-        StorageError: a file of the journal can't be read.
-    """
+    """Return the summary of a run as Markdown."""
     return render(read_record(run, config))
 
 
@@ -152,7 +148,7 @@ def facts(run: Numbers) -> list[tuple[str, str]]:
     known = [
         ("status", run.status + (f": {run.message}" if run.message else "")),
         ("name", run.name),
-        ("tags", in_words(run.tags)),
+        ("tags", tags_text(run.tags)),
         ("notes", " · ".join(run.notes)),
         ("sweep", run.sweep),
         ("forked from", run.forked_from),

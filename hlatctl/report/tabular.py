@@ -45,8 +45,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str,
 
     Args:
         header: titles of the columns; all empty: no header.
-        rows: cells of plain text, as many as the header has.
-        caption: plain text.
         label: for ``\ref``.
     """
     widths = [max((len(row[index]) for row in rows), default=0) for index in range(len(header))]

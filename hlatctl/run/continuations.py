@@ -18,7 +18,7 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Continuation:
-    """A prompt and the text that a model generated; ``stop`` says why it ended, as in ``eval.generation``."""
+    """A prompt and the text that a model generated; ``stop`` says why it ended, as in ``eval.generate``."""
 
     prompt: str
     text: str

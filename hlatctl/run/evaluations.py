@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hlatctl.run.errors import ConfigError
-from hlatctl.run.journal import number
-from hlatctl.units import count
+from hlatctl.units import count, number
 
 #: Prefix of the scores on a run's held-out text: one loss in several units.
 HELD_OUT = "validation_"

@@ -27,10 +27,9 @@ from typing import IO, Any
 from hlatctl.run import files
 from hlatctl.run.errors import FULL, RunBusyError, StorageError, cannot_write
 from hlatctl.run.events import AFTER, is_event
+from hlatctl.run.events import Event as Event
 from hlatctl.run.files import parse_json, try_lock
 from hlatctl.run.paths import RunPaths
-
-LineEvent = dict[str, Any]
 
 LINE_VERSION = 1
 #: A line ends with ``,"crc":"01234567"}``. The checksum detects values that changed on the disk.
@@ -55,7 +54,7 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 _SCAN: Callable[[str, int], tuple[Any, int]] = make_scanner(_DECODER)  # type: ignore[arg-type]
 
 
-def to_line(event: LineEvent) -> bytes:
+def to_line(event: Event) -> bytes:
     """Return an event's line, with its checksum and the end of line."""
     line = _ENCODER.encode(event).encode()
     if len(line) > MAX_BYTES - _CRC_BYTES:
@@ -63,7 +62,7 @@ def to_line(event: LineEvent) -> bytes:
     return b'%b,"crc":"%08x"}\n' % (line[:-1], zlib.crc32(line))
 
 
-def parse_line(line: bytes) -> LineEvent | None:
+def parse_line(line: bytes) -> Event | None:
     """Return the event of a line, without its checksum. None if it is damaged."""
     if line[-18:-10] == _CRC:
         before = line[:-18] + b"}"
@@ -96,13 +95,13 @@ def _decode(line: bytes) -> Any:
     return event
 
 
-def order_unix_s(event: LineEvent) -> float:
+def order_unix_s(event: Event) -> float:
     """Return the time that orders an event: its time, or a later one if a clock was set back."""
     time_unix_s: float = event["time_unix_s"]
     return max(time_unix_s, event[AFTER]) if AFTER in event else time_unix_s
 
 
-def last_event(path: Path) -> LineEvent | None:
+def last_event(path: Path) -> Event | None:
     """Return the last event of a file that is not damaged. The cost doesn't grow with the file."""
     with path.open("rb") as file:
         start = file.seek(0, 2)
@@ -119,7 +118,7 @@ def last_event(path: Path) -> LineEvent | None:
         return None
 
 
-def ignored(count: int, writer: str, before: LineEvent, beside: LineEvent) -> LineEvent:
+def ignored(count: int, writer: str, before: Event, beside: Event) -> Event:
     """Return the warning that replaces damaged lines.
 
     Args:
@@ -133,7 +132,7 @@ def ignored(count: int, writer: str, before: LineEvent, beside: LineEvent) -> Li
     return warning(f"journal/{writer}.jsonl: {lines}, {where}", writer, beside)
 
 
-def warning(message: str, writer: str, beside: LineEvent) -> LineEvent:
+def warning(message: str, writer: str, beside: Event) -> Event:
     """Return a ``warning`` event that is in no file, with the time and the number of another event."""
     return {
         "v": LINE_VERSION,
@@ -145,8 +144,6 @@ def warning(message: str, writer: str, beside: LineEvent) -> LineEvent:
         "writer": writer,
     }
 
-
-Event = LineEvent
 
 FLOW_WRITER = "flow"
 EVALUATE_WRITER = "evaluate"
@@ -477,14 +474,6 @@ def _events_of(path: Path) -> list[Event]:
 def no_steps(line: bytes) -> bool:
     """Return whether a line holds an event other than a ``step``; for ``wanted``."""
     return b'"kind":"step"' not in line and b'"kind": "step"' not in line
-
-
-def number(event: Event, name: str) -> float:
-    """Return a number of an event. NaN if it is missing or not a number."""
-    try:
-        return float(event.get(name, "nan"))
-    except (TypeError, ValueError):
-        return float("nan")
 
 
 _BEGIN: Place = (0, -math.inf, 0, 0.0)

@@ -103,11 +103,6 @@ def apply(labels: LabelState, event: Event) -> None:
         labels.notes.append(NoteState(str(event["note"]), str(event.get("by", "")), event["time_unix_s"]))
 
 
-def in_words(tags: Mapping[str, str]) -> str:
-    """Return tags as they are typed: ``model=small data=v2``."""
-    return " ".join(f"{key}={value}" if value else key for key, value in sorted(tags.items()))
-
-
 def _tag(text: str) -> tuple[str, str]:
     key, _, value = text.partition("=")
     if not _TAG_KEY.fullmatch(key):

@@ -6,8 +6,9 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator
 
-from hlatctl.run.journal import Event, number
+from hlatctl.run.journal import Event
 from hlatctl.run.state import EvaluationProgress, RunState
+from hlatctl.units import number
 
 #: The recent step time is the median of this many steps.
 _NEWEST_STEPS = 20

@@ -77,6 +77,11 @@ class RunPaths:
         return self.amended_config(numbers[-1]) if numbers else self.config
 
     @property
+    def simulation(self) -> Path:
+        """``simulation.yaml``: settings of the simulated cluster of a dry run, unless it has the defaults."""
+        return self.root / "simulation.yaml"
+
+    @property
     def provenance(self) -> Path:
         """``provenance.json``: argv, git state, versions, host."""
         return self.root / "provenance.json"

@@ -17,7 +17,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -348,20 +348,11 @@ def wait_and_close(process: subprocess.Popen[bytes]) -> None:
 
 
 NODE_NAME_ENV = "HLATCTL_NODE_NAME"
-#: Maximum number of hosts in a text.
-_NAMED = 8
 
 
 def node_name() -> str:
     """Return the scheduler's name of this node, or else the machine's own."""
     return os.environ.get(NODE_NAME_ENV) or platform.node()
-
-
-def host_names(hosts: Sequence[str]) -> str:
-    """Return the names of hosts as text, shortened if there are many."""
-    if len(hosts) <= _NAMED:
-        return ", ".join(hosts) or "unknown nodes"
-    return f"{', '.join(hosts[:_NAMED])} and {len(hosts) - _NAMED:,} more"
 
 
 #: The control group of a container, which sees its own as the root.

@@ -25,7 +25,7 @@ class Row:
     """One row of a registry; registries add fields for the capabilities.
 
     Args:
-        code: ``package.module:attribute`` that makes the thing; imported when it is needed.
+        code: ``package.module:attribute``, called to make the thing; imported when it is needed.
     """
 
     code: str
@@ -82,6 +82,21 @@ class Registry(Generic[_Row]):
             self._loaded[entry] = row
         return self._loaded[entry]
 
+    def part(self, name: str, field: str = "code") -> Any:
+        """Import what a field of a row refers to; None if the field is empty.
+
+        Raises:
+            ConfigError: no row has the name.
+            DependencyError: the package that adds it can't be used.
+        """
+        reference: str = getattr(self[name], field)
+        if name in self.built_in:
+            return pkgutil.resolve_name(reference) if reference else None
+        try:
+            return pkgutil.resolve_name(reference) if reference else None
+        except (Exception, SystemExit) as error:
+            raise self._broken(name, self._entry(name), error) from error
+
     def create(self, name: str, *args: Any, **options: Any) -> Any:
         """Import a row's code and call it with these arguments.
 
@@ -89,14 +104,14 @@ class Registry(Generic[_Row]):
             ConfigError: no row has the name.
             DependencyError: the package that adds it can't be used, or its code failed.
         """
-        code = self[name].code
-        if name in self.built_in:
-            return pkgutil.resolve_name(code)(*args, **options)
+        code = self.part(name)
         try:
-            return pkgutil.resolve_name(code)(*args, **options)
+            return code(*args, **options)
         except HlatctlError:
             raise
         except (Exception, SystemExit) as error:
+            if name in self.built_in:
+                raise
             raise self._broken(name, self._entry(name), error) from error
 
     def unknown(self, value: object, key: str = "") -> ConfigError:
@@ -107,9 +122,10 @@ class Registry(Generic[_Row]):
         """
         return ConfigError(f"{key or self.key}={value}: not known", hint=f"use one of: {', '.join(self)}")
 
-    def package(self, name: str) -> str:
-        """Return name and version of the package that adds a row; empty for a built-in row."""
-        return "" if name in self.built_in else _package(self._entry(name))
+    def package(self, name: str) -> dict[str, str]:
+        """Return the version of the package that adds a row, by its name; empty for a built-in row."""
+        package = None if name in self.built_in else self._entry(name).dist
+        return {package.name: package.version} if package else {}
 
     def _foreign(self) -> dict[str, list[EntryPoint]]:
         return _entry_points(tuple(_searched())).get(self.group, {})
@@ -128,7 +144,7 @@ class Registry(Generic[_Row]):
         return DependencyError(
             f"{self.key}={name}: {_package(entry)} adds it (entry point {name} = {entry.value} of {self.group}), and "
             f"failed: {type(error).__name__}: {error}",
-            hint=f"repair or update this package, or set {self.key} to one of: {', '.join(self.built_in)}",
+            hint=f"repair or update this package, or use one of: {', '.join(self.built_in)}",
         )
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hlatctl.run.journal import Event, number
+from hlatctl.run.journal import Event
 from hlatctl.run.labels import LabelState
 from hlatctl.run.steps import StepSeries
+from hlatctl.units import number
 
 #: Name of the job that trains.
 TRAIN_JOB = "train"

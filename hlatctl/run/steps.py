@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hlatctl.run.files import new_file, read_bytes
-from hlatctl.run.journal import LineEvent
+from hlatctl.run.journal import Event
 from hlatctl.run.step_metrics import MOST_OTHERS, PLACE, STEP_METRICS, TIME, others
 
 #: Fields of a ``step`` event that every run keeps.
@@ -76,7 +76,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.segments) * SEGMENT_ROWS + len(self.tail[0])
 
-    def append(self, event: LineEvent) -> None:
+    def append(self, event: Event) -> None:
         """Append a step event.
 
         Raises:
@@ -107,11 +107,11 @@ class Rows:
         columns, index = self._find(row)
         return columns[self.place(name)][index]
 
-    def event(self, row: int) -> LineEvent:
+    def event(self, row: int) -> Event:
         """Return a row as an event with the fields that it had."""
         columns, index = self._find(row)
         present = columns[_PRESENT][index]
-        event: LineEvent = {"kind": "step"}
+        event: Event = {"kind": "step"}
         for number, name in enumerate(FIELDS):
             if present >> number & 1:
                 event[name] = _as_json(columns[number][index])
@@ -168,7 +168,7 @@ class Rows:
         first = number * SEGMENT_ROWS
         return [column[first : first + SEGMENT_ROWS] for column in rebuilt.tail[: segment.columns]]
 
-    def _names(self, event: LineEvent) -> list[str]:
+    def _names(self, event: Event) -> list[str]:
         """Return the numbers without a row of the table, including new ones of this event."""
         for name in others(event):
             if name not in self.others and len(self.others) < MOST_OTHERS:
@@ -191,7 +191,7 @@ class Rows:
         self.tail = [array(column.typecode) for column in self.tail]
 
 
-class StepSeries(Mapping[int, LineEvent]):
+class StepSeries(Mapping[int, Event]):
     """The steps that count, by step, in order. Each is an event with the fields in ``FIELDS``.
 
     Args:
@@ -211,7 +211,7 @@ class StepSeries(Mapping[int, LineEvent]):
             for columns, first, last in self.rows.blocks(start, stop):
                 yield from columns[0][first:last]
 
-    def __getitem__(self, step: int) -> LineEvent:
+    def __getitem__(self, step: int) -> Event:
         row = self._place(step)
         if row is None or self.rows.at("step", row) != step:
             raise KeyError(step)
@@ -239,11 +239,11 @@ class StepSeries(Mapping[int, LineEvent]):
         """Tokens of the newest step; 0 if there is none."""
         return int(self.rows.at("tokens", self.ranges[-1][1] - 1)) if self.ranges else 0
 
-    def last(self, count: int) -> Iterator[LineEvent]:
+    def last(self, count: int) -> Iterator[Event]:
         """Yield the newest steps, newest first. The cost doesn't depend on the length of the run."""
         return self._before(self.ranges, count)
 
-    def until(self, tokens: int, count: int) -> Iterator[LineEvent]:
+    def until(self, tokens: int, count: int) -> Iterator[Event]:
         """Yield the newest steps up to the first one that reached these tokens, newest first. None if none did."""
         at = bisect_left(self.ranges, tokens, key=lambda part: self.rows.at("tokens", part[1] - 1))
         if at == len(self.ranges):
@@ -252,7 +252,7 @@ class StepSeries(Mapping[int, LineEvent]):
         row = bisect_left(range(start, stop), tokens, key=lambda row: self.rows.at("tokens", row)) + start
         return self._before([*self.ranges[:at], [start, row + 1]], count)
 
-    def first(self, count: int) -> Iterator[LineEvent]:
+    def first(self, count: int) -> Iterator[Event]:
         """Yield the first steps."""
         for start, stop in self.ranges:
             for row in range(start, min(stop, start + count)):
@@ -263,7 +263,7 @@ class StepSeries(Mapping[int, LineEvent]):
         """Return fields of all steps that count, in order. A number that is missing is NaN; a whole number, 0."""
         return self.rows.columns(*names, ranges=self.ranges)
 
-    def add(self, event: LineEvent) -> None:
+    def add(self, event: Event) -> None:
         """Add a step, replacing an earlier one with the same number.
 
         Raises:
@@ -286,7 +286,7 @@ class StepSeries(Mapping[int, LineEvent]):
         if self.ranges:
             self.ranges[-1][1] = self._after(self.ranges[-1][0], self.ranges[-1][1], after)
 
-    def _before(self, ranges: list[list[int]], count: int) -> Iterator[LineEvent]:
+    def _before(self, ranges: list[list[int]], count: int) -> Iterator[Event]:
         for start, stop in reversed(ranges):
             for row in range(stop - 1, max(start, stop - count) - 1, -1):
                 yield self.rows.event(row)

@@ -12,8 +12,9 @@ from typing import Any
 
 from hlatctl.run import labels, stopping
 from hlatctl.run.files import DAMAGED
-from hlatctl.run.journal import Event, number
+from hlatctl.run.journal import Event
 from hlatctl.run.labels import LabelState
+from hlatctl.units import number
 
 #: Statuses of trials that have ended.
 ENDED = ("finished", "pruned", "diverged", "failed")

@@ -45,7 +45,6 @@ def test_a_range_holds_its_bounds(bounds: Range, rule: str, inside: list[float],
         ({"optimizer__beta2": 1.0}, "optimizer.beta2=1.0: must be at least 0 and below 1"),
         ({"optimizer__min_lr_fraction": 1.1}, "optimizer.min_lr_fraction=1.1: must be at least 0 and at most 1"),
         ({"recovery__hang_factor": 1.0}, "recovery.hang_factor=1.0: must be greater than 1"),
-        ({"rehearsal__repair_s": -1.0}, "rehearsal.repair_s=-1.0: must be at least 0"),
         ({"eval__code__memory_bytes": 1 << 20}, "eval.code.memory_bytes=1048576: must be at least 268435456"),
         (
             {"cluster__baseline__mfu_fraction": 0.0},

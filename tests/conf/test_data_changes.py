@@ -13,8 +13,8 @@ from conf.schema import Config, DataConfig
 from hlatctl.run.errors import ConfigError, DataError
 
 
-def _amended(key: str, value: Any) -> dict[str, Any]:
-    return {"kind": "amended", "key": key, "value": value, "by": "someone", "why": ""}
+def _changed(key: str, value: Any) -> dict[str, Any]:
+    return {"kind": "data_changed", "key": key, "value": value, "by": "someone", "why": ""}
 
 
 def test_batches_are_named_one_by_one_or_as_ranges() -> None:
@@ -32,10 +32,10 @@ def test_what_names_no_batch_is_refused(entry: int | str) -> None:
 def test_configuration_and_amendments_add_up() -> None:
     config = Config(data=DataConfig(skip_steps=[2]))
     events = [
-        _amended("data.skip_steps", [5]),
+        _changed("data.skip_steps", [5]),
         {"kind": "step", "step": 3},
-        _amended("data.skip_steps", ["7-8"]),
-        _amended("data.fingerprint", "f"),
+        _changed("data.skip_steps", ["7-8"]),
+        _changed("data.fingerprint", "f"),
     ]
     assert skipped_batches(config, events) == {2, 5, 7, 8}
     assert skipped_batches(config, []) == {2}
@@ -51,11 +51,11 @@ def test_a_run_goes_on_with_its_corpus_or_with_one_that_was_accepted() -> None:
     new = {"fingerprint": "new"}
     check_same_corpus(None, new, [])
     check_same_corpus("new", new, [])
-    check_same_corpus("old", new, [_amended("data.fingerprint", "new")])
+    check_same_corpus("old", new, [_changed("data.fingerprint", "new")])
     for events in (
         [],
-        [_amended("data.fingerprint", "other")],
-        [_amended("data.fingerprint", "new"), _amended("data.fingerprint", "old")],
+        [_changed("data.fingerprint", "other")],
+        [_changed("data.fingerprint", "new"), _changed("data.fingerprint", "old")],
     ):
         with pytest.raises(
             DataError, match=r"corpus has changed since the run started \(fingerprint new, was old\)"

@@ -108,7 +108,7 @@ def test_a_file_of_conf_sweep_stands_for_its_arguments(tmp_path: Path) -> None:
     assert "sweep" not in groups(), "it is no group of a run's configuration"
 
 
-@pytest.mark.parametrize("name", space.sweep_files())
+@pytest.mark.parametrize("name", folders.names("sweep"))
 def test_every_sweep_that_is_ready_to_run_composes(name: str) -> None:
     parsed = parse(f"sweep={name}")
     variations = Variations(parsed.overrides, HERE)
@@ -120,7 +120,7 @@ def test_every_sweep_that_is_ready_to_run_composes(name: str) -> None:
 
 def test_the_papers_choices_can_be_tried() -> None:
     names = ["beta2", "document_masking", "optimizer", "precision", "scaled_initialization", "weight_decay"]
-    assert space.sweep_files() == names
+    assert folders.names("sweep") == names
 
 
 def test_quick_variations_are_what_hydra_composes() -> None:

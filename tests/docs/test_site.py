@@ -1,4 +1,4 @@
-"""The site builds without a warning, loads nothing from other hosts, and has every command, key and decision."""
+"""The site: no warning, nothing from other hosts, every command, key and decision, and a search without a server."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 import typer
+from playwright.sync_api import expect
 
 from conf.reference import keys
 from hlatctl.cli.main import app
+from tests.browser import lab
+from tests.docs.pages import DOCS, REPOSITORY
 
-REPOSITORY = Path(__file__).parents[2]
 #: What a browser loads with a page: scripts, styles, pictures, fonts, frames.
 _LOADED = re.compile(
     r"""<(?:script|img|iframe)[^>]*\ssrc=["'][^>]*>|<link[^>]*rel=["'](?:stylesheet|icon|preconnect|preload)["'][^>]*>"""
@@ -48,10 +50,17 @@ def text_of(page: Path) -> str:
 
 
 def test_a_link_to_nowhere_ends_the_build(tmp_path: Path) -> None:
-    shutil.copytree(REPOSITORY / "docs", tmp_path / "docs")
-    shutil.copy(REPOSITORY / "mkdocs.yml", tmp_path)
-    with (tmp_path / "docs" / "index.md").open("a", encoding="utf-8") as page:
-        page.write("\n[nowhere](concepts.md#nowhere)\n")
+    """Of a site of two pages, with the rules of the whole one."""
+    (tmp_path / "docs").mkdir()
+    shutil.copy(DOCS / "site.css", tmp_path / "docs")
+    rules = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[0]
+    (tmp_path / "mkdocs.yml").write_text(rules.replace("hooks: [docs/hooks.py]", ""), encoding="utf-8")
+    (tmp_path / "docs" / "concepts.md").write_text("# Concepts\n\n## Runs\n", encoding="utf-8")
+    page = tmp_path / "docs" / "index.md"
+    page.write_text("# Home\n\n[runs](concepts.md#runs)\n", encoding="utf-8")
+    result = build(tmp_path, tmp_path / "site")
+    assert result.returncode == 0, result.stderr
+    page.write_text("# Home\n\n[nowhere](concepts.md#nowhere)\n", encoding="utf-8")
     result = build(tmp_path, tmp_path / "site")
     assert result.returncode != 0
     assert "concepts.md#nowhere" in result.stderr
@@ -89,3 +98,16 @@ def test_every_decision_is_listed(site: Path) -> None:
     text = (site / "decisions" / "index.html").read_text(encoding="utf-8")
     for path in (REPOSITORY / "docs" / "decisions").glob("[0-9]*.md"):
         assert f'href="{path.stem}.html"' in text
+
+
+def test_a_page_that_is_opened_as_a_file_is_searched_and_pages_for_users_come_before_decisions(site: Path) -> None:
+    if lab.CHROMIUM is None:
+        pytest.skip("chromium is not installed; `apt-get install chromium` installs it")
+    with lab.chromium() as browser:
+        page = browser.new_page(viewport={"width": 1300, "height": 900})
+        page.goto((site / "start" / "first-run.html").as_uri())
+        page.locator(".md-search__input").click()
+        page.keyboard.type("checkpoint")
+        first = page.locator(".md-search-result__item").first
+        expect(first).to_contain_text("checkpoint", ignore_case=True, timeout=lab.WAIT_MS)
+        assert "decisions/" not in (first.locator("a").first.get_attribute("href") or "")

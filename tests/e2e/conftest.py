@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hlatctl.cli.main import main
 from hlatctl.run.journal import Event, read_events
 from hlatctl.run.paths import RunPaths
 from tests.waiting import WAIT_S
@@ -20,6 +22,9 @@ SENTENCE = "the model reads a page and then another page until it says the next 
 WORDS = SENTENCE.split()
 #: Inductor doesn't try the machine's vector instructions, whose headers take longest to compile.
 SCALAR_KERNELS = {"TORCHINDUCTOR_VEC_ISA_OK": "0"}
+
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Cli:
@@ -116,6 +121,20 @@ class Cli:
 @pytest.fixture(scope="session")
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
     return Cli(tmp_path_factory.mktemp("e2e"))
+
+
+@pytest.fixture
+def call(cli: Cli, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Return a function that runs a command in this process, for those that take less time than a process to start."""
+    for name, value in cli.env.items():
+        monkeypatch.setenv(name, value)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        capfd.readouterr()
+        code = main(list(arguments))
+        return subprocess.CompletedProcess(arguments, code, *capfd.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="session")

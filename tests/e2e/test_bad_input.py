@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hlatctl.cli.main import main
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import Call, Cli
 
 pytestmark = pytest.mark.processes
 
@@ -44,36 +41,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class Result:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def call(cli: Cli, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """Return a function that runs a command in this process: starting one takes longer than refusing its input."""
-    for name, value in cli.env.items():
-        monkeypatch.setenv(name, value)
-
-    def run(*arguments: str) -> Result:
-        capfd.readouterr()
-        code = main(list(arguments))
-        return Result(code, *capfd.readouterr())
-
-    return run
-
-
 @pytest.mark.parametrize(("overrides", "exit_code", "says"), CASES)
 def test_bad_input_gives_one_error_with_a_hint_and_creates_nothing(
-    cli: Cli,
-    call: Callable[..., Result],
-    inputs: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    overrides: list[str],
-    exit_code: int,
-    says: str,
+    cli: Cli, call: Call, inputs: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], exit_code: int, says: str
 ) -> None:
     monkeypatch.chdir(inputs)
     before = sorted(cli.runs_dir.rglob("*")) if cli.runs_dir.exists() else []
@@ -93,14 +63,14 @@ def existing(cli: Cli) -> str:
     return "existing"
 
 
-def test_a_run_id_that_exists_is_refused(cli: Cli, call: Callable[..., Result], existing: str) -> None:
+def test_a_run_id_that_exists_is_refused(cli: Cli, call: Call, existing: str) -> None:
     result = call("train", "--run-id", existing, *cli.overrides)
     assert result.returncode == 12
     assert f"--run-id={existing}: exists" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "stop", "resume", "show"])
-def test_an_unknown_run_is_named_with_the_nearest(call: Callable[..., Result], existing: str, command: str) -> None:
+def test_an_unknown_run_is_named_with_the_nearest(call: Call, existing: str, command: str) -> None:
     result = call(command, "existnig")
     assert result.returncode == 13
     assert "existnig: no run of that name" in result.stderr

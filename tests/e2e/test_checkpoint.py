@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import WORDS, Cli
+from tests.e2e.conftest import WORDS, Call, Cli
 
 pytestmark = pytest.mark.processes
 
@@ -27,7 +27,7 @@ def test_an_exported_model_is_imported_again_and_trained_further(cli: Cli, undis
     assert printed[:2] == ["hlatctl", "train"]
 
     overrides = [override for override in printed[2:] if override != "data.path=CORPUS"]
-    went_on = cli.train("went-on", *overrides, "train.max_steps=4")
+    went_on = cli.train("went-on", *overrides, "train.max_steps=4", "cluster.processes_per_node=1")
     assert went_on.returncode == 0, went_on.stderr
     losses = cli.losses(undisturbed)
     assert cli.losses("went-on")[1] == pytest.approx(losses[40], abs=0.3)
@@ -54,21 +54,24 @@ def test_a_checkpoint_continues_a_text_and_no_file_is_left(cli: Cli, undisturbed
     assert sorted(path.name for path in cli.paths(undisturbed).root.rglob("*")) == before
 
 
-def test_initial_weights_of_another_model_are_refused_before_anything_is_created(cli: Cli, undisturbed: str) -> None:
+def test_initial_weights_of_another_model_are_refused_before_anything_is_created(
+    cli: Cli, call: Call, undisturbed: str
+) -> None:
     weights = cli.paths(undisturbed).checkpoint(40)
-    result = cli.train("refused", f"train.init_from={weights}", "model.num_layers=3")
+    train = ("train", "--run-id", "refused", *cli.overrides)
+    result = call(*train, f"train.init_from={weights}", "model.num_layers=3")
     assert result.returncode == 10, result.stderr
     assert "model.num_layers=3 (the weights: 2)\nhint: model.num_layers=2" in result.stderr
     assert not cli.paths("refused").root.exists()
-    result = cli.train("refused", "train.init_from=/nowhere")
+    result = call(*train, "train.init_from=/nowhere")
     assert result.returncode == 10
     assert "train.init_from=/nowhere: no such folder\nhint: " in result.stderr
 
 
-def test_a_finished_run_verifies_and_lists_its_checkpoints(cli: Cli, undisturbed: str) -> None:
-    verified = cli.run("checkpoint", "verify", undisturbed)
+def test_a_finished_run_verifies_and_lists_its_checkpoints(call: Call, undisturbed: str) -> None:
+    verified = call("checkpoint", "verify", undisturbed)
     assert verified.returncode == 0, verified.stderr
     assert [line.split(":")[0] for line in verified.stdout.splitlines()] == ["step 20", "step 30", "step 40"]
-    listed = cli.run("checkpoint", "ls", undisturbed).stdout
+    listed = call("checkpoint", "ls", undisturbed).stdout
     assert listed.count("newest") == 3
     assert {line.split()[-1] for line in listed.splitlines()[1:]} <= {"verified", "survived"}

@@ -9,7 +9,7 @@ import pytest
 
 from hlatctl.run import files
 from hlatctl.run.checkpoint import MANIFEST, read_manifest, write_manifest
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import Call, Cli
 from trainer.checkpoint.shards import read_index, read_tensors
 
 pytestmark = pytest.mark.processes
@@ -76,9 +76,9 @@ def test_a_run_whose_fork_has_lost_its_checkpoint_does_not_begin_anew(cli: Cli, 
     ],
 )
 def test_what_a_checkpoint_can_not_continue_is_refused_before_a_run_exists(
-    cli: Cli, parent: str, arguments: tuple[str, ...], code: int, expected: str
+    cli: Cli, call: Call, parent: str, arguments: tuple[str, ...], code: int, expected: str
 ) -> None:
-    refused = cli.run("fork", parent, "--run-id", "never", *arguments)
+    refused = call("fork", parent, "--run-id", "never", *arguments)
     assert (refused.returncode, expected in refused.stderr) == (code, True), refused.stderr
     assert not cli.paths("never").root.exists()
 

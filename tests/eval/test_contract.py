@@ -12,7 +12,8 @@ import pytest
 
 from conf.compose import compose
 from conf.schema import BackendConfig, CodeConfig, Config, EvalConfig, TrainConfig
-from eval import contract, plan, source
+from eval import contract, source
+from eval.tasks import plan
 from hlatctl.run import contract as run_contract
 from hlatctl.run.contract import Contracts
 

@@ -16,7 +16,8 @@ import pytest
 from conf.compose import compose
 from conf.load import dump
 from conf.schema import EvalConfig
-from eval import data, plan
+from eval import data
+from eval.tasks import plan
 from hlatctl.run.errors import DataError, DependencyError, load_error, run_main
 from hlatctl.run.files import sha256_file
 

@@ -18,8 +18,10 @@ import pytest
 
 from conf.compose import compose
 from conf.schema import CodeConfig
-from eval import code, harness, model, plan, runners, source, suites, validation
-from eval.suites import Task
+from eval import code, harness, source, validation
+from eval.serving import model, runners
+from eval.tasks import plan, suites
+from eval.tasks.suites import Task
 from tests.eval import tiny_data
 
 pytestmark = pytest.mark.processes

@@ -15,8 +15,10 @@ from lm_eval import utils as lm_eval_utils
 
 from conf.compose import compose
 from conf.schema import EvalConfig, EvalGroupConfig
-from eval import harness, model, plan, runners, suites
-from eval.suites import Task
+from eval import harness
+from eval.serving import model, runners
+from eval.tasks import plan, suites
+from eval.tasks.suites import Task
 from hlatctl.run.errors import ConfigError, EvaluationError
 
 _WHOLE = compose(["eval=hlat"]).eval
@@ -65,7 +67,7 @@ def _assert_same(ours: harness.TaskResult, direct: dict[str, Any]) -> None:
     expected = direct["results"]["direct"]
     numbers = {key: value for key, value in expected.items() if isinstance(value, float)}
     assert len(numbers) >= 2
-    # The harness computes the logits of all tokens, which some processors sum in another order (eval.scoring).
+    # The harness computes the logits of all tokens, which some processors sum in another order (eval.serving.scoring).
     assert {key: ours.metrics[key] for key in numbers} == pytest.approx(numbers, rel=1e-5, abs=1e-6)
     for mine, theirs in zip(ours.samples, direct["samples"]["direct"], strict=True):
         assert mine["arguments"] == theirs["arguments"]

@@ -35,7 +35,7 @@ def test_the_built_in_suite_has_questions_with_answers(tmp_path: Path) -> None:
 
 
 def _lines(task: str) -> list[dict[str, str]]:
-    (path,) = (Path(item_texts.__file__).parent / "suites").rglob(f"{task}.jsonl")
+    (path,) = (Path(item_texts.__file__).parent / "tasks" / "suites").rglob(f"{task}.jsonl")
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

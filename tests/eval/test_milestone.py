@@ -22,8 +22,8 @@ from pyarrow import parquet
 
 from conf.compose import compose
 from conf.of_run import of_run
-from eval import milestone, sandbox
-from eval.tasks import Subject
+from eval import milestone, programs
+from eval.task_runner import Subject
 from hlatctl.run import contract, files, journal, orders
 from hlatctl.run.contract import across_runs, digest
 from hlatctl.run.errors import ConfigError, DataError, DependencyError, EvaluationError, load_error
@@ -68,12 +68,10 @@ def _finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(sandbox.why_unavailable() is not None, reason=f"no sandbox here: {sandbox.why_unavailable()}")
-def test_the_process_scores_every_task_of_the_suite(make_run: MakeRun, start_eval: StartEval) -> None:
+@pytest.mark.skipif(programs.why_unavailable() is not None, reason=f"no sandbox here: {programs.why_unavailable()}")
+def test_every_task_of_the_suite_is_scored(make_run: MakeRun, model_folder: Path) -> None:
     run = make_run()
-    code, stdout, stderr = _finish(start_eval(run, "--try", "2"))
-    assert (code, stdout) == (0, ""), stderr
-    record = json.loads((run.eval(1000) / "results.json").read_text(encoding="utf-8"))
+    record = _evaluate(run, model_folder, try_number=2)
     tasks = ["smoke_bbh", "smoke_crows_pairs", "smoke_gsm8k", "smoke_humaneval", "smoke_mmlu"]
     validation = ["validation_bits_per_byte", "validation_loss", "validation_perplexity"]
     bits = [f"{name}_bpb" for name in tasks if name != "smoke_crows_pairs"]
@@ -112,8 +110,10 @@ def test_a_process_that_stays_evaluates_the_next_milestone_alike_until_one_fails
     orders.give(folder, 1, ("-m", "eval", *words, "--milestone-tokens", "2000"))
     gone = ("--model", str(tmp_path / "gone"), *words[4:], "--milestone-tokens", "3000")
     orders.give(folder, 2, ("-m", "eval", *words[:2], *gone))
-    code, _, stderr = _finish(start_eval(run, "--then", str(folder)))
-    assert (code, "gone: no such folder" in stderr) == (EvaluationError.exit_code, True), stderr
+    code, stdout, stderr = _finish(start_eval(run, "--try", "2", "--then", str(folder)))
+    assert (code, stdout, "gone: no such folder" in stderr) == (EvaluationError.exit_code, "", True), stderr
+    started = [event["try"] for event in journal.read_events(run) if event["kind"] == "eval_started"]
+    assert started == [2, 1]
     assert [orders.is_done(folder, number) for number in range(3)] == [True, True, False]
     one, two = (files.read_sealed_json(run.eval(tokens) / "results.json") for tokens in (1000, 2000))
     assert one["scores"] == two["scores"]
@@ -213,7 +213,7 @@ def test_a_missing_event_is_appended_once(make_run: MakeRun, model_folder: Path)
 def test_a_second_evaluator_waits_and_continues_a_killed_one_in_the_middle_of_its_task(
     make_run: MakeRun, start_eval: StartEval, model_folder: Path, tmp_path: Path
 ) -> None:
-    keys: dict[str, Any] = {"tasks": ["smoke_crows_pairs", "smoke_gsm8k"], "limit": 24, "batch_size": 1}
+    keys: dict[str, Any] = {"tasks": ["smoke_crows_pairs", "smoke_gsm8k"], "limit": 12, "batch_size": 1}
     run = make_run(**keys)
     first = start_eval(run)
     kept = run.eval(1000) / "answers" / "smoke_gsm8k.jsonl"
@@ -240,7 +240,7 @@ def test_a_second_evaluator_waits_and_continues_a_killed_one_in_the_middle_of_it
     restarted = max(i for i, e in enumerate(events) if e["kind"] == "eval_task_started")
     assert events[restarted]["task"] == "smoke_gsm8k"
     progress = next(e for e in events[restarted:] if e["kind"] == "eval_progress")
-    assert (progress["done"], progress["total"]) == (answered, 24)
+    assert (progress["done"], progress["total"]) == (answered, 12)
     assert not kept.exists(), "the items hold them now"
     undisturbed = RunPaths(tmp_path / "undisturbed")
     shutil.copytree(run.root, undisturbed.root, ignore=shutil.ignore_patterns("evals", "journal"))
@@ -390,13 +390,12 @@ def test_a_tokenizer_that_has_changed_is_another_contract_and_leaves_the_results
 
 @pytest.mark.processes
 def test_a_fork_of_the_harness_with_the_same_version_is_another_contract(
-    make_run: MakeRun, start_eval: StartEval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, start_eval: StartEval, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import lm_eval
 
     run = make_run(tasks=["smoke_crows_pairs"])
-    code, _, stderr = _finish(start_eval(run))
-    assert code == 0, stderr
+    _evaluate(run, model_folder)
     before = _bytes(run.evals)
     original = Path(str(lm_eval.__file__)).parent
     ignored = shutil.ignore_patterns("*.yaml", "__pycache__")
@@ -435,7 +434,7 @@ def test_without_bubblewrap_the_code_task_is_skipped_and_run_once_it_is_installe
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "which", lambda name: None)
         record = _evaluate(run, model_folder)
-        reason = str(sandbox.why_unavailable())
+        reason = str(programs.why_unavailable())
         assert _evaluate(run, model_folder) == record
     assert "apt-get install bubblewrap" in reason
     assert record["skipped"] == {"smoke_humaneval": reason}
@@ -444,7 +443,7 @@ def test_without_bubblewrap_the_code_task_is_skipped_and_run_once_it_is_installe
     assert f"smoke_humaneval: skipped, {reason}\n" in capsys.readouterr().err
     assert not (run.eval(1000) / "items-smoke_humaneval.parquet").exists()
     assert journal.read_events(run)[-1]["skipped"] == record["skipped"]
-    if sandbox.why_unavailable() is None:
+    if programs.why_unavailable() is None:
         complete = _evaluate(run, model_folder)
         assert complete["skipped"] == {}
         assert complete["scores"].items() > record["scores"].items()

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from conf.schema import Config, EvalConfig, TrainConfig
-from eval import catalog, contract, harness, plan, source
+from eval import contract, harness, source
+from eval.tasks import catalog, plan
 from hlatctl.run.errors import ConfigError, DataError, EvaluationError, StorageError
 
 _YAML = """

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from eval import validation
-from eval.model import Loaded
+from eval.serving.model import Loaded
 from hlatctl.run.errors import DataError
 
 

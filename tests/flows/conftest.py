@@ -38,6 +38,12 @@ def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
 
 
+@pytest.fixture(autouse=True)
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports of runs contain everything but their figures, which take most of a dry run's time."""
+    monkeypatch.setattr("hlatctl.report.build.figures", lambda record: [])
+
+
 @pytest.fixture
 def mock_config(composed: Config, tmp_path: Path) -> Config:
     return dataclasses.replace(composed, runs_dir=str(tmp_path / "runs"))

@@ -12,14 +12,13 @@ import pytest
 
 import conf.load
 from conf.of_run import CONFIG_AMENDED, newest_amendment, of_run
-from conf.schema import Config
+from conf.schema import Config, SimulationConfig
 from flows import amendments, pretrain
 from flows.amendments import Amended
-from flows.launchers import open_context
 from flows.pretrain import PlainCaller
 from flows.runtime import amended
 from flows.runtime.amended import Orders
-from flows.runtime.context import FlowContext
+from flows.runtime.context import FlowContext, open_context
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, RunBusyError, StorageError
 from hlatctl.run.fold import read_state
@@ -271,7 +270,7 @@ def test_a_driver_takes_what_changes_at_once_and_orders_the_rest(run: RunPaths, 
     ctx = open_context(run, recorder)
     amended.adopt(ctx)
     attempt = ctx.state.attempts[-1]
-    orders = Orders(ctx.run, attempt, ctx.clock)
+    orders = Orders(run, attempt, ctx.clock)
     orders.give(ctx.state, ctx.config)
     assert not run.orders(1).exists()
     amend(run, "recovery.hang_floor_s=7", "checkpoint.keep=9")
@@ -318,7 +317,7 @@ def test_an_attempt_ends_at_its_next_milestone_that_is_not_evaluated_if_its_node
     amended.follow(ctx)
     start = ctx.state.attempts[-1].resumed_from_step or 0
     first, second, *_ = (step for step in sorted(ctx.config.milestones) if step > start)
-    Orders(ctx.run, ctx.state.attempts[-1], ctx.clock).give(ctx.state, ctx.config)
+    Orders(run, ctx.state.attempts[-1], ctx.clock).give(ctx.state, ctx.config)
     assert files.read_json(run.orders(1))["end_after_step"] == first
     tokens = ctx.config.milestones[first]
     ctx.event("milestone", milestone_tokens=tokens, step=first, tokens=tokens)
@@ -347,8 +346,8 @@ def drive(run: RunPaths) -> None:
 
 @pytest.mark.processes
 def test_a_finished_run_that_becomes_longer_trains_on_with_the_schedule_of_its_new_length(mock_config: Config) -> None:
-    rehearsal = dataclasses.replace(mock_config.rehearsal, shows_recovery=False, step_events=None)
-    run = pretrain.create(dataclasses.replace(mock_config, rehearsal=rehearsal), argv=[])
+    cluster = SimulationConfig(shows_recovery=False, step_events=None)
+    run = pretrain.create(mock_config, argv=[], simulated=cluster)
     drive(run)
     assert read_state(run).step == 306
     drive(run)

@@ -12,8 +12,7 @@ import pytest
 
 import conf.load
 from conf.schema import Config, DataConfig, EvalConfig, ModelConfig, TokenizerConfig
-from flows.launchers import open_context
-from flows.runtime.context import FlowContext
+from flows.runtime.context import FlowContext, open_context
 from flows.stages import data
 from flows.stages.data import prepare_data
 from hlatctl.run import files
@@ -89,6 +88,6 @@ def test_damage_is_reported_once_and_another_corpus_is_refused_until_accepted(ct
     assert files.read_json(ctx.run.dataset)["fingerprint"] == before
     new = e.value.message.split("fingerprint ")[1].split(",")[0]
     with JournalWriter(ctx.run, OPERATOR_WRITER) as operator:
-        operator.append("amended", key="data.fingerprint", value=new, by="me", why="")
+        operator.append("data_changed", key="data.fingerprint", value=new, by="me", why="")
     prepare_data(ctx)
     assert files.read_json(ctx.run.dataset)["fingerprint"] == new

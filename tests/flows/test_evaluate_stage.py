@@ -15,8 +15,7 @@ import pytest
 
 from conf.compose import compose
 from flows import pretrain
-from flows.launchers import open_context
-from flows.runtime.context import FlowContext
+from flows.runtime.context import FlowContext, open_context
 from flows.runtime.jobs import end_staying, run_job
 from flows.stages import evaluate as evaluate_stage
 from flows.stages.evaluate import _run_beside_training, due_milestones, evaluate_milestone

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conf.schema import Config
+from conf.schema import Config, SimulationConfig
 from flows import pretrain
 from hlatctl.run.journal import Event, read_events
 from tests.flows.conftest import Recorder
@@ -18,15 +18,14 @@ HOUR_S = 3600.0
 STORY = ("attempt_started", "attempt_ended", "eval_started", "eval_finished")
 
 
-def slow(config: Config, evaluation_s: float = 100 * HOUR_S, **keys: Any) -> Config:
+def slow(config: Config, **keys: Any) -> Config:
     """Return a configuration with six milestones, 51 steps of 10 s apart."""
-    evaluations = dataclasses.replace(config.eval, every_tokens=417_792, **keys)
-    times = dataclasses.replace(config.rehearsal, step_s=10.0, evaluation_s=evaluation_s, shows_recovery=False)
-    return dataclasses.replace(config, eval=evaluations, rehearsal=times)
+    return dataclasses.replace(config, eval=dataclasses.replace(config.eval, every_tokens=417_792, **keys))
 
 
-def drive(config: Config, recorder: Recorder | None = None) -> list[Event]:
-    run = pretrain.create(config, argv=[])
+def drive(config: Config, recorder: Recorder | None = None, evaluation_s: float = 100 * HOUR_S) -> list[Event]:
+    cluster = SimulationConfig(step_s=10.0, evaluation_s=evaluation_s, shows_recovery=False)
+    run = pretrain.create(config, argv=[], simulated=cluster)
     assert pretrain.drive(run, recorder).status == "finished"
     return list(read_events(run))
 
@@ -38,7 +37,7 @@ def milestones(events: list[Event], kind: str) -> list[int]:
 def test_the_oldest_milestone_is_next_and_one_alarm_says_that_evaluation_falls_behind(
     mock_config: Config, recorder: Recorder
 ) -> None:
-    events = drive(slow(mock_config, evaluation_s=1000.0), recorder)
+    events = drive(slow(mock_config), recorder, evaluation_s=1000.0)
     announced = milestones(events, "milestone")
     assert len(announced) == 6
     assert milestones(events, "eval_taken") == milestones(events, "eval_started") == announced
@@ -63,7 +62,7 @@ def test_two_evaluators_take_the_newest_milestones_first(mock_config: Config) ->
 def test_training_ends_its_attempt_at_each_milestone_and_waits_for_the_evaluation(
     mock_config: Config, recorder: Recorder
 ) -> None:
-    events = drive(slow(mock_config, evaluation_s=HOUR_S, placement="between"), recorder)
+    events = drive(slow(mock_config, placement="between"), recorder, evaluation_s=HOUR_S)
     story = [event["kind"] for event in events if event["kind"] in STORY]
     assert story == [*STORY] * 6
     ended = [event for event in events if event["kind"] == "attempt_ended"]

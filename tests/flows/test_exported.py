@@ -12,8 +12,7 @@ import pytest
 
 from conf.compose import compose
 from flows import pretrain
-from flows.launchers import open_context
-from flows.runtime.context import FlowContext
+from flows.runtime.context import FlowContext, open_context
 from flows.stages import evaluate
 from flows.stages.evaluate import Asked, remove_left_over
 from hlatctl.run.errors import LaunchError

@@ -95,7 +95,7 @@ def test_a_missing_graph_ends_the_run_before_training(mock_config: Config, monke
 
 
 def test_the_gate_is_passed_once_a_run_and_only_where_it_is_asked_for(mock_config: Config) -> None:
-    from flows.launchers import open_context
+    from flows.runtime.context import open_context
     from flows.stages.compile import check_coverage
 
     run = pretrain.create(nxd(mock_config), argv=[])

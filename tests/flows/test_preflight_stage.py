@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conf.schema import Config
+from conf.schema import Config, SimulationConfig
 from flows import pretrain
 from flows.launch.base import Job
 from flows.simulation.cluster import Script, SimulatedCluster
@@ -39,6 +39,9 @@ def test_software_that_differs_from_the_record_is_named_with_its_hosts(tmp_path:
 REPAIR_S = 3000.0
 
 
+NO_SPARE = SimulationConfig(spare_nodes=0, person_s=0.0)
+
+
 def one_of_two_breaks(config: Config, monkeypatch: pytest.MonkeyPatch, **recovery: Any) -> Config:
     """Let the second of two nodes break at the end of the first attempt; there is no spare one."""
     normal = SCRIPTS["train"]
@@ -53,7 +56,6 @@ def one_of_two_breaks(config: Config, monkeypatch: pytest.MonkeyPatch, **recover
     return dataclasses.replace(
         config,
         cluster=dataclasses.replace(config.cluster, nodes=2, processes_per_node=1),
-        rehearsal=dataclasses.replace(config.rehearsal, spare_nodes=0, person_s=0.0),
         recovery=dataclasses.replace(config.recovery, **recovery),
     )
 
@@ -62,7 +64,7 @@ def one_of_two_breaks(config: Config, monkeypatch: pytest.MonkeyPatch, **recover
 def test_a_run_that_trained_waits_in_the_queue_until_a_node_is_repaired(
     mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
-    run = pretrain.create(one_of_two_breaks(mock_config, monkeypatch), argv=[])
+    run = pretrain.create(one_of_two_breaks(mock_config, monkeypatch), argv=[], simulated=NO_SPARE)
     state = pretrain.drive(run, recorder)
     assert (state.status, state.queued) == ("finished", {})
     assert state.attempts[0].rejected_hosts == ["simulated-1"], "its end was a node's fault"
@@ -79,7 +81,8 @@ def test_a_run_that_trained_waits_in_the_queue_until_a_node_is_repaired(
 @pytest.mark.processes
 def test_a_run_waits_for_nodes_no_longer_than_it_may(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit_s in (0.0, 1000.0):
-        run = pretrain.create(one_of_two_breaks(mock_config, monkeypatch, max_node_wait_s=limit_s), argv=[])
+        config = one_of_two_breaks(mock_config, monkeypatch, max_node_wait_s=limit_s)
+        run = pretrain.create(config, argv=[], simulated=NO_SPARE)
         assert pretrain.drive(run).status == "finished", "a person has resumed it"
         kinds = [event["kind"] for event in read_events(run)]
         failed_at = kinds.index("run_finished")

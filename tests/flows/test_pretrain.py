@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from conf.schema import Config
+from conf.schema import Config, SimulationConfig
 from flows import pretrain
 from flows.control import request_stop
 from flows.launch.base import Allocation, Job
-from flows.launchers import open_context
 from flows.pretrain import PlainCaller
 from flows.recovery import node_ledger
-from flows.runtime.context import FlowContext
+from flows.runtime.context import FlowContext, open_context
 from flows.runtime.driver import RealClock
 from flows.simulation.cluster import START_UNIX_S, Script, SimulatedCluster, SimulatedLauncher
 from flows.simulation.jobs import SCRIPTS, argument
@@ -68,7 +67,7 @@ def test_the_stages_before_training_do_not_wait_for_prefect_which_gets_their_out
             shown.append((name, len(stage_ends(run))))
             return super().call(name, stage)
 
-    def late(ctx: FlowContext, pipeline: Callable[[FlowContext, Any], None]) -> bool:
+    def late(ctx: FlowContext, pipeline: Callable[[FlowContext, Any], None], name: str) -> bool:
         assert [name for name, _ in stage_ends(run)] == BEFORE_TRAINING, "all have ended when it is waited for"
         pipeline(ctx, Shown(ctx.clock))
         return True
@@ -220,7 +219,7 @@ def test_a_batch_that_fails_twice_is_excluded_by_number(
     normal = SCRIPTS["train"]
 
     def bad_data(cluster: SimulatedCluster, job: Job) -> Script:
-        if any(event["kind"] == "amended" for event in read_events(cluster.run)):
+        if any(event["kind"] == "data_changed" for event in read_events(cluster.run)):
             return (yield from normal(cluster, job))
         code = yield from (normal if "1" in job.argv else dies_after_step_153)(cluster, job)
         if where == "in the journal":
@@ -234,20 +233,18 @@ def test_a_batch_that_fails_twice_is_excluded_by_number(
     monkeypatch.setitem(SCRIPTS, "train", bad_data)
     run = pretrain.create(mock_config, argv=[])
     assert pretrain.drive(run).status == "finished"
-    (amended,) = [event for event in read_events(run) if event["kind"] == "amended"]
-    assert (amended["key"], amended["value"], amended["by"]) == ("data.skip_steps", [156], "recovery")
-    assert amended["why"] == "step 154 has failed twice on its data: restarting from step 150 without batch 156"
+    (changed,) = [event for event in read_events(run) if event["kind"] == "data_changed"]
+    assert (changed["key"], changed["value"], changed["by"]) == ("data.skip_steps", [156], "recovery")
+    assert changed["why"] == "step 154 has failed twice on its data: restarting from step 150 without batch 156"
 
 
 def test_a_node_that_fails_repeatedly_is_left_out_if_another_can_replace_it(
     mock_config: Config, recorder: Recorder
 ) -> None:
     config = dataclasses.replace(
-        mock_config,
-        cluster=dataclasses.replace(mock_config.cluster, nodes=2, processes_per_node=1),
-        rehearsal=dataclasses.replace(mock_config.rehearsal, spare_nodes=1),
+        mock_config, cluster=dataclasses.replace(mock_config.cluster, nodes=2, processes_per_node=1)
     )
-    run = pretrain.create(config, argv=[])
+    run = pretrain.create(config, argv=[], simulated=SimulationConfig(spare_nodes=1))
     ledger = nodes_file(run.root)
     bad = node_ledger.Entry(time_unix_s=START_UNIX_S, host="simulated-0", kind="failure", run_id="earlier", attempt=1)
     node_ledger.record(ledger, [bad] * 4)

@@ -16,7 +16,7 @@ from conf.schema import Config
 from flows import control, pretrain
 from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
-from flows.launchers import open_context
+from flows.runtime.context import open_context
 from flows.simulation.cluster import Script, SimulatedCluster, VirtualClock
 from flows.simulation.jobs import SCRIPTS, argument
 from hlatctl.run import files
@@ -126,7 +126,7 @@ def test_a_job_whose_files_do_not_fit_is_not_started(tmp_path: Path, monkeypatch
 
 def test_a_stage_on_a_full_disk_is_an_error_with_a_hint(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     run = pretrain.create(mock_config, argv=[])
-    monkeypatch.setattr("flows.stages.provenance.files.write_json", no_room)
+    monkeypatch.setattr("flows.stages.files.write_json", no_room)
     with pytest.raises(StorageError, match="can't be written") as caught:
         pretrain.drive(run)
     assert "free space" in caught.value.hint

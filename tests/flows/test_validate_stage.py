@@ -10,7 +10,7 @@ import pytest
 from conf.compose import compose
 from conf.schema import Config
 from flows import pretrain
-from flows.launchers import open_context
+from flows.runtime.context import open_context
 from flows.stages import validate
 from hlatctl.run.errors import ConfigError, DataError, StorageError
 from tests.flows.conftest import Recorder
@@ -66,7 +66,9 @@ def test_all_reasons_to_refuse_a_start_are_found_and_nothing_is_written(
     overrides = ["data.path=s3://bucket/corpus", "train.init_from=nowhere", "notify.urls=[env:NOT_SET]"]
     config = compose([*overrides, f"runs_dir={tmp_path}/runs"], to_start=False)
     reasons = "; ".join(error.message for error in validate.refused(config))
-    assert all(each in reasons for each in ("nowhere: no such", "trainer.data.check refuses", "NOT_SET: the variable"))
+    assert all(
+        each in reasons for each in ("nowhere: no such", "trainer.data.prepare refuses", "NOT_SET: the variable")
+    )
     assert not (tmp_path / "runs").exists()
 
 

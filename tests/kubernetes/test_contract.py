@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from conf.schema import ClusterConfig, KubernetesConfig
-from flows.launch.base import Job
+from flows.launch.base import Handle, Job
 from flows.launch.kubernetes.launcher import KubernetesLauncher
-from tests.flows.launch.contract import ProcessContract, python_job
+from tests.flows.launch.contract import ClusterContract, python_job
 from tests.kubernetes.lab import Lab
 
 pytestmark = pytest.mark.processes
 
 
-class TestKubernetes(ProcessContract):
+class TestKubernetes(ClusterContract):
     @pytest.fixture(autouse=True)
     def idle(self, lab: Lab) -> Iterator[None]:
+        self._lab = lab
         yield
         lab.clear()
 
@@ -29,6 +30,9 @@ class TestKubernetes(ProcessContract):
 
     def job(self, folder: Path, code: str) -> Job:
         return python_job(folder, code, nodes=2, PYTHONUNBUFFERED="1")
+
+    def cancel_from_outside(self, handle: Handle) -> None:
+        self._lab.kubectl("delete", "jobs", "--all", "--wait=false")
 
     def dies_while_it_submits(self) -> str:
         """It dies as soon as the server has answered."""

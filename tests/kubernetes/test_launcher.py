@@ -107,14 +107,6 @@ def test_a_node_whose_memory_ran_out_is_named(lab: Lab, tmp_path: Path) -> None:
     assert (status.verdict, status.blamed_hosts) == ("out_of_memory", hosts[1:])
 
 
-def test_a_job_that_somebody_else_deletes_is_cancelled(lab: Lab, tmp_path: Path) -> None:
-    launcher, job = a_launcher(), python_job(tmp_path, SLEEPS, nodes=2)
-    handle, _ = running(launcher, job)
-    lab.kubectl("delete", "jobs", "--all", "--wait=false")
-    assert end_of(launcher, handle).verdict == "cancelled"
-    wait_for(lambda: not lab.kubectl("get", "services", f"--selector={RUN_LABEL}", "--output=name"))
-
-
 def test_a_failure_is_no_cancellation_after_the_cluster_has_removed_the_job(lab: Lab, tmp_path: Path) -> None:
     code = f"import os\nif os.environ['NODE_RANK'] == '1': raise SystemExit(17)\n{SLEEPS}"
     job = python_job(tmp_path, code, nodes=2)

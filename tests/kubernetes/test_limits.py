@@ -15,8 +15,9 @@ import yaml
 from conf.compose import compose
 from conf.schema import Config
 from flows.cluster_checks import _user, check_kubernetes
+from flows.launch.base import AwayError
 from flows.launch.kubernetes import api
-from flows.launch.kubernetes.api import Api, ApiAwayError, RefusedError
+from flows.launch.kubernetes.api import Api, RefusedError
 from flows.launch.kubernetes.launcher import KubernetesLauncher
 from flows.stages.validate import check_shape
 from hlatctl.cli.main import main
@@ -111,7 +112,7 @@ class Server:
     def run(self, *words: str) -> str:
         """Do as ``Api.run``."""
         if self.away:
-            raise ApiAwayError("kubectl version: The connection to the server was refused")
+            raise AwayError("kubectl version: The connection to the server was refused")
         if words[:2] == ("auth", "can-i"):
             if words[2] in self.denied:
                 raise RefusedError("kubectl auth: no", reason="")
@@ -230,6 +231,6 @@ def test_the_log_of_kubectl_is_no_part_of_an_error(tmp_path: Path, monkeypatch: 
     program.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{log}\n{log}\n{refused}\nEND\nexit 1\n")
     program.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(ApiAwayError) as away:
+    with pytest.raises(AwayError) as away:
         Api(configured().cluster.kubernetes).run("get", "nodes")
     assert away.value.message == f"kubectl get: {refused}"

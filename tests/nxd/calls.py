@@ -15,7 +15,6 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SOURCES = (
     "trainer/backends/nxd.py",
-    "trainer/backends/nxd_library.py",
     "trainer/backends/nxd_optim.py",
     "trainer/backends/nxd_parts.py",
     "trainer/convert/nxd_exchange.py",

@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 from conf.schema import ClusterConfig
-from flows.launch.base import Job
+from flows.launch.base import Handle, Job
 from flows.launch.slurm.launcher import SlurmLauncher
-from tests.flows.launch.contract import ProcessContract, python_job
+from flows.launch.slurm.script import job_name
+from tests.flows.launch.contract import ClusterContract, python_job
 from tests.slurm.lab import Lab
 
 pytestmark = pytest.mark.processes
 
 
-class TestSlurm(ProcessContract):
+class TestSlurm(ClusterContract):
     @pytest.fixture(autouse=True)
     def idle(self, lab: Lab) -> Iterator[None]:
+        self._lab = lab
         lab.wait_until_idle()
         yield
         lab.command("scancel", "--user=root")
@@ -28,6 +30,9 @@ class TestSlurm(ProcessContract):
 
     def job(self, folder: Path, code: str) -> Job:
         return python_job(folder, code, nodes=2, PYTHONUNBUFFERED="1")
+
+    def cancel_from_outside(self, handle: Handle) -> None:
+        self._lab.command("scancel", f"--name={job_name(handle.launch_dir, handle.name)}")
 
     def dies_while_it_submits(self) -> str:
         """It dies as soon as sbatch has answered."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 import uuid
 from pathlib import Path
@@ -15,11 +14,9 @@ from flows.drill.arena import fill_disk
 from flows.launch.base import Handle, Job
 from flows.launch.endings import has_ended, token_file
 from flows.launch.slurm.launcher import SlurmLauncher
-from flows.launch.slurm.script import job_name
 from flows.runtime.jobs import job_error
-from hlatctl.node import record
 from hlatctl.run import rank_output
-from hlatctl.run.errors import DISK_FULL, LaunchError, StorageError
+from hlatctl.run.errors import LaunchError
 from hlatctl.run.state import TRAIN_JOB
 from tests.flows.launch.contract import SLEEPS, end_of, python_job, submit
 from tests.slurm.lab import Lab
@@ -43,14 +40,6 @@ raise ValueError("the reason")
 """
 #: Ends when it is asked to stop, with the code of training that has saved a checkpoint.
 SAVES = "import os, signal, time\nsignal.signal(15, lambda *_: os._exit(75))\nprint('started')\ntime.sleep(600)"
-#: One node fails once another one has written a record. The others wait.
-FAILS = """
-import os, sys, time
-print("started", flush=True)
-while os.environ["NODE_RANK"] != sys.argv[1] or not os.path.exists(sys.argv[2]):
-    time.sleep(0.1)
-sys.exit(17)
-"""
 SHARE = "runs_dir must be on storage that all nodes share"
 
 
@@ -60,13 +49,6 @@ def cluster(**settings: object) -> ClusterConfig:
 
 def job(folder: Path, code: str, *, nodes: int = 2) -> Job:
     return python_job(folder / f"run-{uuid.uuid4().hex[:6]}", code, nodes=nodes, PYTHONUNBUFFERED="1")
-
-
-def fails(what: Job, node: int, *, after: tuple[str, int]) -> Job:
-    """A job one of whose nodes fails with code 17 once another one has written a record."""
-    kind, other = after
-    path = record(what.launch_dir / what.name, kind, other)
-    return dataclasses.replace(what, argv=("-c", FAILS, str(node), os.fspath(path)))
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +69,6 @@ def runs(launcher: SlurmLauncher, handle: Handle, what: Job) -> None:
     """Wait until the job's command runs on all of its nodes."""
     wait_for(lambda: what.log.read_text().count("started") == what.nodes)
     wait_for(lambda: launcher.status(handle).state == "running")
-
-
-def test_the_first_node_to_fail_is_blamed_with_its_code(launcher: SlurmLauncher, tmp_path: Path) -> None:
-    status = end_of(launcher, submit(launcher, fails(job(tmp_path, ""), 1, after=("pid", 0))))
-    assert (status.state, status.exit_code) == ("failed", 17)
-    assert status.blamed_hosts == status.hosts[1:]
 
 
 def test_the_lines_of_a_rank_are_in_the_log_of_its_node_and_name_the_reason(
@@ -164,14 +140,6 @@ def test_a_job_stops_by_itself_on_a_full_disk_and_stays_given_up(
     assert given_up.startswith("given up ")
 
 
-def test_what_an_administrator_cancels_is_no_nodes_failure(launcher: SlurmLauncher, lab: Lab, tmp_path: Path) -> None:
-    what = job(tmp_path, SLEEPS)
-    handle = submit(launcher, what)
-    runs(launcher, handle, what)
-    lab.command("scancel", f"--name={job_name(handle.launch_dir, handle.name)}")
-    assert end_of(launcher, handle).verdict == "cancelled"
-
-
 def test_a_job_on_a_drained_node_goes_on(launcher: SlurmLauncher, lab: Lab, tmp_path: Path) -> None:
     what = job(tmp_path, SLEEPS)
     handle = submit(launcher, what)
@@ -215,18 +183,6 @@ def test_a_node_whose_slurmstepd_is_killed_ends_its_processes_and_is_blamed(
 def test_an_unknown_partition_is_refused_with_slurms_words(lab: Lab, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="invalid partition"):
         submit(SlurmLauncher(cluster(partition="nowhere")), job(tmp_path, SLEEPS))
-
-
-def test_a_full_disk_has_its_code_so_that_the_flow_waits_for_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("hlatctl.run.files.write_text", full)
-    with pytest.raises(StorageError) as caught:
-        submit(SlurmLauncher(cluster()), job(tmp_path, SLEEPS))
-    assert caught.value.code == DISK_FULL
 
 
 def test_a_job_stops_before_its_partitions_limit(limited: tuple[SlurmLauncher, Handle]) -> None:

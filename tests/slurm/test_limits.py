@@ -12,7 +12,7 @@ import pytest
 from conf.compose import compose
 from conf.schema import ClusterConfig, Config, EvalClusterConfig, EvalConfig, SlurmConfig
 from flows import pretrain
-from flows.launch.slurm.commands import SchedulerAwayError
+from flows.launch.base import AwayError
 from flows.launch.slurm.limits import check, check_evaluations, partitions, seconds
 from hlatctl.run.errors import ConfigError
 from tests.slurm.lab import Lab
@@ -116,7 +116,7 @@ def test_a_scheduler_that_does_not_answer_is_no_limit(lab: Lab, monkeypatch: pyt
     monkeypatch.setenv("SLURM_CONF", str(lab.hasty))
     lab.stop_controller()
     try:
-        with pytest.raises(SchedulerAwayError):
+        with pytest.raises(AwayError):
             check(cluster())
     finally:
         lab.start_controller()

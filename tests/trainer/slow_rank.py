@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from trainer.__main__ import main
-from trainer.data.prefetch import Batches
+from trainer.data.loader import Batches
 
 
 def slow_down(batches: type[Batches], seconds: float) -> None:

@@ -8,9 +8,8 @@ import threading
 from typing import Any
 
 from trainer.__main__ import main
-from trainer.data.prefetch import Batches
-from trainer.process import show_stacks_when_asked
-from trainer.step import evidence
+from trainer.data.loader import Batches
+from trainer.process import answer_signal, show_stacks_when_asked
 
 
 def stand_still(batches: type[Batches], before: int) -> None:
@@ -27,6 +26,6 @@ def stand_still(batches: type[Batches], before: int) -> None:
 if __name__ == "__main__":
     if os.environ["RANK"] == "1":
         stand_still(Batches, 3)
-    evidence.answer_signal()
+    answer_signal()
     show_stacks_when_asked()
     sys.exit(main(["--run-dir", sys.argv[1], "--attempt", "1"]))

@@ -45,7 +45,7 @@ def _resume(run: RunPaths, newest: int | None = None) -> dict[str, Any]:
 def trained(tmp_path_factory: pytest.TempPathFactory, make_run: MakeRun) -> Iterator[RunPaths]:
     run = make_run(tmp_path_factory.mktemp("damaged") / "run")
     with JournalWriter(run, OPERATOR_WRITER) as journal:
-        journal.append("amended", key="data.skip_steps", value=[_SKIPPED_BATCH], by="someone", why="")
+        journal.append("data_changed", key="data.skip_steps", value=[_SKIPPED_BATCH], by="someone", why="")
     config, before = load(run.config), signal.getsignal(signal.SIGTERM)
     with JournalWriter(run, train_writer(0), 1) as journal:
         assert Training(config, run, TorchNative(config), journal).run() == 0

@@ -91,7 +91,7 @@ def test_only_the_table_names_devices() -> None:
         if any(words.search(line) for line in _code_of(path))
     }
     # Log messages of all devices' libraries, their variables for one machine, and a runner with one device.
-    assert naming == {"flows/recovery/failure_causes.py", "hlatctl/node.py", "eval/runners.py"}
+    assert naming == {"flows/recovery/failure_causes.py", "hlatctl/node.py", "eval/serving/runners.py"}
 
 
 def _code_of(path: Path) -> list[str]:

@@ -45,7 +45,7 @@ def test_a_missing_library_is_an_error_of_the_backend(monkeypatch: pytest.Monkey
 def test_a_transformers_that_the_library_can_not_import_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer.backends.nxd_library import import_library
+    from trainer.backends.nxd import import_library
 
     text = "raise ModuleNotFoundError(\"No module named 'transformers.utils.fx'\", name='transformers.utils.fx')\n"
     (tmp_path / "neuronx_distributed.py").write_text(text)

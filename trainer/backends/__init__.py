@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from conf.registries import BACKENDS
 from conf.schema import Config
 from trainer.backends.base import Backend
 
@@ -12,10 +13,5 @@ def make_backend(config: Config) -> Backend:
     Raises:
         LaunchError: another user's process is connected.
     """
-    if config.backend.name == "nxd":
-        from trainer.backends.nxd import Nxd
-
-        return Nxd(config)
-    from trainer.backends.torch_native import TorchNative
-
-    return TorchNative(config)
+    backend: Backend = BACKENDS.create(config.backend.name, config)
+    return backend

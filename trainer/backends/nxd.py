@@ -6,6 +6,7 @@ step later. Nothing here forces the device to wait.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -19,12 +20,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from conf.devices import HOST_PROCESS_GROUP
+from conf.environment import CASTING
 from conf.schema import Config
 from hlatctl.run import peers
+from hlatctl.run.errors import ConfigError, DependencyError
+from trainer import rendezvous
 from trainer.backends.base import HostStopwatch, Optimizer, StepMetrics, Stopwatch, TorchDistributed, largest_difference
-from trainer.backends.nxd_library import import_library, join, set_environment
 from trainer.checkpoint.shards import ShardFile, ShardIndex, load_tensors, save_tensors
 from trainer.model.decoder import Llama, StepNumbers, initial_slice, initialize
+from trainer.model.precision import PRECISIONS
 from trainer.optim.adamw import local
 from trainer.parallel.layout import Layout, parameter_shards
 from trainer.parallel.tensor import SharedHeads, TensorParallel
@@ -46,11 +50,11 @@ class Nxd(TorchDistributed):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        set_environment(config)
+        _set_environment(config)
         self._nxd, self._xla = import_library()
         self.device = self._xla.device()
         if not dist.is_initialized():
-            join(self.world_size, timeout=_TIMEOUT)
+            _join(self.world_size, timeout=_TIMEOUT)
         self._nxd_config = self._describe()
         with peers.connecting(HOST_PROCESS_GROUP):
             self._host, self._beside = (dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) for _ in range(2))
@@ -288,3 +292,59 @@ class Nxd(TorchDistributed):
     def peak_flops_per_s(self) -> float | None:
         """Return None: unknown."""
         return None
+
+
+def _set_environment(config: Config) -> None:
+    """Set the environment variables that torch-xla and the runtime read on import.
+
+    Tensors keep their number formats: the switches that changed them are deprecated (Neuron SDK, "Migration from
+    XLA_USE_BF16/XLA_DOWNCAST_BF16").
+
+    Raises:
+        ConfigError: a variable has another value already.
+    """
+    wanted = {
+        "PJRT_DEVICE": {"neuron": "NEURON"}.get(config.backend.device, "CPU"),
+        "NEURON_RT_STOCHASTIC_ROUNDING_EN": str(int(PRECISIONS[config.precision.name].stochastic_rounding)),
+        **dict.fromkeys(CASTING, "0"),
+    }
+    for name, value in wanted.items():
+        if os.environ.setdefault(name, value) != value:
+            raise ConfigError(
+                f"{name}={os.environ[name]} in the environment: backend.device={config.backend.device} and "
+                f"precision.name={config.precision.name} need {name}={value}",
+                hint=f"unset {name}",
+            )
+
+
+def import_library() -> tuple[Any, Any]:
+    """Return the modules neuronx_distributed and torch_xla.
+
+    Raises:
+        DependencyError: one of them is not installed, or can't be imported.
+    """
+    try:
+        import neuronx_distributed
+        import torch_xla
+        import torch_xla.distributed.xla_backend
+    except ImportError as error:
+        name = error.name or str(error)
+        if name.startswith("transformers."):
+            raise DependencyError(
+                f"backend.name=nxd: neuronx-distributed imports {name}, which the installed transformers lacks",
+                hint="pip install 'transformers>=4.57,<5'",
+            ) from None
+        raise DependencyError(
+            f"backend.name=nxd: {name} is not installed",
+            hint="use an environment with the Neuron SDK's torch-neuronx and neuronx-distributed; see docs/neuron.md",
+        ) from None
+    return neuronx_distributed, torch_xla
+
+
+def _join(world_size: int, *, timeout: timedelta) -> None:
+    """Create the default process group of torchrun's processes, or of this single process."""
+    if world_size > 1:
+        rendezvous.join("xla", timeout=timeout)
+    else:
+        store = dist.HashStore()  # type: ignore[attr-defined] # public, but not in its module's list
+        dist.init_process_group("xla", store=store, rank=0, world_size=1)

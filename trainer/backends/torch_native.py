@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import shutil
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf.devices import DEVICES, HOST_PROCESS_GROUP
+from conf.registries import OPTIMIZERS
 from conf.schema import Config
 from hlatctl.run import peers
 from hlatctl.run.errors import DependencyError
@@ -32,8 +32,8 @@ from trainer.backends.base import (
 )
 from trainer.checkpoint.shards import ShardFile, ShardIndex, load_tensors, save_tensors
 from trainer.model.decoder import Llama, StepNumbers, initialize
+from trainer.model.precision import check_fp8, use_fp8
 from trainer.optim.adamw import AdamW, clip_divisor, local
-from trainer.optim.muon import Muon
 from trainer.parallel.layout import OverlappedSum, before_micro_batch, loss_of, make_layout, parameter_shards, prepare
 
 if TYPE_CHECKING:
@@ -92,10 +92,8 @@ class TorchNative(TorchDistributed):
                 document_end_id=document_end_id,
             ).to(self._precision.weights)
         if self._precision.fp8:
-            from trainer.model import fp8
-
-            fp8.check(config, self.device)
-            fp8.use_fp8(model, config.precision.fp8_scaling, emulate=self._facts.fp8_capability is None)
+            check_fp8(config, self.device)
+            use_fp8(model, config.precision.fp8_scaling, emulate=self._facts.fp8_capability is None)
         compiler = self._facts.compile_backend if self.compiles else None
         prepare(model, layout, self._precision, compile_backend=compiler)
         model.uses_flex_attention = self.compiles and self._facts.flex_attention
@@ -113,12 +111,10 @@ class TorchNative(TorchDistributed):
     def optimizer(self, model: Llama) -> AdamW:
         """Return the configured optimizer over this process's shards."""
         config = self._config
-        make: Callable[..., AdamW] = AdamW
-        if config.optimizer.name == "muon":
-            make = functools.partial(Muon, model=config.model)
-        optimizer = make(
+        optimizer: AdamW = OPTIMIZERS.create(
+            config.optimizer.name,
             parameter_shards(model.named_parameters(), self._layout),
-            config.optimizer,
+            config,
             stochastic_rounding=self._precision.stochastic_rounding,
             seed=config.seed,
             noise_device=None if self._facts.draws_noise else torch.device("cpu"),

@@ -32,13 +32,11 @@ from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend
 from trainer.checkpoint.remote import Fetcher, Uploader
-from trainer.checkpoint.shards import ShardIndex, read_index
+from trainer.checkpoint.shards import WEIGHTS, ShardIndex, read_index
 from trainer.checkpoint.together import Together, on_rank0
 from trainer.checkpoint.trust import CheckpointRecords, Tiers, Verifier
 from trainer.checkpoint.writer import STATE, Save, Writer
 
-#: Prefix of the weights among a checkpoint's tensors.
-WEIGHTS = "model."
 #: A save also leaves this much space free, for the journal.
 _SPARE_BYTES = 1 << 20
 

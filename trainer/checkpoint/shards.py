@@ -119,6 +119,8 @@ def _replicas(tensor: Tensor) -> tuple[tuple[str, ...], int, int]:
 
 
 SUFFIX = ".safetensors"
+#: Prefix of the weights among a checkpoint's tensors.
+WEIGHTS = "model."
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,

@@ -13,7 +13,11 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from conf.of_run import of_run
 from conf.schema import Config
@@ -23,11 +27,8 @@ from hlatctl.run.errors import CheckpointError, DataError, run_main
 from hlatctl.run.files import DAMAGED, new_folder, why
 from hlatctl.run.model_folder import write_link
 from hlatctl.run.paths import RunPaths
-from trainer.checkpoint.shards import read_tensors
-from trainer.convert.hugging_face import WEIGHTS, Weights, hugging_face_config
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from trainer.checkpoint.shards import WEIGHTS, read_tensors
+from trainer.convert.hugging_face import Weights, hugging_face_config
 
 DTYPES = ("float32", "bfloat16")
 #: A file of the exported model holds at most this, unless a single tensor is larger.
@@ -108,9 +109,6 @@ def read_weights(run: RunPaths, step: int) -> dict[str, Tensor]:
 
 def _write_weights(weights: Weights, target: Path, dtype: str) -> int:
     """Write files of up to ``_SHARD_BYTES``, with an index if there are several; return the weights' bytes."""
-    import torch
-    from safetensors.torch import save_file
-
     number_format: torch.dtype = getattr(torch, dtype)
     shards = _shards({name: tensor.numel() * number_format.itemsize for name, tensor in weights.ours.items()})
     weight_map, total_bytes = {}, 0

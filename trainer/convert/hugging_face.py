@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from conf.constraints import violations
 from conf.load import decode_dataclass
 from conf.schema import Config, ModelConfig
 from hlatctl.run.checkpoint import why_invalid
 from hlatctl.run.errors import CheckpointError, ConfigError
-from trainer.checkpoint.shards import INDEX, describe_tensors, load_tensors, read_index
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from trainer.checkpoint.shards import INDEX, WEIGHTS, describe_tensors, load_tensors, read_index
+from trainer.model.decoder import Llama, mlp_blocks
 
 _FAMILIES_NAMES = {"attention.o.weight": "self_attn.o_proj.weight", "mlp.down.weight": "mlp.down_proj.weight"}
 _PRE_NORMS = {"attention_norm.weight": "input_layernorm.weight", "mlp_norm.weight": "post_attention_layernorm.weight"}
@@ -330,8 +330,6 @@ def _odd_shapes(model: ModelConfig) -> list[str]:
 
 
 def _split_qkv(weight: Tensor, model: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
-    import torch
-
     queries = model.num_heads // model.num_kv_heads
     groups = weight.view(model.num_kv_heads, queries + 2, model.head_width, -1)
     q, k, v = (part.flatten(0, 2).contiguous() for part in torch.split(groups, [queries, 1, 1], dim=1))
@@ -339,31 +337,19 @@ def _split_qkv(weight: Tensor, model: ModelConfig) -> tuple[Tensor, Tensor, Tens
 
 
 def _join_qkv(q: Tensor, k: Tensor, v: Tensor, model: ModelConfig) -> Tensor:
-    import torch
-
     shape = (model.num_kv_heads, -1, model.head_width, model.hidden_size)
     return torch.cat([part.view(shape) for part in (q, k, v)], dim=1).flatten(0, 2)
 
 
 def _split_gate_up(weight: Tensor, model: ModelConfig) -> tuple[Tensor, Tensor]:
-    from trainer.model.decoder import mlp_blocks
-
     blocks = weight.view(mlp_blocks(model), 2, -1, model.hidden_size)
     gate, up = (part.flatten(0, 1).contiguous() for part in blocks.unbind(1))
     return gate, up
 
 
 def _join_gate_up(gate: Tensor, up: Tensor, model: ModelConfig) -> Tensor:
-    import torch
-
-    from trainer.model.decoder import mlp_blocks
-
     shape = (mlp_blocks(model), -1, model.hidden_size)
     return torch.stack([gate.view(shape), up.view(shape)], dim=1).flatten(0, 2)
-
-
-#: Prefix of the weights among a checkpoint's tensors.
-WEIGHTS = "model."
 
 
 class Weights:
@@ -396,8 +382,6 @@ class Weights:
         Raises:
             CheckpointError: they can't be read, or the checkpoint was removed meanwhile.
         """
-        import torch
-
         values = {name: torch.empty_like(self.ours[name], device="cpu") for name in ours}
         try:
             load_tensors({WEIGHTS + name: tensor for name, tensor in values.items()}, self._folder, self._index)
@@ -412,10 +396,6 @@ class Weights:
         return to_hugging_face(values, self._config.model)
 
     def _check_shapes(self) -> None:
-        import torch
-
-        from trainer.model.decoder import Llama
-
         with torch.device("meta"):
             expected = Llama(self._config.model, self._config.train.seq_len).state_dict()
         for name, tensor in expected.items():

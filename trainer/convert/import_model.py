@@ -15,9 +15,14 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from conf.initial_weights import MODEL
+from conf.schema import ModelConfig
 from conf.sizes import BF16_BYTES, parameters
 from hlatctl.run import files
 from hlatctl.run.checkpoint import write_manifest
@@ -26,11 +31,7 @@ from hlatctl.run.files import check_size, new_folder, why
 from hlatctl.units import size
 from trainer.checkpoint.shards import save_whole
 from trainer.convert.hugging_face import from_hugging_face, model_config, to_hugging_face
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from conf.schema import ModelConfig
+from trainer.model.decoder import Llama
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _TOKENIZER_FILES = (
@@ -82,9 +83,6 @@ def _read_model(source: Path) -> ModelConfig:
 
 def _read_weights(source: Path, model: ModelConfig) -> dict[str, Tensor]:
     """Return all weights by their names, as FP32 or BF16, after checking names and shapes."""
-    import torch
-    from safetensors import SafetensorError, safe_open
-
     paths = _weight_files(source)
     _check_size(source, paths, model)
     expected = _expected(model)
@@ -127,10 +125,6 @@ def _check_size(source: Path, paths: list[Path], model: ModelConfig) -> None:
 
 
 def _expected(model: ModelConfig) -> dict[str, Tensor]:
-    import torch
-
-    from trainer.model.decoder import Llama
-
     with torch.device("meta"):
         ours = dict(Llama(model, 2).named_parameters())
         return to_hugging_face({name: parameter.detach() for name, parameter in ours.items()}, model)

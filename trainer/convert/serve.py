@@ -1,6 +1,6 @@
 """``python -m trainer.convert.serve --run-dir RUN --step N --manifest SHA256``: send weights to the parent process.
 
-``eval.model`` uses it to evaluate a checkpoint without a copy of its weights. First comes a line of JSON,
+``eval.serving.model`` uses it to evaluate a checkpoint without a copy of its weights. First comes a line of JSON,
 ``{"tensors": {NAME: {"dtype", "shape"}}}``, by Hugging Face's names. Then each line ``{"name", "slices"}`` on stdin is
 answered by a line ``{"shape"}`` and the values' bytes, in C order; ``slices`` has ``[start, stop, step]`` for each
 leading dimension. Errors are lines ``{"error": ...}``. It ends when its stdin closes or its parent ends.
@@ -15,7 +15,10 @@ import json
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
 
 from conf.of_run import of_run
 from hlatctl.run import processes
@@ -23,9 +26,6 @@ from hlatctl.run.checkpoint import read_manifest, why_invalid
 from hlatctl.run.errors import CheckpointError, HlatctlError, run_main, to_record
 from hlatctl.run.paths import RunPaths
 from trainer.convert.hugging_face import Weights
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Parts:
@@ -87,8 +87,6 @@ def _serve(arguments: argparse.Namespace, output: BinaryIO) -> None:
 
 
 def _bytes_of(values: Tensor) -> memoryview:
-    import torch
-
     return values.reshape(-1).view(torch.uint8).numpy().data
 
 

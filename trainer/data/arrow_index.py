@@ -34,7 +34,7 @@ import pyarrow as pa
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
 from trainer.data.formats import Report, fail, guard, open_arrow
-from trainer.data.remote import RemoteObject, remote_of, set_time, spread_requests
+from trainer.data.remote import PREPARE_AGAIN, RemoteObject, remote_of, set_time, spread_requests
 
 #: A record batch with rows. Positions are bytes in the file: the ``offsets`` of the texts, their ``data`` of ``size``
 #: bytes, and the ``validity`` bits (-1 if no text is null). ``row`` is its first row, 0-based; ``wide`` is 1 for 64-bit
@@ -163,7 +163,6 @@ def _fingerprint(path: Path, size: int, batches: Batches) -> str:
 #: -1 - k for the k-th prepared file.
 FILE = np.dtype([(name, "<i8") for name in ("first", "batch", "size", "mtime_ns", "input")])
 _KINDS: dict[str, Any] = {"files": FILE, "batches": BATCH, "skips": np.dtype("<i8")}
-_HINT = "remove its folder under .cache/data and run again"
 
 
 @dataclass(frozen=True)
@@ -261,12 +260,14 @@ def load_table(description: Mapping[str, Any]) -> Table:
 def _mapped(dtype: Any, *, path: str, sha256: str) -> Any:
     try:
         if files.sha256_file(Path(path)) != sha256:
-            raise DataError(f"{path}: the index of the corpus is damaged (its checksum differs)", hint=_HINT)
+            raise DataError(f"{path}: the index of the corpus is damaged (its checksum differs)", hint=PREPARE_AGAIN)
         if not Path(path).stat().st_size:
             return np.empty(0, dtype=dtype)
         return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: the index of the corpus is missing or damaged ({error})", hint=_HINT) from None
+        raise DataError(
+            f"{path}: the index of the corpus is missing or damaged ({error})", hint=PREPARE_AGAIN
+        ) from None
 
 
 #: A block has the offsets of 1,000 to 2,000 texts. All blocks of a process take 64 MiB, which suffices for 10 million
@@ -292,7 +293,6 @@ def _block(remote: RemoteObject, number: int) -> bytes:
 
 #: Column of the text in prepared files.
 PREPARED_COLUMN = "text"
-_PREPARED_HINT = "remove its folder under .cache/data and run again"
 _CHANGED_HINT = "restore the file; or index the changed corpus: `hlatctl resume`, which compares it with the run's"
 _DAMAGED_HINT = "copy the file again, or set data.on_corrupt=skip"
 #: Maximum of open files, absolute and as a share of the process's limit.
@@ -375,7 +375,7 @@ class TextFile:
 
     def _unusable(self, why: str) -> DataError:
         if self._prepared:
-            return DataError(f"{self._path}: prepared corpus is missing or damaged ({why})", hint=_PREPARED_HINT)
+            return DataError(f"{self._path}: prepared corpus is missing or damaged ({why})", hint=PREPARE_AGAIN)
         return DataError(f"{self._path}: can't be read ({why})", hint=_CHANGED_HINT)
 
     def _damaged(self, row: int, why: str) -> DataError:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conf.data_changes import AMENDED, batch_after, skipped_batches
+from conf.data_changes import DATA_CHANGED, batch_after, skipped_batches
 from conf.of_run import check_step, of_run
 from conf.schema import Config
 from hlatctl.run import files
@@ -25,7 +25,7 @@ from hlatctl.run.journal import Event
 from hlatctl.run.paths import RunPaths
 
 _EXCERPT_CHARACTERS = 60
-#: The trainer's own amendments take effect within an attempt; an operator's take effect in the next one.
+#: The trainer's own changes of data take effect within an attempt; an operator's take effect in the next one.
 _TRAINER = "trainer"
 
 
@@ -75,7 +75,7 @@ def events_that_count(events: Sequence[Event], step: int) -> list[Event]:
     began = max(
         (i for i, e in enumerate(events[:ran]) if e["kind"] == "train_started" and e["attempt"] == attempt), default=0
     )
-    own = [e for e in events[began:ran] if e["kind"] != AMENDED or e.get("by") == _TRAINER]
+    own = [e for e in events[began:ran] if e["kind"] != DATA_CHANGED or e.get("by") == _TRAINER]
     return [*events[:began], *own]
 
 

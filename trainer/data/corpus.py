@@ -169,7 +169,7 @@ class Piece:
     @property
     def is_arrow(self) -> bool:
         """Whether it may be used where it lies."""
-        return not self.modules and format_of(self.path) == "arrow"
+        return not self.modules and bool((kind := format_of(self.path)) and kind.is_arrow)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,21 +36,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
 from hlatctl.run.files import fsync, open_regular, reading
-from trainer.data import formats, tokenizer
+from trainer.data import formats
 from trainer.data.arrow_index import PREPARED_COLUMN, Rows, Table, TextFile, load_table, most_open
 from trainer.data.formats import Report, fail
-from trainer.data.packing import Permutation
-from trainer.data.remote import RemoteObject, in_order, remote_of, shown
-from trainer.data.tokenizer import Tokens
+from trainer.data.packing import Deal, Permutation
+from trainer.data.remote import PREPARE_AGAIN, RemoteObject, in_order, remote_of, shown
+from trainer.data.tokenizer import Tokens, tokenizer_of
 
 #: Schema of a prepared file: the text; its input, by position in ``inputs``; its 1-based row there.
 SCHEMA = pa.schema([(PREPARED_COLUMN, pa.large_string()), ("file", pa.int32()), ("row", pa.int64())])
 #: A corpus can have millions of files, whose paths take 100 bytes each.
 _MAX_INPUTS_BYTES = 1 << 30
-_HINT = "remove its folder under .cache/data and run again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ class Source:
         if prepared != len(self._prepared):
             raise DataError(
                 f"{self.name}: dataset.json names {len(self._prepared)} prepared files, its index {prepared}",
-                hint=_HINT,
+                hint=PREPARE_AGAIN,
             )
         self.documents = Documents(table, self._path_of, report)
 
@@ -193,7 +193,7 @@ class Source:
     def _input(self, number: int) -> tuple[str, int]:
         """Return the path of an input, and the number of rows before it: a large file is several inputs."""
         if self._inputs is None:
-            with reading(Path(self._entry["inputs"]), hint=_HINT):
+            with reading(Path(self._entry["inputs"]), hint=PREPARE_AGAIN):
                 self._inputs = list(files.read_json(Path(self._entry["inputs"]), _MAX_INPUTS_BYTES))
         given = self._inputs[number]
         path, before = (given, 0) if isinstance(given, str) else (given["path"], given["rows_before"])
@@ -219,6 +219,17 @@ def sources_of(dataset: dict[str, Any]) -> list[Source | TokenSource]:
         name = empty.name if empty else "data"
         raise DataError(f"{name}: the prepared corpus has no training documents", hint="use a larger corpus")
     return sources
+
+
+def deal_of(config: Config, sources: Sequence[Source | TokenSource]) -> Deal:
+    """Return the deal of the documents of a configuration's sources."""
+    return Deal(
+        [len(source.documents) for source in sources],
+        keys=[source.fingerprint for source in sources],
+        weights=[source.weight for source in config.data.sources] or [1.0] * len(sources),
+        rows=config.train.global_batch_size,
+        seed=config.seed,
+    )
 
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -429,8 +440,6 @@ MANIFEST = "token_ids.json"
 #: Pairs of files mapped simultaneously; each takes two file descriptors.
 _OPEN_FILES = 128
 _SUFFIXES = (".idx", ".bin")
-#: Files of these kinds next to token ids are text that somebody meant to train on.
-_TEXT_KINDS = ("arrow", "parquet", "jsonl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -498,10 +507,12 @@ def _check_pairs(prefixes: Sequence[Path]) -> None:
 
 
 def _refuse_text(root: Path, prefix: Path, folder: Path) -> None:
-    # Plain text and .json are often descriptions, such as Megatron's own.
-    text = next(
-        (p for p in sorted(folder.iterdir()) if formats.format_of(p) in _TEXT_KINDS and p.suffix != ".json"), None
-    )
+    """Refuse a file with columns next to token ids: it is text that somebody meant to train on.
+
+    Plain text and .json are often descriptions, such as Megatron's own.
+    """
+    known = ((path, formats.format_of(path)) for path in sorted(folder.iterdir()) if path.suffix != ".json")
+    text = next((path for path, kind in known if kind and kind.has_columns), None)
     if text is not None:
         raise DataError(
             f"data.path={root}: contains token ids ({prefix.name}.idx) and text ({text.name})",
@@ -659,7 +670,7 @@ class TokenSource:
         self.documents = TokenDocuments(
             entry["shards"], held_out=self._held_out, vocab_size=described["vocab_size"], eos_id=described["eos_id"]
         )
-        self._decoder = tokenizer.load(Path(described["path"]) / tokenizer.TOKENIZER_JSON)
+        self._decoder = tokenizer_of(dataset)
 
     def origin(self, position: int) -> Origin:
         """Return the ``.bin`` file of a document and its 1-based number there."""

@@ -16,6 +16,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hlatctl.run import files
+from hlatctl.run import files, registry
 from hlatctl.run.errors import DataError
 
 #: Size limit of a document, and of a line that contains one. The longest of public corpora have about 10 MB.
@@ -200,19 +201,39 @@ _CARDS = {"README.md", "README.rst"}
 _ARROW_FILE_MAGIC = b"ARROW1"
 #: Position of the stream in an Arrow file, after the magic and two bytes of padding.
 _ARROW_STREAM_START = 8
-_FORMATS = {
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-    ".parquet": "parquet",
-    ".jsonl": "jsonl",
-    ".json": "jsonl",
-    ".jsonl.gz": "jsonl",
-    ".json.gz": "jsonl",
-    ".jsonl.zst": "jsonl",
-    ".json.zst": "jsonl",
-    **dict.fromkeys((".txt", ".text", ".md", ".markdown", ".rst", ".adoc", ".asciidoc", ".org", ".tex"), "text"),
-}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFormat(registry.Row):
+    """A format of documents: ``code(path, column, report)`` yields a file's rows, as :func:`read_documents`.
+
+    Args:
+        check: ``check(path, column)`` checks a file without reading its documents; empty: the first row is read.
+        has_columns: its documents are in a column, so such files can't be in a folder of token ids.
+        is_arrow: the loader reads its rows in place; other formats are converted.
+    """
+
+    check: str = ""
+    has_columns: bool = False
+    is_arrow: bool = False
+
+
+_ARROW = DataFormat(code=f"{__name__}:_read_arrow", check=f"{__name__}:_check_arrow", has_columns=True, is_arrow=True)
+_PARQUET = DataFormat(code=f"{__name__}:_read_parquet", check=f"{__name__}:_check_parquet", has_columns=True)
+_LINES = DataFormat(code=f"{__name__}:_read_jsonl", has_columns=True)
+_TEXT = DataFormat(code=f"{__name__}:_read_text")
+#: By the ending of a file's name, without its dot.
+FORMATS = registry.Registry(
+    "format of data.path",
+    "hlatctl.data_formats",
+    DataFormat,
+    {
+        **dict.fromkeys(("arrow", "feather", "ipc"), _ARROW),
+        "parquet": _PARQUET,
+        **dict.fromkeys(("jsonl", "json", "jsonl.gz", "json.gz", "jsonl.zst", "json.zst"), _LINES),
+        **dict.fromkeys(("txt", "text", "md", "markdown", "rst", "adoc", "asciidoc", "org", "tex"), _TEXT),
+    },
+)
 
 
 def find_files(path: Path) -> list[Path]:
@@ -221,7 +242,7 @@ def find_files(path: Path) -> list[Path]:
     Raises:
         DataError: the path is missing, the folder is empty, or no file has a known format.
     """
-    known = ", ".join(_FORMATS)
+    known = ", ".join(f".{ending}" for ending in FORMATS)
     try:
         if path.is_file():
             if format_of(path):
@@ -256,10 +277,16 @@ def unread_files(path: Path, read: Collection[Path]) -> dict[str, int]:
     return dict(Counter(p.suffix or p.name for p in others if p not in read))
 
 
-def format_of(path: Path) -> str | None:
-    """Return ``arrow``, ``parquet``, ``jsonl`` or ``text`` by the file's name; None if it has no known suffix."""
-    name = path.name.lower()
-    return next((kind for ending, kind in _FORMATS.items() if name.endswith(ending)), None)
+def format_of(path: Path) -> DataFormat | None:
+    """Return the format by the file's name; None if it has no known ending."""
+    ending = _ending(path)
+    return FORMATS[ending] if ending else None
+
+
+def _ending(path: Path) -> str:
+    parts = path.name.lower().split(".")
+    endings = (".".join(parts[start:]) for start in range(1, len(parts)))
+    return next((ending for ending in endings if ending in FORMATS), "")
 
 
 def check_file(path: Path, column: str, report: Report = fail) -> bool:
@@ -269,17 +296,13 @@ def check_file(path: Path, column: str, report: Report = fail) -> bool:
         DataError: it lacks the column; or, by default, it can't be read.
     """
     with guard(path, report):
-        kind = format_of(path)
         if path.stat().st_size == 0:
             report(DataError(f"{path}: the file is empty"))
             return False
-        if kind == "parquet":
-            check_schema(path, pq.read_schema(path), column)
-        elif kind == "arrow":
-            with open_arrow(path, column, only_headers=True):
-                pass
-        else:
+        check = FORMATS.part(_ending(path), "check")
+        if check is None:
             return next(read_documents(path, column, report), None) is not None
+        check(path, column)
         return True
     return False
 
@@ -294,9 +317,17 @@ def read_documents(path: Path, column: str, report: Report = fail) -> Iterator[T
     Raises:
         DataError: the column is missing; or, by default, the first damage, with file and row.
     """
-    readers = {"parquet": _read_parquet, "arrow": _read_arrow, "jsonl": _read_jsonl, "text": _read_text}
     with guard(path, report):
-        yield from readers[format_of(path) or ""](path, column, report)
+        yield from FORMATS.create(_ending(path), path, column, report)
+
+
+def _check_parquet(path: Path, column: str) -> None:
+    check_schema(path, pq.read_schema(path), column)
+
+
+def _check_arrow(path: Path, column: str) -> None:
+    with open_arrow(path, column, only_headers=True):
+        pass
 
 
 def _read_parquet(path: Path, column: str, report: Report) -> Iterator[TextRow]:

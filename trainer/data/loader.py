@@ -11,27 +11,136 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
 import struct
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from conf.data_changes import skipped_batches
 from conf.schema import Config
 from hlatctl.run.errors import STORAGE_AWAY, CheckpointError, HlatctlError, LaunchError, from_record, to_record
 from hlatctl.run.journal import Event
-from trainer.data import tokenizer
-from trainer.data.documents import sources_of
-from trainer.data.packing import Deal, PackedRow, Position
-from trainer.data.prefetch import STOP_POLL_S, Batch, Batches, State
+from trainer.data.documents import deal_of, sources_of
+from trainer.data.packing import PackedRow, Position, Span
 from trainer.data.remote import ReadAhead
-from trainer.data.tokenizer import Tokens, make_encoder
+from trainer.data.tokenizer import Tokens, make_encoder, tokenizer_of
+
+#: How often a waiting thread checks whether to stop.
+_STOP_POLL_S = 0.1
+
+#: For each row of the global batch: the number of batches drawn, then its position's numbers; JSON.
+State = list[list[int]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tokens (rows, seq_len + 1) and the batch's number; in the reading process also their spans and positions.
+
+    Args:
+        after: the rows' positions after the batch.
+    """
+
+    tokens: Tokens
+    number: int
+    spans: list[list[Span]] = field(default_factory=list)
+    after: list[Position] = field(default_factory=list)
+
+
+class Batches:
+    """A process's share of each step's sequences.
+
+    Args:
+        batch: number of the last batch taken before.
+        ahead: how many batches the thread may prepare.
+    """
+
+    def __init__(self, *, batch: int, ahead: int) -> None:
+        self.batch = batch
+        """Number of the last batch taken, 1-based, including skipped ones."""
+        self.spans: list[list[Span]] = []
+        """For each sequence of the last batch, its spans; only in the process that reads the documents."""
+        self.wait_s = 0.0
+        """Seconds that :meth:`next` has waited since this was last set to 0."""
+        self._taken: list[Position] = []
+        self._queue: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=ahead)
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def state(self) -> State:
+        """The positions of this process's rows after the last batch taken; empty if another process reads them."""
+        return [[self.batch, *position.to_json()] for position in self._taken]
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """Return (inputs, targets) of the next step, each (sequences, seq_len) int64 on the CPU; may wait.
+
+        Raises:
+            HlatctlError: the corpus can't be read, here or in the process that reads it.
+            ConnectionError: the process that reads it has ended.
+        """
+        started = time.perf_counter()
+        item = self._queue.get()
+        self.wait_s += time.perf_counter() - started
+        if isinstance(item, BaseException):
+            raise item
+        self._taken, self.spans, self.batch = item.after, item.spans, item.number
+        tokens = torch.from_numpy(item.tokens).long()
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def close(self) -> None:
+        """Stop the background thread."""
+        self._stopping.set()
+        with suppress(queue.Empty):  # make room, so that a waiting thread ends before its timeout
+            self._queue.get_nowait()
+        if self._thread:
+            self._thread.join()
+
+    def _start(self, produce: Callable[[], None]) -> None:
+        """Call ``produce`` in the thread until it returns; :meth:`next` raises its error."""
+
+        def work() -> None:
+            try:
+                produce()
+            except BaseException as error:  # the thread that waits for batches raises it
+                self._put(error)
+
+        self._thread = threading.Thread(target=work, name="loader", daemon=True)
+        self._thread.start()
+
+    def _put(self, item: Batch | BaseException) -> None:
+        """Wait for room in the queue, unless the thread has to stop."""
+        while not self._stopping.is_set():
+            try:
+                return self._queue.put(item, timeout=_STOP_POLL_S)
+            except queue.Full:
+                continue
+
+
+class NoBatches(Batches):
+    """The batches of a pipeline stage that needs no tokens: zeros of the right shape.
+
+    Args:
+        shape: (sequences, seq_len).
+    """
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        super().__init__(batch=0, ahead=1)
+        self._zeros = torch.zeros(shape, dtype=torch.int64)
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """Return the zeros twice."""
+        return self._zeros, self._zeros
+
 
 #: A batch's number, or `_ERROR`, and the length of the rest in bytes.
 _HEADER = struct.Struct("<qq")
@@ -52,7 +161,7 @@ class Sender:
     def __init__(self, path: Path, receivers: int) -> None:
         self._path, self._receivers, address = path, receivers, _address(path)
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.settimeout(STOP_POLL_S)
+        self._listener.settimeout(_STOP_POLL_S)
         path.unlink(missing_ok=True)
         self._listener.bind(address)
         self._listener.listen(receivers)
@@ -173,7 +282,7 @@ class Loader(Batches):
 
     Args:
         state: the concatenated :attr:`state` lists of all ranks, in order, for any number of ranks.
-        events: the journal's events, equal on all ranks; ``amended`` events add batches to skip.
+        events: the journal's events, equal on all ranks; ``data_changed`` events add batches to skip.
         sender: sends to the processes that need the same batches; None: there are none.
 
     Raises:
@@ -199,14 +308,7 @@ class Loader(Batches):
         first, positions = _positions(state, rows, len(self.sources))
         super().__init__(batch=first, ahead=config.data.prefetch_batches)
         self._seq_len, self._skip, self._sender = config.train.seq_len, skipped_batches(config, events), sender
-        deal = Deal(
-            [len(source.documents) for source in self.sources],
-            keys=[source.fingerprint for source in self.sources],
-            weights=[source.weight for source in config.data.sources] or [1.0] * len(self.sources),
-            rows=rows,
-            seed=config.seed,
-        )
-        encode = make_encoder(tokenizer.load(Path(dataset["tokenizer"]["path"]) / tokenizer.TOKENIZER_JSON))
+        deal, encode = deal_of(config, self.sources), make_encoder(tokenizer_of(dataset))
         mine = range(rows // size * rank, rows // size * (rank + 1))
         readers = len(mine) * len(self.sources)
         documents = [

@@ -36,12 +36,12 @@ from hlatctl.run.checkpoint import read_rank_states
 from hlatctl.run.errors import CheckpointError, DataError
 from hlatctl.run.files import DAMAGED, parse_json, reading, why
 from hlatctl.run.paths import RunPaths
-from trainer.data import tokenizer, workers
-from trainer.data.documents import Source, TokenSource, sources_of
+from trainer.data import workers
+from trainer.data.documents import Source, TokenSource, deal_of, sources_of
 from trainer.data.ngrams import Block, Flags, Table, Words, blocks, normalise
-from trainer.data.packing import Deal, Position, encoded
+from trainer.data.packing import Position, encoded
 from trainer.data.remote import in_order
-from trainer.data.tokenizer import decoder, make_encoder
+from trainer.data.tokenizer import decoder, make_encoder, tokenizer_of
 
 #: Minimum and maximum words of an n-gram, and the percentile of the lengths.
 _LEAST_WORDS, MOST_WORDS, _PERCENTILE = 8, 13, 5
@@ -303,13 +303,7 @@ class Consumed:
         except (TypeError, ValueError):
             raise CheckpointError(f"the data loader's state is invalid: {str(state)[:200]}") from None
         self._counts = [len(source.documents) for source in self.sources]
-        self._deal = Deal(
-            self._counts,
-            keys=[source.fingerprint for source in self.sources],
-            weights=[source.weight for source in config.data.sources] or [1.0] * len(self.sources),
-            rows=rows,
-            seed=config.seed,
-        )
+        self._deal = deal_of(config, self.sources)
         #: For each source, the cumulative sums of the rows' finished documents; None: all of its documents were read.
         self._sums = [None if self._is_whole(i) else self._finished(i) for i in range(len(self.sources))]
         self._size = [bytes_of(s) / max(1, n) for s, n in zip(self.sources, self._counts, strict=True)]
@@ -422,7 +416,7 @@ class Worker:
         with reading(run.dataset, hint=_DATASET):
             self.consumed = Consumed(config, dataset, state)
             described = dataset["tokenizer"]
-            loaded = tokenizer.load(Path(described["path"]) / tokenizer.TOKENIZER_JSON)
+            loaded = tokenizer_of(dataset)
             self._eos_id = int(described["eos_id"])
             self._decode = decoder(loaded, int(described["vocab_size"]))
         self._encode = make_encoder(loaded)

@@ -3,6 +3,9 @@
 Arrow files are indexed where they lie; other files are converted to Arrow by several processes. The folder contains the
 index, the converted files, ``validation.jsonl``, ``tokenizer/`` and ``dataset.json`` last. It appears once it is
 complete, and an existing one is not changed. Files that a killed process has converted are kept in ``.NAME.partial``.
+
+Without ``--to`` it only checks corpus and tokenizer, within seconds: names, schemas and first lines. A corpus in object
+storage is listed; the listing is kept for fingerprints.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import argparse
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,7 +24,8 @@ from conf.schema import Config
 from hlatctl.run.errors import STORAGE_AWAY, HlatctlError, cannot_write, run_main
 from hlatctl.run.files import fsync, locked_file
 from hlatctl.run.paths import partial_data
-from trainer.data.corpus import Corpus, Task, check, convert, index_in_place, pieces_of, units_of
+from trainer.data import corpus
+from trainer.data.corpus import Corpus, Task, convert, index_in_place, pieces_of, units_of
 from trainer.data.dataset import DATASET, Prepared, write_dataset
 from trainer.data.documents import TokenCorpus
 from trainer.data.prepare_tokens import check_tokens, fetch_indexes, write_token_dataset
@@ -29,6 +34,19 @@ from trainer.data.workers import Progress, spread
 
 _Checked = tuple[list[TokenCorpus], list[Corpus]]
 _LOCK, _PROGRESS = ".lock", "progress"
+
+
+def check(config: Config) -> None:
+    """Check the corpus of a configuration with the code that prepares it, but without reading all of it.
+
+    Raises:
+        HlatctlError: names the problem.
+    """
+    if not is_remote(config):
+        _check(config, whole=False)
+        return
+    with tempfile.TemporaryDirectory(prefix="hlatctl-") as folder, _named_by_url():
+        _check(stand_ins(config, Path(folder), fresh=True), whole=False)
 
 
 def prepare(config: Config, target: Path) -> None:
@@ -41,7 +59,7 @@ def prepare(config: Config, target: Path) -> None:
     """
     if (target / DATASET).is_file():
         return
-    checked = None if is_remote(config) else _check(config)
+    checked = None if is_remote(config) else _check(config, whole=True)
     try:
         with _partial_folder(target) as partial:
             if partial is not None:
@@ -53,23 +71,30 @@ def prepare(config: Config, target: Path) -> None:
 
 def _fill(config: Config, checked: _Checked | None, partial: Path, target: Path) -> None:
     """Write the prepared folder. Stand-ins replace corpora in object storage, and are prepared like local folders."""
-    try:
+    with _named_by_url():
         here = config if checked else stand_ins(config, partial, fresh=False)
-        tokens, corpora = checked or _check(here)
+        tokens, corpora = checked or _check(here, whole=True)
         if tokens:
             write_token_dataset(here, tokens, partial, target)
         else:
             _write(here, corpora, partial, target)
+
+
+@contextmanager
+def _named_by_url() -> Iterator[None]:
+    """Name objects by their URLs in errors, instead of their stand-ins."""
+    try:
+        yield
     except HlatctlError as error:
         error.message, error.hint = in_words(error.message), in_words(error.hint)
         raise
 
 
-def _check(config: Config) -> _Checked:
-    """Return the checked corpora: of token ids, otherwise of text."""
-    fetch_indexes(config, whole=True)
+def _check(config: Config, *, whole: bool) -> _Checked:
+    """Return the checked corpora: of token ids, otherwise of text. ``whole``: a preparation follows."""
+    fetch_indexes(config, whole=whole)
     tokens = check_tokens(config)
-    return tokens, [] if tokens else check(config)
+    return tokens, [] if tokens else corpus.check(config)
 
 
 @contextmanager
@@ -125,12 +150,16 @@ def _publish(partial: Path, target: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prepare the folder; an error names the problem."""
+    """Prepare the folder, or check; an error names the problem."""
     parser = argparse.ArgumentParser(prog="trainer.data.prepare", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration")
-    parser.add_argument("--to", type=Path, required=True, help="folder to write")
+    parser.add_argument("--to", type=Path, help="folder to write; default: only check")
     arguments = parser.parse_args(argv)
-    prepare(load(arguments.config), arguments.to)
+    config = load(arguments.config)
+    if arguments.to is None:
+        check(config)
+    else:
+        prepare(config, arguments.to)
     return 0
 
 

@@ -392,6 +392,8 @@ def _above(name: str) -> list[PurePosixPath]:
     return list(PurePosixPath(name).parents)[:-1]
 
 
+#: The hint for a damaged prepared corpus.
+PREPARE_AGAIN = "remove its folder under .cache/data and run again"
 _SUFFIX, _LISTING = ".remote", ".listing.json"
 _ROOT = re.compile(rf"/[^\s'\"]*?{re.escape(_SUFFIX)}(?=/|\b)")
 _CHUNK_BYTES = 2 << 20
@@ -581,6 +583,5 @@ def _listed(root: Path) -> tuple[Listing, dict[str, Entry]]:
     try:
         listing = Listing.read(root / _LISTING)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        hint = "remove its folder under .cache/data and run again"
-        raise DataError(f"{root / _LISTING}: missing or damaged ({error})", hint=hint) from None
+        raise DataError(f"{root / _LISTING}: missing or damaged ({error})", hint=PREPARE_AGAIN) from None
     return listing, {entry.path: entry for entry in listing.entries}

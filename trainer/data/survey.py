@@ -18,11 +18,11 @@ from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import run_main
 from hlatctl.run.files import reading
-from trainer.data import tokenizer
 from trainer.data.documents import Source, TokenSource, sources_of
+from trainer.data.loader import Loader
 from trainer.data.packing import Permutation, encoded
 from trainer.data.remote import RemoteDocuments, in_order
-from trainer.data.tokenizer import Encode, make_encoder
+from trainer.data.tokenizer import Encode, make_encoder, tokenizer_of
 
 _SAMPLE_TOKENS = 200
 
@@ -37,7 +37,7 @@ def survey(config: Config, dataset: dict[str, Any], *, documents: int) -> dict[s
         ``sources`` (see :func:`_survey_source`); totals as in ``dataset.json``; ``sample``: the first tokens of the
         first packed sequence as text.
     """
-    described = tokenizer.load(Path(dataset["tokenizer"]["path"]) / tokenizer.TOKENIZER_JSON)
+    described = tokenizer_of(dataset)
     encode, eos_id = make_encoder(described), dataset["tokenizer"]["eos_id"]
     weights = [source.weight for source in config.data.sources] or [1.0]
     sources = [
@@ -88,8 +88,6 @@ def _survey_source(source: Source | TokenSource, encode: Encode, eos_id: int, do
 
 
 def _sample(config: Config, dataset: dict[str, Any], described: Any) -> str:
-    from trainer.data.loader import Loader
-
     loader = Loader(config, dataset, rank=0, size=1)
     try:
         inputs, _ = loader.next()

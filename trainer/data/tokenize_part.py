@@ -16,11 +16,11 @@ import numpy as np
 from hlatctl.run import files
 from hlatctl.run.errors import DataError
 from hlatctl.run.files import DAMAGED, reading
-from trainer.data import documents, tokenizer, workers
+from trainer.data import documents, workers
 from trainer.data.documents import Source, sources_of
 from trainer.data.packing import encoded
 from trainer.data.remote import in_order
-from trainer.data.tokenizer import Encode, make_encoder
+from trainer.data.tokenizer import Encode, make_encoder, tokenizer_of
 
 PLAN = "plan.json"
 #: Bytes of text between updates of the progress.
@@ -137,6 +137,4 @@ def _prepared(folder: Path) -> tuple[TokenizationPlan, Source, Encode, int]:
         dataset = files.read_sealed_json(Path(plan.dataset))
     (source,) = sources_of(dataset)
     assert isinstance(source, Source)
-    described = dataset["tokenizer"]
-    encode = make_encoder(tokenizer.load(Path(described["path"]) / tokenizer.TOKENIZER_JSON))
-    return plan, source, encode, int(described["eos_id"])
+    return plan, source, make_encoder(tokenizer_of(dataset)), int(dataset["tokenizer"]["eos_id"])

@@ -21,7 +21,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 
 TOKENIZER_JSON = "tokenizer.json"
+#: SentencePiece's visible space, U+2581.
+_SPACE = "▁"
 CONFIG_JSON = "tokenizer_config.json"
 BOS, EOS = "<s>", "</s>"
 #: Files of a tokenizer in a Hugging Face folder, which may also contain a model's files.
@@ -128,6 +130,11 @@ def load(path: Path) -> Tokenizer:
     return tokenizer
 
 
+def tokenizer_of(dataset: Mapping[str, Any]) -> Tokenizer:
+    """Return the tokenizer of a ``dataset.json``; raises as :func:`load`."""
+    return load(Path(dataset["tokenizer"]["path"]) / TOKENIZER_JSON)
+
+
 def describe(folder: Path) -> dict[str, Any]:
     """Return the entry of a tokenizer's folder in ``dataset.json``, without its path.
 
@@ -209,7 +216,6 @@ def _content(token: Any) -> str | None:
 #: ``TrainerSpec.ModelType`` and ``SentencePiece.Type`` of sentencepiece_model.proto.
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
-_SENTENCEPIECE_SPACE = "▁"
 _COMPARED_DOCUMENTS = 64
 _COMPARED_CHARACTERS = 20_000
 _PROBES = ("Hello, world", " two  spaces ", "\ttab\nand line\n\n", "naïve 東京 🤖 \u200b", "x" * 50, "")
@@ -272,7 +278,7 @@ def _build(path: Path, proto: Any) -> Tokenizer:
     tokenizer.normalizer = _normalizer(proto.normalizer_spec)
     tail = [decoders.Strip(content=" ", left=1, right=0)] if proto.normalizer_spec.add_dummy_prefix else []
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(_SENTENCEPIECE_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *tail]
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *tail]
     )
     return tokenizer
 
@@ -296,8 +302,8 @@ def _normalizer(spec: Any) -> Any:
     if spec.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     if spec.add_dummy_prefix:
-        steps.append(normalizers.Prepend(_SENTENCEPIECE_SPACE))
-    return normalizers.Sequence([*steps, normalizers.Replace(" ", _SENTENCEPIECE_SPACE)])
+        steps.append(normalizers.Prepend(_SPACE))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
 
 
 def _compare(path: Path, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
@@ -317,7 +323,6 @@ Tokens = npt.NDArray[np.int32]
 #: Encodes a text to its ids, without special tokens.
 Encode = Callable[[str], Tokens]
 
-_ENCODER_SPACE = "▁"
 _WORD = re.compile(r" *[^ \n]+| +|\n")
 _LINE_END_PIECE = "<0x0A>"
 #: Words in a cache generation, about 25 MB; the previous one is kept too, so frequent words are never dropped.
@@ -351,14 +356,14 @@ def splits_at_words(description: dict[str, Any]) -> bool:
         and model.get("byte_fallback") is True
         and all(f"<0x{byte:02X}>" in model["vocab"] for byte in range(256))
         and all(token["special"] for token in description["added_tokens"])
-        and not any(re.search(rf"[^{_ENCODER_SPACE}]{_ENCODER_SPACE}|\n", piece) for piece in model["vocab"])
+        and not any(re.search(rf"[^{_SPACE}]{_SPACE}|\n", piece) for piece in model["vocab"])
     )
 
 
 def _is_metaspace(normalizer: dict[str, Any] | None) -> bool:
     """Return whether a normalizer only prepends a space and replaces spaces, like SentencePiece."""
-    prepend = {"type": "Prepend", "prepend": _ENCODER_SPACE}
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _ENCODER_SPACE}
+    prepend = {"type": "Prepend", "prepend": _SPACE}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     return normalizer == {"type": "Sequence", "normalizers": [prepend, replace]}
 
 
@@ -382,14 +387,14 @@ class _ByWord:
         self._whole = whole
         words = Tokenizer.from_str(tokenizer.to_str())
         words.encode_special_tokens = True
-        words.normalizer = normalizers.Replace(" ", _ENCODER_SPACE)
+        words.normalizer = normalizers.Replace(" ", _SPACE)
         self._encode_words = _Whole(words)
         self._line_end = np.int32(tokenizer.get_vocab()[_LINE_END_PIECE])
         self._known: dict[str, bytes] = {}
         self._before: dict[str, bytes] = {}
 
     def __call__(self, text: str) -> Tokens:
-        if _ENCODER_SPACE in text or not text:
+        if _SPACE in text or not text:
             return self._whole(text)  # a visible space in the text itself could merge with a real one
         words = _WORD.findall(f" {text}")
         known = self._known
@@ -424,7 +429,6 @@ class _ByWord:
 
 Decode = Callable[[Sequence[int]], bytes]
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-_TOKEN_BYTES_SPACE = "\u2581"
 #: Decoders of SentencePiece's tokens; Strip and Fuse change only the ends of a text.
 _SENTENCEPIECE = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
@@ -461,7 +465,7 @@ def _decoders(described: Any) -> set[str]:
     if described.get("type") == "Sequence":
         return {kind for each in described.get("decoders", []) for kind in _decoders(each)}
     pair = (described.get("pattern"), described.get("content"))
-    if described.get("type") == "Replace" and pair != ({"String": _TOKEN_BYTES_SPACE}, " "):
+    if described.get("type") == "Replace" and pair != ({"String": _SPACE}, " "):
         return {"another Replace"}
     return {str(described.get("type"))}
 
@@ -476,4 +480,4 @@ def _of_byte_level() -> Callable[[str], bytes]:
 
 def _of_pieces(token: str) -> bytes:
     match = _BYTE.fullmatch(token)
-    return bytes([int(match[1], 16)]) if match else token.replace(_TOKEN_BYTES_SPACE, " ").encode()
+    return bytes([int(match[1], 16)]) if match else token.replace(_SPACE, " ").encode()

@@ -21,7 +21,7 @@ from typing import Any
 from hlatctl.run import files
 from hlatctl.run.errors import ERROR_FILE_ENV, CompileError, DependencyError, load_error, run_main
 from hlatctl.run.processes import node_name
-from trainer.neuron import tools
+from trainer.neuron.node import ToolError, find_tool
 
 _TOOL = "neuron_parallel_compile"
 _MARK = "||NEURON_PARALLEL_COMPILE||: {"
@@ -82,8 +82,8 @@ def compile_node(folder: Path, command: list[str]) -> Report:
     cache = folder / f"node-{node_name()}"
     cache.mkdir(parents=True, exist_ok=True)
     try:
-        words = [tools.find(_TOOL), *command]
-    except tools.ToolError as error:
+        words = [find_tool(_TOOL), *command]
+    except ToolError as error:
         raise DependencyError(str(error), hint="backend.name=nxd needs the Neuron SDK: docs/neuron.md") from None
     env = {**os.environ, "NEURON_COMPILE_CACHE_URL": os.fspath(cache), "NEURON_PARALLEL_COMPILE_DUMP_RESULTS": "1"}
     lines = []

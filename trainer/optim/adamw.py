@@ -15,14 +15,14 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from conf.schema import OptimizerConfig
+from conf.schema import Config, OptimizerConfig
 from trainer.parallel.tensor import ShardSpec
 
 if TYPE_CHECKING:
@@ -164,8 +164,18 @@ class AdamW:
         self._updates = torch.zeros((), dtype=torch.float32, device=first.device)
         self._noise_device = noise_device or first.device
         self._fused = fused
-        self._torch = None if first.dtype == torch.bfloat16 else self._make_torch(fused=fused)
+        by_torch = self._moments["exp_avg_sq"] and first.dtype != torch.bfloat16
+        self._torch = self._make_torch(fused=fused) if by_torch else None
         self.zero_grad()
+
+    @classmethod
+    def of(cls, shards: Mapping[str, ParameterShard], config: Config, **options: Any) -> Self:
+        """Return the optimizer of a configuration (``conf.registries.OPTIMIZERS``).
+
+        Args:
+            options: further arguments of the class.
+        """
+        return cls(shards, config.optimizer, **options)
 
     def zero_grad(self) -> None:
         """Clear the gradients."""

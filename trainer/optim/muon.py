@@ -20,14 +20,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from conf.schema import ModelConfig, OptimizerConfig
+from conf.schema import Config, ModelConfig, OptimizerConfig
 from hlatctl.run import peers
 from trainer.model.decoder import mlp_blocks
 from trainer.optim.adamw import AdamW, ParameterShard, stochastic_round_
@@ -279,6 +279,11 @@ class Muon(AdamW):
         self._skips: Tensor | None = None
         device = self.gradients.device
         self._rows = {matrix: _on(matrix.rows_in(pieces.shard), device) for matrix in matrices}
+
+    @classmethod
+    def of(cls, shards: Mapping[str, ParameterShard], config: Config, **options: Any) -> Self:
+        """See :meth:`trainer.optim.adamw.AdamW.of`."""
+        return cls(shards, config.optimizer, model=config.model, **options)
 
     def step(self, *, lr: float, number: int, divisor: Tensor | None = None, skip: Tensor | None = None) -> None:
         """Update as :class:`trainer.optim.adamw.AdamW`. Matrices come first, because AdamW may divide all gradients."""

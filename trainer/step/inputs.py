@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conf.data_changes import AMENDED, TRAIN_STARTED, amended_skips, check_same_corpus
+from conf.data_changes import DATA_CHANGED, TRAIN_STARTED, added_skips, check_same_corpus
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import DataError, HlatctlError
@@ -20,8 +20,7 @@ from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend
 from trainer.checkpoint.manager import Restored
 from trainer.checkpoint.together import on_rank0
-from trainer.data.loader import Loader, ReceivedBatches, Sender
-from trainer.data.prefetch import Batches, NoBatches, State
+from trainer.data.loader import Batches, Loader, NoBatches, ReceivedBatches, Sender, State
 
 
 def read_dataset(run: RunPaths, backend: Backend) -> dict[str, Any]:
@@ -45,12 +44,12 @@ def read_dataset(run: RunPaths, backend: Backend) -> dict[str, Any]:
 def open_batches(
     config: Config, run: RunPaths, dataset: dict[str, Any], backend: Backend, last: Restored | None
 ) -> tuple[Batches, list[int | str]]:
-    """Return this process's batches from the checkpoint's position, and the batches that ``amended`` events skip.
+    """Return this process's batches from the checkpoint's position, and the batches that ``data_changed`` events skip.
 
     Raises:
         DataError: the corpus isn't the one that the checkpoint was trained on.
     """
-    events: list[Event] = on_rank0(backend, lambda: _amendments(run), run.root)
+    events: list[Event] = on_rank0(backend, lambda: _data_changes(run), run.root)
     state: State | None = None
     if last and not config.begins_data_at(last.step):
         check_same_corpus(last.shared["dataset_fingerprint"], dataset, events)
@@ -73,7 +72,7 @@ def open_batches(
             batches = _read_for_others(read, Sender(socket, len(ranks) - 1))
         else:
             batches = ReceivedBatches(socket, (sequences, length + 1), ahead=config.data.prefetch_batches)
-    return batches, amended_skips(events)
+    return batches, added_skips(events)
 
 
 def _read_for_others(read: Callable[[Sender], Loader], sender: Sender) -> Loader:
@@ -85,6 +84,6 @@ def _read_for_others(read: Callable[[Sender], Loader], sender: Sender) -> Loader
         raise
 
 
-def _amendments(run: RunPaths) -> list[Event]:
+def _data_changes(run: RunPaths) -> list[Event]:
     """Return the events about skipped batches. The journal may grow while the processes start."""
-    return [event for event in read_events(run, wanted=no_steps) if event["kind"] in (AMENDED, TRAIN_STARTED)]
+    return [event for event in read_events(run, wanted=no_steps) if event["kind"] in (DATA_CHANGED, TRAIN_STARTED)]

@@ -12,31 +12,31 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from conf.amendments import with_changes
-from conf.data_changes import AMENDED, SKIP_STEPS, TRAIN_STARTED
+from conf.data_changes import DATA_CHANGED, SKIP_STEPS, TRAIN_STARTED
 from conf.devices import DEVICES
 from conf.schema import Config
 from conf.sizes import mfu, parameters
 from conf.training_rules import EXIT_CODES, CheckpointPolicy, Outcome, SaveReason, learning_rate
-from hlatctl.run import startup
+from hlatctl.run import files, startup
 from hlatctl.run.errors import NONFINITE, TrainingError
 from hlatctl.run.fence import Fence
+from hlatctl.run.files import DAMAGED
 from hlatctl.run.journal import JournalWriter, train_writer
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.paths import ProfileOrder, RunPaths
 from hlatctl.run.processes import node_name
 from hlatctl.run.step_metrics import texts
-from trainer.backends.base import STOP, Backend, StepMetrics, Stopwatch
+from trainer.backends.base import ENDS, NEWS, STOP, Backend, StepMetrics, Stopwatch
 from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, seed_rng, set_rng_state
 from trainer.process import StopRequest
 from trainer.step.inputs import open_batches, read_dataset
 from trainer.step.monitor import DRIFT_EVERY_STEPS, Monitor, MonitorEvent, RankTimes, drift_alarm
-from trainer.step.orders import Orders
 from trainer.step.profiling import Profiling
 
 #: The same as torchtitan's ``log_freq``.
@@ -119,6 +119,73 @@ def _host_memory_bytes() -> tuple[int | None, int]:
     return current, max(peak, current or 0)  # the kernel updates the peak later than the pages
 
 
+#: Interval between reads of the file.
+_LOOK_EVERY_S = 2.0
+#: While the driver wants training to end, it touches the file more often than this. Without a driver, training
+#: continues, because nothing would start the next attempt.
+_FRESH_S = 120.0
+
+
+class Orders:
+    """The driver's orders to a running attempt: amendments of the run's configuration, and profiles.
+
+    Only rank 0 reads the driver's file, a small one, at most once in two seconds. It notifies the others through the
+    signal that each step's metrics carry, so that all begin or end with the same step.
+
+    Args:
+        attempt: number of the attempt.
+        ahead: number of steps between the signal and its effect on every rank.
+    """
+
+    def __init__(self, run: RunPaths, attempt: int, *, ahead: int = 0) -> None:
+        self._path, self._ahead = run.orders(attempt), ahead
+        self._looked_s = self._changed_s = -_FRESH_S
+        self._version: tuple[int, int] = (0, 0)
+        self._order: dict[str, Any] = {}
+        self._taken: set[int] = set()
+        self._profiled = 0
+
+    def signal(self, step: int) -> int:
+        """Return what rank 0 adds to the signal of a step."""
+        self._look()
+        if not self._order:
+            return 0
+        end, is_fresh = self._order["end_after_step"], time.monotonic() - self._changed_s < _FRESH_S
+        ends = end is not None and step + self._ahead >= end and is_fresh
+        return ENDS * ends + NEWS * bool(set(self._order["numbers"]) - self._taken or self._new_profile())
+
+    def take(self) -> tuple[list[int], dict[str, Any], dict[str, Any] | None]:
+        """Return the numbers of the new amendments, the values of all amendments by key, and a profile if it is new."""
+        new = sorted(set(self._order["numbers"]) - self._taken)
+        self._taken.update(new)
+        profile = self._new_profile()
+        self._profiled = profile["number"] if profile else self._profiled
+        return new, self._order["values"], profile
+
+    def _new_profile(self) -> dict[str, Any] | None:
+        profile: dict[str, Any] | None = self._order["profile"]
+        return profile if profile and profile["number"] > self._profiled else None
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_EVERY_S:
+            return
+        self._looked_s = now_s
+        try:
+            status = os.stat(self._path)
+            version = (status.st_mtime_ns, status.st_ino)
+            if version != self._version:
+                order = files.read_json(self._path)
+                profile = order["profile"]
+                self._order = {
+                    **{name: order[name] for name in ("numbers", "values", "end_after_step")},
+                    "profile": asdict(ProfileOrder.of(profile)) if profile else None,
+                }
+                self._version, self._changed_s = version, now_s
+        except (OSError, *DAMAGED):  # it is written again, or not at all
+            return
+
+
 @dataclass(frozen=True)
 class _PendingStep:
     """A step whose metrics have not been read yet.
@@ -181,7 +248,7 @@ class Training:
         self.last_finished_s = 0.0
         restored = self._restore(max_checkpoint_step)
         self.dataset_fingerprint = str(dataset["fingerprint"])
-        self.batches, self.amended_skips = open_batches(config, run, dataset, backend, restored)
+        self.batches, self.added_skips = open_batches(config, run, dataset, backend, restored)
 
     def _restore(self, max_checkpoint_step: int | None) -> Restored | None:
         """Continue from the newest checkpoint, or otherwise read the weights of ``train.init_from``."""
@@ -326,7 +393,7 @@ class Training:
             )
         if action == "skip":
             return None
-        self._note(AMENDED, durable=True, key=SKIP_STEPS, value=[pending.batch], by="trainer", why=numbers)
+        self._note(DATA_CHANGED, durable=True, key=SKIP_STEPS, value=[pending.batch], by="trainer", why=numbers)
         self.step = pending.step
         self.pending.clear()  # later steps used parameters that are not finite
         return "rollback"
@@ -362,7 +429,7 @@ class Training:
             device=str(self.backend.device),
             parameters=parameters(self.config.model).total,
             peak_flops_per_s=self.backend.peak_flops_per_s(),
-            amended_skips=self.amended_skips,
+            added_skips=self.added_skips,
         )
 
     def _watch(self, step: int, metrics: StepMetrics, step_s: float) -> None:

@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import Any
 
 from conf.schema import ClusterConfig, KubernetesConfig
+from flows.launch.base import AwayError
 from flows.launch.kubernetes.pods import is_usable
 from hlatctl.run.errors import ConfigError, LaunchError
 
@@ -34,10 +35,6 @@ _REASON = re.compile(r"Error from server \((\w+)\)")
 _RIGHTS = "ask the cluster's administrator for this right; `kubectl auth can-i --list` shows those of your account"
 #: A kind's objects, as kubectl prints them in JSON.
 Object = dict[str, Any]
-
-
-class ApiAwayError(LaunchError):
-    """The API server does not answer: nothing may be concluded about its jobs."""
 
 
 class RefusedError(LaunchError):
@@ -65,7 +62,7 @@ class Api:
         """Return the objects of some kinds, such as ``jobs,pods``, that have a label or a field.
 
         Raises:
-            ApiAwayError: the server does not answer.
+            AwayError: the server does not answer.
             LaunchError: the server refuses.
         """
         words = [*([f"--selector={label}"] if label else []), *([f"--field-selector={field}"] if field else [])]
@@ -99,7 +96,7 @@ class Api:
         """Run kubectl with a text as its input, and return its output.
 
         Raises:
-            ApiAwayError: the server does not answer.
+            AwayError: the server does not answer.
             RefusedError: the server refuses.
             LaunchError: kubectl is not installed.
         """
@@ -118,12 +115,12 @@ class Api:
                 hint="install kubectl, and try `kubectl get nodes` (`hlatctl doctor` checks both)",
             ) from None
         except subprocess.TimeoutExpired:
-            raise ApiAwayError(f"kubectl {words[0]}: no answer in {3 * _PATIENCE_S} s") from None
+            raise AwayError(f"kubectl {words[0]}: no answer in {3 * _PATIENCE_S} s") from None
         if done.returncode == 0:
             return done.stdout
         said = " ".join(_KLOG.sub("", done.stderr).split()) or f"exit code {done.returncode}"
         if _AWAY.search(said):
-            raise ApiAwayError(f"kubectl {words[0]}: {said}")
+            raise AwayError(f"kubectl {words[0]}: {said}")
         reason = _REASON.search(said)
         raise RefusedError(
             f"kubectl {words[0]}: {said}",
@@ -178,14 +175,14 @@ def check_limits(cluster: ClusterConfig) -> str:
 
     Raises:
         ConfigError: all nodes have one instance type, which is too small.
-        ApiAwayError: the server does not answer.
+        AwayError: the server does not answer.
         LaunchError: the server refuses, or kubectl is not installed.
     """
     settings, api = cluster.kubernetes, Api(cluster.kubernetes)
     try:
         matching = matching_nodes(settings, api.list("nodes"))
-    except ApiAwayError as error:
-        raise ApiAwayError(error.message, hint="try `kubectl get nodes`, and again when it answers") from None
+    except AwayError as error:
+        raise AwayError(error.message, hint="try `kubectl get nodes`, and again when it answers") from None
     lacks = [lacking(settings, node) for node in matching]
     if _INSTANCE_TYPE in settings.node_selector and matching and all(lacks):
         name, has = lacks[0][0]

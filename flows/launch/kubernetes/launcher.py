@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 import uuid
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from conf.schema import ClusterConfig
-from flows.launch.base import Allocation, Handle, Job, JobPlan, Status
+from conf.schema import ClusterConfig, Config
+from flows.launch.base import AwayError, Handle, Job, JobPlan, Launcher, Status, writing
 from flows.launch.endings import (
     NodeRecord,
     base_of,
@@ -25,10 +23,11 @@ from flows.launch.endings import (
     has_ended,
     node_records,
     order,
+    order_stacks,
+    prepare,
     read_token,
-    token_file,
 )
-from flows.launch.kubernetes.api import Api, ApiAwayError, RefusedError
+from flows.launch.kubernetes.api import Api, RefusedError, check_limits
 from flows.launch.kubernetes.manifest import TOKEN_LABEL, manifest, object_name, submitted, text_of
 from flows.launch.kubernetes.pods import (
     Pod,
@@ -45,9 +44,7 @@ from flows.launch.kubernetes.pods import (
     version_of,
     was_asked,
 )
-from hlatctl import node
-from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, LaunchError, cannot_write
+from hlatctl.run.errors import ConfigError, LaunchError
 
 _POLL_S = 0.5
 #: Seconds between two queries about the same job; records on the disk answer sooner.
@@ -65,12 +62,10 @@ _KEPT = (("metadata", "name"), ("spec", "completions"), ("spec", "parallelism"))
 Object = dict[str, Any]
 
 
-class KubernetesLauncher:
+class KubernetesLauncher(Launcher):
     """Starts jobs on a Kubernetes cluster."""
 
     name = "kubernetes"
-    weighs_jobs = False
-    keeps_nodes = False
 
     def __init__(self, cluster: ClusterConfig) -> None:
         self._cluster, self._api = cluster, Api(cluster.kubernetes)
@@ -80,12 +75,21 @@ class KubernetesLauncher:
         self._hosts: tuple[str, ...] = ()
         self._hosts_asked_s = -_HOSTS_FOR_S
 
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return the launcher of a configuration (``conf.registries.LAUNCHERS``)."""
+        return cls(config.cluster)
+
+    def check_limits(self, config: Config) -> str:
+        """Compare a pod with the cluster's nodes."""
+        return check_limits(config.cluster)
+
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the cluster's nodes with the requested labels that can run pods, whether or not one runs there now."""
         if time.monotonic() - self._hosts_asked_s >= _HOSTS_FOR_S:
             try:
                 known = self._api.list("nodes")
-            except ApiAwayError:
+            except AwayError:
                 return self._hosts
             selector = self._cluster.kubernetes.node_selector
             usable = (one["metadata"]["name"] for one in known if is_usable(one, selector))
@@ -131,10 +135,6 @@ class KubernetesLauncher:
             )
         return patched
 
-    def handle(self, plan: JobPlan) -> Handle:
-        """Return the job's place: its launch folder and name."""
-        return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
-
     def submit(self, plan: JobPlan) -> Handle:
         """Create the job, and return once the cluster has accepted it. An older job of this place is removed first.
 
@@ -144,11 +144,8 @@ class KubernetesLauncher:
         """
         handle, token = self.handle(plan), uuid.uuid4().hex
         self._remove(handle)
-        try:
-            _prepare(plan, base_of(handle), token)
-        except OSError as error:
-            place = f"job {plan.job.name}: {error.filename or plan.job.launch_dir}"
-            raise cannot_write(place, error, hint="free space, or repair the storage, then `hlatctl resume`") from None
+        with writing(plan.job):
+            prepare(plan, token)
         name, uid = object_name(handle.launch_dir, handle.name), self._api.create(submitted(plan.script, token))
         with contextlib.suppress(LaunchError):  # the Job runs; without an owner its Service is removed by _remove only
             self._api.own("service", name, {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid})
@@ -173,7 +170,7 @@ class KubernetesLauncher:
             if seen.suspended and records and (seen := self._look(token, now=True)).suspended:
                 return self._suspended(handle, seen, records)
             return self._live(handle, seen, nodes) or self._conclude(handle, seen, nodes)
-        except ApiAwayError as error:
+        except AwayError as error:
             return Status(state="unknown", reason=error.message)
 
     def _live(self, handle: Handle, seen: Seen, nodes: int) -> Status | None:
@@ -285,25 +282,9 @@ class KubernetesLauncher:
         seen = self._patiently(token)
         return any(not pod.ended and pod not in seen.lost for pod in seen.pods)
 
-    def allocation(self, job: Job) -> Allocation | None:
-        """Return None: pods exist only as long as their job."""
-        return None
-
-    def release(self, run_dir: Path) -> None:
-        """Do nothing: no nodes are kept."""
-
     def dump_stacks(self, handle: Handle) -> str:
         """Ask the nodes' programs, which signal the ranks below them."""
-        records = node_records(base_of(handle))
-        if not records:
-            return "no stacks: no node has started the job"
-        if problem := order(base_of(handle), "stacks"):
-            return f"no stacks: {problem}"
-        return f"{len(records)} nodes asked to have their processes print their stacks into their logs"
-
-    def oom_kills(self) -> int | None:
-        """Return None: each node reports its own count in its record of the end."""
-        return None
+        return order_stacks(base_of(handle))
 
     def _look(self, token: str, *, now: bool = False) -> Seen:
         """Return what the cluster has of a job; a recent answer counts unless ``now``."""
@@ -344,28 +325,10 @@ class KubernetesLauncher:
         while True:
             try:
                 return self._look(token, now=True)
-            except ApiAwayError:
+            except AwayError:
                 time.sleep(_POLL_S)
 
 
 def _listed_every_s(seen: Seen) -> float:
     """Return how long a list of pods stays valid: for few pods, until the next query."""
     return min(_LIST_EVERY_S, seen.took_s / _LIST_FRACTION)
-
-
-def _prepare(plan: JobPlan, base: Path, token: str) -> None:
-    job = plan.job
-    job.launch_dir.mkdir(parents=True, exist_ok=True)
-    records = (path for kind in ("pid", "exit_code") for path in job.launch_dir.glob(f"{job.name}.node-*.{kind}"))
-    for stale in (
-        node.record(base, "pid"),
-        node.record(base, "exit_code"),
-        node.orders(base),
-        *records,
-        job.error_file,
-    ):
-        stale.unlink(missing_ok=True)
-    files.write_text(plan.script_path, plan.script)
-    job.log_dir.mkdir(parents=True, exist_ok=True)
-    job.log.touch()
-    files.write_text(token_file(base), f"{token}\n")

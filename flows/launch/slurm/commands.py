@@ -1,6 +1,6 @@
 """Slurm's commands: ask the scheduler for the state of jobs and nodes, and accounting for jobs it has forgotten.
 
-A scheduler that does not answer raises ``SchedulerAwayError``, so that no caller mistakes silence for an answer.
+A scheduler that does not answer raises ``AwayError``, so that no caller mistakes silence for an answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from flows.launch.base import Verdict
+from flows.launch.base import AwayError, Verdict
 from hlatctl.run.errors import LaunchError
 
 #: Seconds between two queries to the scheduler, which serves a whole cluster; records on the disk answer sooner.
@@ -44,10 +44,6 @@ _FORMAT = "%i|%T|%r|%k|%N|%S|%B|%L|%j"
 _NAMES = ("id", "state", "reason", "comment", "nodes", "start", "batch_host", "left", "name")
 
 
-class SchedulerAwayError(LaunchError):
-    """The scheduler does not answer: nothing may be concluded about its jobs."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
     """A job as the scheduler knows it; see squeue(1). Accounting doesn't know the last two fields."""
@@ -67,7 +63,7 @@ def slurm(*words: str) -> str:
     """Run one of Slurm's commands and return its output.
 
     Raises:
-        SchedulerAwayError: the scheduler does not answer.
+        AwayError: the scheduler does not answer.
         LaunchError: it refuses, or the command is not installed.
     """
     try:
@@ -92,7 +88,7 @@ def patiently(ask: Callable[[], _T]) -> _T:
     while True:
         try:
             return ask()
-        except SchedulerAwayError:
+        except AwayError:
             time.sleep(_ASK_AGAIN_S)
 
 
@@ -123,7 +119,7 @@ class Queue:
             now: query now and wait for the answer.
 
         Raises:
-            SchedulerAwayError: the scheduler gave no answer.
+            AwayError: the scheduler gave no answer.
         """
         rows = self._newest(now=now)
         known = [row for row in rows if row.name == name and token in ("", row.comment)]
@@ -147,7 +143,7 @@ class Queue:
             if first:
                 self._asking.join()
         if self._rows is None:
-            raise SchedulerAwayError("squeue: the scheduler does not answer", hint="see `sinfo` and `scontrol ping`")
+            raise AwayError("squeue: the scheduler does not answer", hint="see `sinfo` and `scontrol ping`")
         return self._rows
 
     def _ask(self) -> None:
@@ -165,7 +161,7 @@ def _row(line: str) -> SlurmJob:
 
 def _error(command: str, text: str) -> LaunchError:
     if "Unable to contact slurm controller" in text or "Connection refused" in text or "timed out" in text:
-        return SchedulerAwayError(f"{command}: {text}", hint="see `scontrol ping`; the run can be resumed")
+        return AwayError(f"{command}: {text}", hint="see `scontrol ping`; the run can be resumed")
     return LaunchError(f"{command}: {text}", hint="see `sinfo` and `scontrol show partition`")
 
 

@@ -17,21 +17,10 @@ from pathlib import Path
 
 from conf.cluster_rules import SIGNAL_EARLY_S
 from conf.schema import ClusterConfig, SlurmConfig
-from flows.launch.base import Allocation, Job, JobPlan
+from flows.launch.base import Allocation, AwayError, Job, JobPlan
 from flows.launch.endings import give_up, read_token, token_file
 from flows.launch.slurm import script as scripts
-from flows.launch.slurm.commands import (
-    RUNS,
-    WAITS,
-    Queue,
-    SchedulerAwayError,
-    SlurmJob,
-    hosts_of,
-    node_states,
-    patiently,
-    scancel,
-    slurm,
-)
+from flows.launch.slurm.commands import RUNS, WAITS, Queue, SlurmJob, hosts_of, node_states, patiently, scancel, slurm
 from flows.launch.slurm.limits import seconds
 from hlatctl.allocation import TOKEN_ENV, UNUSABLE, Order, Round, rounds
 from hlatctl.run import files
@@ -186,7 +175,7 @@ class KeptNodes:
             folder.release()
         try:
             row = self._queue.job(folder.job_name, "", now=True)
-        except SchedulerAwayError:
+        except AwayError:
             return  # its program reads the file
         if row and (row.state in WAITS or not folder.closed or not is_alive(row)):
             scancel(row.id)

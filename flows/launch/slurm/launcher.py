@@ -16,12 +16,23 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from signal import Signals
+from typing import Self
 
 from conf.cluster_rules import SIGNAL_EARLY_S
-from conf.schema import ClusterConfig
-from flows.launch.base import Allocation, Handle, Job, JobPlan, Status
-from flows.launch.endings import NodeRecord, base_of, conclude, give_up, node_records, order, read_token, token_file
-from flows.launch.slurm import kept_nodes
+from conf.schema import ClusterConfig, Config
+from flows.launch.base import Allocation, AwayError, Handle, Job, JobPlan, Launcher, Status, writing
+from flows.launch.endings import (
+    NodeRecord,
+    base_of,
+    conclude,
+    give_up,
+    node_records,
+    order,
+    order_stacks,
+    prepare,
+    read_token,
+)
+from flows.launch.slurm import kept_nodes, limits
 from flows.launch.slurm import script as scripts
 from flows.launch.slurm.commands import (
     PAUSES,
@@ -30,7 +41,6 @@ from flows.launch.slurm.commands import (
     WAITS,
     Accounting,
     Queue,
-    SchedulerAwayError,
     SlurmJob,
     hosts_of,
     node_states,
@@ -40,11 +50,10 @@ from flows.launch.slurm.commands import (
 )
 from flows.launch.slurm.kept_nodes import Folder, KeptNodes, round_of
 from flows.launch.slurm.limits import seconds
-from hlatctl import node
 from hlatctl.allocation import TOKEN_ENV, Round, asked_from_outside, ended_file
 from hlatctl.cache.environment import Packer
 from hlatctl.run import files
-from hlatctl.run.errors import LaunchError, cannot_write
+from hlatctl.run.errors import LaunchError
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import environment_dir
 
@@ -60,11 +69,10 @@ _TIME_LIMIT = re.compile(r"\bTimeLimit=(\S+)")
 _UNUSABLE = ("down", "drain", "fail", "unk", "inval", "maint", "power", "reboot", "planned")
 
 
-class SlurmLauncher:
+class SlurmLauncher(Launcher):
     """Starts jobs on a Slurm cluster."""
 
     name = "slurm"
-    weighs_jobs = False
     keeps_nodes = True
 
     def __init__(self, cluster: ClusterConfig) -> None:
@@ -73,13 +81,28 @@ class SlurmLauncher:
         self._hosts: tuple[str, ...] = ()
         self._hosts_asked_s = -_HOSTS_FOR_S
 
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return the launcher of a configuration (``conf.registries.LAUNCHERS``)."""
+        return cls(config.cluster)
+
+    def check_limits(self, config: Config) -> str:
+        """Compare the jobs with the limits of their partitions."""
+        try:
+            limits.check(config.cluster)
+            if config.eval.enabled:
+                limits.check_evaluations(config)
+        except AwayError as error:
+            raise AwayError(error.message, hint="see `scontrol ping`, and try again later") from None
+        return ""
+
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the partition's nodes that can run jobs, whether or not one is running there now."""
         if time.monotonic() - self._hosts_asked_s >= _HOSTS_FOR_S:
             partition = self._cluster.slurm.partition
             try:
                 states = node_states(*(("-p", partition) if partition else ()))
-            except SchedulerAwayError:
+            except AwayError:
                 return self._hosts
             usable = (host for host, state in states.items() if not state.startswith(_UNUSABLE))
             self._hosts, self._hosts_asked_s = tuple(sorted(usable)), time.monotonic()
@@ -92,10 +115,6 @@ class SlurmLauncher:
             nodes = scripts.allocation_script(job, self._cluster, kept_nodes.following(job.launch_dir.parent).path)
         return JobPlan(job=job, script=script, script_path=path, nodes_script=nodes)
 
-    def handle(self, plan: JobPlan) -> Handle:
-        """Return the job's place: its launch folder and name."""
-        return Handle(launcher=self.name, name=plan.job.name, launch_dir=os.fspath(plan.job.launch_dir))
-
     def submit(self, plan: JobPlan) -> Handle:
         """Submit the script, and return once the scheduler has accepted it.
 
@@ -104,17 +123,14 @@ class SlurmLauncher:
             LaunchError: the scheduler refuses it, or does not answer.
         """
         handle, token = self.handle(plan), uuid.uuid4().hex
-        try:
-            _prepare(plan, handle, token)
+        base = base_of(handle)
+        with writing(plan.job):
+            prepare(plan, token, ended_file(base), kept_nodes.round_file(base))
             if self._cluster.stage_environment and plan.job.processes_per_node:
                 self._pack_environment(plan.job)
             if plan.job.keeps_nodes:
                 self._kept.order_round(plan, token)
                 return handle
-        except OSError as error:
-            place = f"job {plan.job.name}: {error.filename or plan.job.launch_dir}"
-            hint = "free space, or repair the storage, then `hlatctl resume`"
-            raise cannot_write(place, error, hint=hint) from None
         slurm("sbatch", f"--comment={token}", f"--export=ALL,{TOKEN_ENV}={token}", os.fspath(plan.script_path))
         self._queue.hurry()
         return handle
@@ -137,7 +153,7 @@ class SlurmLauncher:
             row = self._job(handle, now=code is not None) if read_token(base) else None
             live = self._live_status(row, round_, code)
             return live or self._conclude(handle, row, round_)
-        except SchedulerAwayError:
+        except AwayError:
             return Status(state="unknown", reason="the scheduler does not answer")
 
     def _live_status(self, row: SlurmJob | None, round_: Round | None, code: int | None) -> Status | None:
@@ -217,10 +233,7 @@ class SlurmLauncher:
 
     def dump_stacks(self, handle: Handle) -> str:
         """Ask the nodes' programs, which signal the ranks below them."""
-        records = node_records(base_of(handle))
-        if problem := order(base_of(handle), "stacks"):
-            return f"no stacks: {problem}"
-        return f"{len(records)} nodes asked to have their processes print their stacks into their logs"
+        return order_stacks(base_of(handle))
 
     def signal(self, handle: Handle, number: Signals | None) -> None:
         """Signal all processes of a job; None: cancel it, as an administrator does."""
@@ -239,10 +252,6 @@ class SlurmLauncher:
         one = ("--nodes=1", "--ntasks=1", f"--nodelist={records[rank].host}")
         slurm("srun", "--overlap", f"--jobid={row.id}", *one, sys.executable, *argv)
 
-    def oom_kills(self) -> int | None:
-        """Return None: each node reports its own count in its record of the end."""
-        return None
-
     def _state(self, base: Path, row: SlurmJob, records: list[NodeRecord]) -> str:
         """Return the state of an ended job, with the reason if it was asked to stop.
 
@@ -253,7 +262,7 @@ class SlurmLauncher:
             return row.state
         try:
             shown = slurm("scontrol", "--oneliner", "show", "job", row.id)
-        except SchedulerAwayError:
+        except AwayError:
             raise
         except LaunchError:
             shown = ""  # forgotten in the meantime
@@ -281,20 +290,6 @@ class SlurmLauncher:
             return ()
         states = node_states("-n", ",".join(hosts))
         return tuple(host for host in hosts if states.get(host, "").startswith(("down", "fail")))
-
-
-def _prepare(plan: JobPlan, handle: Handle, token: str) -> None:
-    job, base = plan.job, base_of(handle)
-    job.launch_dir.mkdir(parents=True, exist_ok=True)
-    records = (path for kind in ("pid", "exit_code") for path in job.launch_dir.glob(f"{job.name}.node-*.{kind}"))
-    ends = (node.record(base, "pid"), node.record(base, "exit_code"), ended_file(base))
-    own = (*ends, node.orders(base), kept_nodes.round_file(base))
-    for stale in (*own, *records, job.error_file):
-        stale.unlink(missing_ok=True)
-    files.write_text(plan.script_path, plan.script)
-    job.log_dir.mkdir(parents=True, exist_ok=True)
-    job.log.touch()
-    files.write_text(token_file(base), f"{token}\n")
 
 
 def _name(handle: Handle) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from conf.cluster_rules import SIGNAL_EARLY_S
 from conf.schema import ClusterConfig, Config, EvalClusterConfig
-from flows.launch.slurm.commands import SchedulerAwayError, slurm
+from flows.launch.base import AwayError
+from flows.launch.slurm.commands import slurm
 from flows.launch.slurm.script import device_options
 from hlatctl.cache.environment import Layout
 from hlatctl.run.errors import ConfigError, LaunchError
@@ -68,7 +69,7 @@ def partitions() -> list[Partition]:
 
     Raises:
         LaunchError: Slurm is not installed.
-        SchedulerAwayError: the scheduler does not answer.
+        AwayError: the scheduler does not answer.
     """
     return [_partition(line) for line in slurm("scontrol", "show", "partition", "--oneliner").splitlines() if line]
 
@@ -104,7 +105,7 @@ def check(cluster: ClusterConfig) -> None:
     Raises:
         ConfigError: no partition can ever run one, Slurm refuses an option, or the environment can't be staged.
         LaunchError: Slurm is not installed.
-        SchedulerAwayError: the scheduler does not answer.
+        AwayError: the scheduler does not answer.
     """
     if cluster.stage_environment:
         Layout().check()
@@ -143,7 +144,7 @@ def check_evaluations(config: Config) -> None:
     Raises:
         ConfigError: no partition can ever run one, or Slurm refuses an option.
         LaunchError: Slurm is not installed.
-        SchedulerAwayError: the scheduler does not answer.
+        AwayError: the scheduler does not answer.
     """
     own, training = config.eval.cluster, config.cluster.slurm
     devices = device_options(config.eval_devices, own.extra, config.cluster)
@@ -200,7 +201,7 @@ def _try(cluster: ClusterConfig, *, where: str = _TRAINING) -> None:
     options = [f"--{name}={value}" for name, value in given.items() if value]
     try:
         slurm("sbatch", "--test-only", *options, *settings.extra, "--wrap=true")
-    except SchedulerAwayError:
+    except AwayError:
         raise
     except LaunchError as error:
         reason = " ".join(error.message.removeprefix("sbatch:").split())

@@ -23,10 +23,11 @@ from typing import Any
 from conf.schema import Config
 from conf.tracking import FIRST_STEPS, every_steps
 from hlatctl.run.evaluations import headlines
-from hlatctl.run.journal import Event, no_steps, number
+from hlatctl.run.journal import Event, no_steps
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import AmendmentState
 from hlatctl.run.step_metrics import MOST_OTHERS, STEP_METRICS, others
+from hlatctl.units import number
 
 #: Tokens/s/device follow from tokens/s.
 _FIELDS = tuple(metric.name for metric in STEP_METRICS if metric.mirrored)

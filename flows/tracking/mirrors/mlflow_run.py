@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from conf.schema import Config
 from flows.tracking import mlflow_client
 from flows.tracking.mirrors.base import About, Labels, Mirror, Outcome, Point, Scores, Service
-from hlatctl.report import item_file
+from hlatctl.report import items as item_file
 from hlatctl.report.sweep import best
 from hlatctl.run import contract as contract_record
 from hlatctl.run import files

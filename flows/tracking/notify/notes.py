@@ -12,10 +12,9 @@ from hlatctl.run.evaluations import in_words
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.journal import Event
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.processes import host_names
 from hlatctl.run.redact import hide
 from hlatctl.run.state import NO_SPARE_NODE
-from hlatctl.units import count, one_line, utc
+from hlatctl.units import count, host_names, one_line, utc
 
 #: Maximum characters of a line of a message, and of a title.
 _LINE_CHARS, _TITLE_CHARS = 400, 120

@@ -25,12 +25,12 @@ from hlatctl.run.errors import HlatctlError, RunBusyError, StorageError
 from hlatctl.run.evaluations import in_words
 from hlatctl.run.files import DAMAGED, from_plain
 from hlatctl.run.fold import read_state
-from hlatctl.run.journal import NOTIFY_WRITER, Event, JournalTail, JournalWriter, no_steps, number
+from hlatctl.run.journal import NOTIFY_WRITER, Event, JournalTail, JournalWriter, no_steps
 from hlatctl.run.lease import Holder, hold
 from hlatctl.run.pace import training_left_s
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
-from hlatctl.units import count, counted, duration, utc
+from hlatctl.units import count, counted, duration, number, utc
 
 
 @dataclass

@@ -54,7 +54,6 @@ class Layout:
     """All rows in order, and how to show scores that belong to no row.
 
     Args:
-        others: title of the section for scores without a row.
         fractions: metrics of these scores that are fractions, with ``best`` as in a row (percent).
         left_out: patterns of score names that are not shown.
     """
@@ -70,7 +69,6 @@ class Model:
     """A published model.
 
     Args:
-        tokens: training tokens.
         figures: value and standard error in percent, by row.
         items: number of items of a value, by row, where published.
     """
@@ -125,11 +123,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Baselines:
-    """Return a set of published scores.
-
-    Raises:
-        ConfigError: no set has this name.
-    """
+    """Return a set of published scores; ConfigError if no set has this name."""
     if name not in names():
         raise ConfigError(f"--baselines={name}: no set of published scores has this name", hint=suggest(name, names()))
     data = _read(name)

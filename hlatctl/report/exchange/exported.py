@@ -27,7 +27,6 @@ class Entry:
         scores: scores by name, as in results.json; the first has the entry's name if the entry has a first metric.
         metrics: the task's metrics as the harness computed them; empty for groups and code tasks.
         shots, version, items: from the contract; ``items`` are all of the dataset. None: not known.
-        members: tasks of the group.
     """
 
     name: str
@@ -92,11 +91,7 @@ class Exported:
 
 
 def read(run: RunPaths, milestone: MilestoneState) -> Exported:
-    """Return the scores of a milestone.
-
-    Raises:
-        EvaluationError: a task's file is damaged, or there is none.
-    """
+    """Return the scores of a milestone; EvaluationError if a task's file is damaged, or there is none."""
     records = _records(run, milestone)
     known = Record()
     with suppress(EvaluationError):

@@ -46,8 +46,6 @@ class Figure:
     Args:
         n: number of evaluated items.
         items: number of items in the dataset.
-        shots: solved examples before each question.
-        version: version of the task's definition.
     """
 
     metric: str
@@ -65,10 +63,7 @@ class Figures:
 
     Args:
         form: ``lm_eval``, ``lighteval`` or ``olmes``.
-        version: version of the evaluator.
-        model, date: model and date from the file.
         limit: items per task, or a fraction of them; None: not known, or all.
-        figures: figures by score name.
     """
 
     form: str
@@ -82,7 +77,6 @@ class Figures:
         """Add the figures of a task: the first under its name, the others with their metric or variant appended.
 
         Args:
-            task: name of the task in the file.
             metrics: metric, variant (such as a filter of the answer), value and standard error; others than finite
                 numbers are left out.
             known: other fields of ``Figure``.
@@ -120,11 +114,7 @@ def _check(name: str, figure: Figure) -> None:
 
 
 def check_item(metrics: Mapping[str, float]) -> None:
-    """Check the metrics of one item. Evaluators write some metrics of an item in other units than its task's score.
-
-    Raises:
-        DataError: a fraction is not between 0 and 1.
-    """
+    """Check that fractions of an item are between 0 and 1, else DataError: evaluators may use other units for items."""
     for metric, value in metrics.items():
         if _FRACTION.fullmatch(metric) and not 0 <= value <= 1:
             raise _out_of_range("an item", metric, value, 0.0, 1.0)
@@ -171,8 +161,7 @@ def pairs(metrics: Mapping[str, Any], split: str) -> list[tuple[str, str, Any, A
 def clean_name(name: str) -> str:
     """Return a name of letters, digits and ``_``; ``pass@10`` becomes ``pass_at_10``.
 
-    Raises:
-        ValueError: the cleaned name is empty or too long.
+    ValueError: the cleaned name is empty or too long.
     """
     cleaned = re.sub(r"[^A-Za-z0-9]+", "_", name.replace("@", "_at_")).strip("_")
     if not cleaned or len(cleaned) > _MOST_NAME_CHARS:
@@ -210,16 +199,6 @@ def mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def origin_text(imported: Mapping[str, Any]) -> str:
-    """Return file, evaluator, model and day of imported scores, as far as known; empty for an empty mapping."""
-    if not imported:
-        return ""
-    evaluator = f"{imported.get('form')} {imported.get('version') or ''}".strip()
-    known = [evaluator, *(str(imported.get(key) or "") for key in ("model", "date"))]
-    file = f"{imported.get('file')} (sha256 {str(imported.get('sha256'))[:12]})"
-    return ", ".join([file, *filter(None, known)])
-
-
 #: A task has at most some 100,000 items. Samples of MMLU with five solved examples have about 100 MiB.
 MOST_ITEMS, MOST_FILE_BYTES = 1_000_000, 1 << 30
 #: Maximum size of a line or an item, which has a document, its prompt and the answers.
@@ -242,8 +221,7 @@ class Found:
 def write(folder: Path, found: Mapping[str, Found]) -> dict[str, Path]:
     """Write the items of each task to ``items-<task>.parquet``, with at most 256 of them in memory.
 
-    Raises:
-        DataError: a file is damaged or too large.
+    DataError: a file is damaged or too large.
     """
     return {task: _write(folder / f"items-{task}.parquet", task, each) for task, each in found.items()}
 
@@ -274,11 +252,7 @@ def _write(path: Path, task: str, found: Found) -> Path:
 
 
 def _batches(rows: Iterator[ItemRow]) -> Iterator[list[ItemRow]]:
-    """Yield the rows, several at a time.
-
-    Raises:
-        ValueError: there are too many, or they have too much text.
-    """
+    """Yield the rows, several at a time; ValueError if there are too many, or they have too much text."""
     batch: list[ItemRow] = []
     here = read = 0
     for number, each in enumerate(rows):
@@ -315,9 +289,6 @@ def row(
         document: the dataset's record; None: unknown, so the item can't be paired.
         loglikelihoods: numbers, or numbers as text.
         metrics: only finite numbers are kept.
-
-    Raises:
-        DataError: a metric is out of range.
     """
     figures = {text(n): number for n, value in metrics.items() if (number := _value(value)) is not None}
     check_item(figures)
@@ -338,12 +309,7 @@ def row(
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file of JSON lines.
-
-    Raises:
-        OSError: it can't be read.
-        ValueError: the file is too large, or a line is not a JSON object.
-    """
+    """Yield the objects of a file of JSON lines; ValueError if it is too large, or a line is no JSON object."""
     read = 0
     with open(path, "rb", opener=open_regular) as file:
         while line := file.readline(_MOST_LINE_BYTES + 1):

@@ -27,7 +27,7 @@ from hlatctl.report.exchange.imported import (
     text,
     whole,
 )
-from hlatctl.report.item_file import batch_rows
+from hlatctl.report.items import batch_rows
 from hlatctl.run.files import open_regular
 from hlatctl.units import size
 
@@ -72,11 +72,7 @@ def write(exported: Exported) -> dict[str, Any]:
 
 
 def read(value: dict[str, Any]) -> Figures:
-    """Return the figures of a file, without the mean of all tasks.
-
-    Raises:
-        ValueError: the file doesn't have this format.
-    """
+    """Return the figures of a file, without the mean of all tasks; ValueError if it doesn't have this format."""
     general = value["config_general"]
     found = Figures(
         form=FORM,
@@ -129,12 +125,7 @@ _COLUMNS = {
 
 
 def find_details(results: Path, value: Mapping[str, Any]) -> dict[str, Found]:
-    """Return the files of details by the task's cleaned name.
-
-    Args:
-        results: ``results_DATE.json``; any other name has no details.
-        value: content of ``results``.
-    """
+    """Return the files of details by the task's cleaned name; only ``results_DATE.json`` has any."""
     date = results.name.removeprefix("results_").removesuffix(".json")
     if date == results.name.removesuffix(".json"):
         return {}
@@ -168,10 +159,9 @@ def _rows(path: Path) -> Iterator[ItemRow]:
 
 
 def _batch_rows(file: Any) -> int:
-    """Return how many rows to read at a time. A file that repeats a text in each row can be very small.
+    """Return how many rows to read at a time.
 
-    Raises:
-        ValueError: the file is too large, or has another format.
+    A file that repeats a text in each row can be very small. ValueError: the file is too large, or has another format.
     """
     if missing := [name for name in _COLUMNS if name not in file.schema_arrow.names]:
         raise ValueError(f"has no column {missing[0]}; only details of lighteval 0.11 and later are read")

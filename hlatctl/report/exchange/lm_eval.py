@@ -59,11 +59,7 @@ def write(exported: Exported) -> dict[str, Any]:
 
 
 def read(value: dict[str, Any]) -> Figures:
-    """Return the figures of a file.
-
-    Raises:
-        ValueError: the file doesn't have this format.
-    """
+    """Return the figures of a file; ValueError if it doesn't have this format."""
     config = mapping(value.get("config"))
     found = Figures(
         form=FORM,
@@ -154,12 +150,7 @@ def _date(unix_s: Any) -> str:
 
 
 def find_samples(results: Path, value: Mapping[str, Any]) -> dict[str, Found]:
-    """Return the files of samples by the task's cleaned name.
-
-    Args:
-        results: the harness's ``results_DATE.json``; any other name has no samples.
-        value: content of ``results``.
-    """
+    """Return the files of samples by the task's cleaned name; only ``results_DATE.json`` has any."""
     date = results.name.removeprefix("results_").removesuffix(".json")
     if date == results.name.removesuffix(".json"):
         return {}

@@ -54,8 +54,7 @@ def write(exported: Exported) -> dict[str, Any]:
 def read(value: dict[str, Any]) -> Figures:
     """Return the primary scores of a file, and metrics with a standard error, which OLMES itself doesn't write.
 
-    Raises:
-        ValueError: the file doesn't have this format.
+    ValueError: the file doesn't have this format.
     """
     model = mapping(value.get("model_config"))
     found = Figures(form=FORM, model=text(model.get("model")) or text(model.get("model_path")))
@@ -147,11 +146,7 @@ def find_predictions(results: Path, value: Mapping[str, Any]) -> dict[str, Found
     """Return the files of predictions by the task's cleaned name; they are in the folder of ``metrics.json``.
 
     Args:
-        results: a file of metrics.
         value: content of ``results``: all tasks of the folder, or one task (``task_config``).
-
-    Raises:
-        OSError, ValueError: the metrics of a task can't be read.
     """
     paths = [results] if "task_config" in value else sorted(results.parent.glob(f"task-*-{_METRICS}"))
     tasks = [mapping(parse_json(read_bytes(path, _MOST_BYTES), any_number=True)) for path in paths]

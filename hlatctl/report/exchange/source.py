@@ -37,8 +37,6 @@ class Source:
     """A file of results that was read.
 
     Args:
-        sha256: SHA-256 of the file, as hex.
-        figures: the file's figures, at least one.
         samples: the file of each task's items, in this project's columns; empty if the evaluator wrote none.
     """
 
@@ -62,15 +60,10 @@ class Source:
 
 
 def read(path: Path, items_to: Path | None = None) -> Source:
-    """Return the figures of a file, or of the only results file in or below a folder.
+    """Return the figures of a file, or of the only results file in a folder or below.
 
-    Args:
-        path: a file or folder.
-        items_to: folder for files of items; None: don't read items.
-
-    Raises:
-        ConfigError: there is no such file, or a folder has several.
-        DataError: the file is too large, is not JSON, or has an unknown format.
+    Items are written to ``items_to``. ConfigError: there is no such file, or a folder has several. DataError: the file
+    is too large, is not JSON, or has an unknown format.
     """
     path = _only_file(path) if os.path.isdir(path) else path  # Path.is_dir raises for names that no file can have
     try:

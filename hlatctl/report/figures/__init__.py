@@ -1,10 +1,9 @@
-"""The figures of a run's report, one module each. ``figure`` renders them and defines their style."""
+"""The figures of a run's report. ``figure`` renders them and defines their style."""
 
 from __future__ import annotations
 
-from hlatctl.report.figures import evaluation, loss, norms, rate, scaling, spending
-from hlatctl.report.figures.axes import Marks, Series
-from hlatctl.report.figures.figure import Figure
+from hlatctl.report.figures import evaluation, spending, training
+from hlatctl.report.figures.figure import Figure, Marks, Series
 from hlatctl.report.goodput import prices
 from hlatctl.report.numbers import Spikes
 from hlatctl.report.numbers import scaling as scaling_of
@@ -18,15 +17,15 @@ def figures(record: Record) -> list[Figure]:
         return []
     series, marks = Series.of(state), Marks.of(run)
     found = [
-        loss.loss(series, run, marks),
-        norms.gradient_norm(series, state, marks),
-        norms.spike_lengths(Spikes.of(state)),
-        norms.parameter_norm(series, marks),
-        rate.learning_rate(series, state, config, marks),
+        training.loss(series, run, marks),
+        training.gradient_norm(series, state, marks),
+        training.spike_lengths(Spikes.of(state)),
+        training.parameter_norm(series, marks),
+        training.learning_rate(series, state, config, marks),
         *evaluation.evaluations(record.courses.courses, marks),
-        rate.throughput(series, marks),
-        rate.data_wait(series, marks),
-        scaling.scaling(scaling_of(state, config)),
+        training.throughput(series, marks),
+        training.data_wait(series, marks),
+        training.scaling(scaling_of(state, config)),
         spending.time(record.time) if record.time.wall_s else None,
         spending.cost(prices(config, record.time, run.tokens)),
     ]

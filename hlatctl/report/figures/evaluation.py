@@ -7,8 +7,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from hlatctl.report.baselines import PERCENT
-from hlatctl.report.figures.axes import Marks, over_tokens
-from hlatctl.report.figures.figure import DASHES, HEIGHT_IN, INK, OTHERS, QUIET, SMALL_PT, Figure
+from hlatctl.report.figures.figure import DASHES, HEIGHT_IN, INK, OTHERS, QUIET, SMALL_PT, Figure, Marks, over_tokens
 from hlatctl.report.scores import Course
 
 if TYPE_CHECKING:

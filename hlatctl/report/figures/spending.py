@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hlatctl.plan.budget import COMPARED_TOKENS
-from hlatctl.report.figures.figure import FAINT, HIGHLIGHT, INK, SMALL_PT, Figure
-from hlatctl.report.forecast import Simulation
+from hlatctl.report.figures.figure import FAINT, INK, SMALL_PT, Figure
 from hlatctl.report.goodput import Goodput, Price, label
 from hlatctl.units import count
 
@@ -57,33 +55,6 @@ def cost(prices: Sequence[Price]) -> Figure | None:
         rows=[[price.name, price.usd] for price in prices],
         plot=plot,
         height_in=_REST_IN + _ROW_IN * len(prices),
-    )
-
-
-def forecast(variants: Mapping[str, Sequence[Simulation]]) -> Figure:
-    """Return the figure of each variant's wall times, with one mark per simulation."""
-    days = {
-        name: sorted(simulation.wall_s / 86400 for simulation in simulations if not simulation.message)
-        for name, simulations in variants.items()
-    }
-
-    def plot(axes: Axes) -> None:
-        for row, values in enumerate(reversed(list(days.values()))):
-            if values:
-                axes.plot(values, [row] * len(values), "|", color=INK, markersize=10, alpha=0.6)
-                axes.plot(statistics.median(values), row, "o", color=HIGHLIGHT)
-        axes.set_yticks(range(len(days)), list(days)[::-1])
-        axes.set_ylim(-0.6, len(days) - 0.4)
-        axes.set_xlabel("days from the run's creation to its end")
-
-    return Figure(
-        name="forecast",
-        caption="Wall time of each simulation (marks) and their medians (dots).",
-        header=["variant", "days"],
-        rows=[[name, value] for name, values in days.items() for value in values],
-        plot=plot,
-        width_in=7.0,
-        height_in=_REST_IN + 0.3 * len(variants),
     )
 
 

@@ -236,7 +236,7 @@ def _at(steps: StepColumns, axis: np.ndarray[Any, Any], wanted: list[int]) -> li
 
 
 def _validation(steps: StepColumns, state: RunState, axis: np.ndarray[Any, Any]) -> dict[str, Any]:
-    from hlatctl.run.journal import number
+    from hlatctl.units import number
 
     scored = [
         (step, x, number(state.milestones[tokens].scores["validation_loss"], "value"))

@@ -23,10 +23,11 @@ from hlatctl.run import continuations, rank_output
 from hlatctl.run.errors import ConfigError, HlatctlError, suggest
 from hlatctl.run.evaluations import headlines
 from hlatctl.run.files import reading
-from hlatctl.run.journal import Event, number
+from hlatctl.run.journal import Event
 from hlatctl.run.lease import driver
 from hlatctl.run.paths import RunPaths, attempt_of
 from hlatctl.run.state import AmendmentState, AttemptState, MilestoneState, RunState
+from hlatctl.units import number
 
 #: Newest warnings that are shown; a run has thousands.
 MOST_WARNINGS = 200

@@ -40,9 +40,10 @@ from hlatctl.report.run_list import (
 )
 from hlatctl.report.run_view import RunView, view_run
 from hlatctl.run.errors import RunNotFoundError
-from hlatctl.run.journal import Event, JournalTail, no_steps, number
+from hlatctl.run.journal import Event, JournalTail, no_steps
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.runs import list_runs
+from hlatctl.units import number
 
 #: Maximum rows of a heat map: the ranks that were slowest most often.
 MOST_RANKS = 64

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hlatctl.report import item_file
+from hlatctl.report import items as item_file
 from hlatctl.run.errors import ConfigError, suggest
 from hlatctl.run.paths import RunPaths
 

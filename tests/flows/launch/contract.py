@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from flows.launch.base import Handle, Job, Launcher, Status
+from hlatctl.node import record
+from hlatctl.run.errors import DISK_FULL, StorageError
 from tests.waiting import WAIT_S, wait_for
 
 ENDS = "raise SystemExit({code})"
@@ -26,6 +30,14 @@ def wait_here():
     print("started", flush=True)
     time.sleep(600)
 wait_here()
+"""
+#: The second node fails once the first one has written that it started.
+FAILS = """
+import os, sys, time
+print("started", flush=True)
+while os.environ["NODE_RANK"] != "1" or not os.path.exists(sys.argv[1]):
+    time.sleep(0.1)
+sys.exit(17)
 """
 EVIL = "'; touch pwned; $(touch pwned) `touch pwned` \" \\ %j\nnext line"
 
@@ -161,3 +173,39 @@ os.kill(os.getpid(), 9)
         assert not list(tmp_path.rglob("pwned"))
         self.launcher().cancel(handle, grace_s=0)
         assert self.launcher().status(handle).state == "succeeded"
+
+    def test_a_full_disk_has_its_code_so_that_the_flow_waits_for_room(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr("hlatctl.run.files.write_text", full)
+        with pytest.raises(StorageError) as caught:
+            submit(self.launcher(), self.job(tmp_path, SLEEPS))
+        assert caught.value.code == DISK_FULL
+
+
+class ClusterContract(ProcessContract):
+    """What every launcher must do whose jobs run on nodes of a scheduler. Its jobs have two nodes."""
+
+    def cancel_from_outside(self, handle: Handle) -> None:
+        """Cancel a job as an administrator does."""
+        raise NotImplementedError
+
+    def test_the_node_that_fails_first_is_blamed_with_its_code(self, tmp_path: Path) -> None:
+        job = self.job(tmp_path, FAILS)
+        started = record(job.launch_dir / job.name, "pid")
+        handle = submit(self.launcher(), dataclasses.replace(job, argv=(*job.argv, os.fspath(started))))
+        status = end_of(self.launcher(), handle)
+        assert (status.state, status.exit_code, status.verdict) == ("failed", 17, "")
+        assert len(status.hosts) == 2
+        assert status.blamed_hosts == status.hosts[1:]
+
+    def test_a_job_that_is_cancelled_from_outside_is_no_nodes_failure(self, tmp_path: Path) -> None:
+        job = self.job(tmp_path, SLEEPS)
+        handle = submit(self.launcher(), job)
+        self.runs(handle, job)
+        self.cancel_from_outside(handle)
+        status = end_of(self.launcher(), handle)
+        assert (status.verdict, status.blamed_hosts) == ("cancelled", ())

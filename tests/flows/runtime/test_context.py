@@ -11,8 +11,7 @@ import pytest
 import conf.load
 from conf.compose import compose
 from conf.schema import Config
-from flows.launchers import open_context
-from flows.runtime.context import make_job
+from flows.runtime.context import make_job, open_context
 from hlatctl.run import files
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, read_events, train_writer

@@ -15,8 +15,7 @@ from conf.fingerprint import data_fingerprint
 from conf.schema import Config
 from flows import control, pretrain
 from flows.launch.base import Job, Status
-from flows.launchers import open_context
-from flows.runtime.context import FlowContext, cache_root
+from flows.runtime.context import FlowContext, cache_root, open_context
 from flows.runtime.jobs import JobWatch, alone, job_error, run_job
 from flows.stages.data import prepare_data
 from hlatctl.run import files

@@ -6,11 +6,12 @@ import dataclasses
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conf.compose import compose
-from conf.schema import Config, FailureRatesConfig
+from conf.schema import Config, FailureRatesConfig, SimulationConfig
 from flows import forecast, pretrain
 from flows.recovery import policy
 from flows.simulation.cluster import CLUSTER_WRITER
@@ -25,14 +26,9 @@ pytestmark = pytest.mark.processes
 NONE = FailureRatesConfig(**dict.fromkeys((f.name for f in dataclasses.fields(FailureRatesConfig)), 0.0))
 
 
-@pytest.fixture(autouse=True)
-def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.pretrain.write_report", lambda ctx: None)
-
-
-def campaign(folder: Path, rates: FailureRatesConfig = NONE, **rehearsal: object) -> Config:
+def campaign(folder: Path) -> Config:
     """Two days on eight nodes, three milestones."""
-    config = compose(
+    return compose(
         [
             "cluster=mock",
             "cluster.nodes=8",
@@ -43,17 +39,17 @@ def campaign(folder: Path, rates: FailureRatesConfig = NONE, **rehearsal: object
             "train.seq_len=512",
             "checkpoint.every_steps=180",
             "eval.every_tokens=24M",
-            "rehearsal.step_s=20",
-            "rehearsal.step_events=100",
             "train.on_nonfinite=rollback",
         ]
     )
-    settings = dataclasses.replace(config.rehearsal, failures=rates, shows_recovery=False, **rehearsal)  # type: ignore[arg-type]
-    return dataclasses.replace(config, rehearsal=settings)
 
 
-def drive(config: Config, run_id: str = "campaign") -> RunPaths:
-    run = pretrain.create(config, argv=[], run_id=run_id)
+def cluster(rates: FailureRatesConfig = NONE, **keys: Any) -> SimulationConfig:
+    return SimulationConfig(**{"step_s": 20.0, "step_events": 100, "failures": rates, "shows_recovery": False, **keys})
+
+
+def drive(config: Config, settings: SimulationConfig) -> RunPaths:
+    run = pretrain.create(config, argv=[], run_id="campaign", simulated=settings)
     pretrain.drive(run)
     return run
 
@@ -75,7 +71,7 @@ def only(kind: str, per_1000_node_hours: float) -> FailureRatesConfig:
 def test_the_flow_finds_the_cause_of_each_failure(
     kind: str, rate: float, cause: str, decisions: set[str], tmp_path: Path
 ) -> None:
-    run = drive(campaign(tmp_path, only(kind, rate)))
+    run = drive(campaign(tmp_path), cluster(only(kind, rate)))
     events = read_events(run)
     state = fold(events)
     assert (state.status, state.simulated) == ("finished", True)
@@ -86,7 +82,7 @@ def test_the_flow_finds_the_cause_of_each_failure(
 
 
 def test_a_broken_node_is_replaced_by_a_spare_one(tmp_path: Path) -> None:
-    state = fold(events := read_events(drive(campaign(tmp_path, only("hardware", 8.0)))))
+    state = fold(events := read_events(drive(campaign(tmp_path), cluster(only("hardware", 8.0)))))
     assert state.status == "finished"
     left_out = [event["left_out_hosts"] for event in events if event["kind"] == "attempt_started"]
     assert left_out[0] == []
@@ -94,8 +90,8 @@ def test_a_broken_node_is_replaced_by_a_spare_one(tmp_path: Path) -> None:
 
 
 def test_after_a_driver_dies_the_next_one_re_attaches_to_running_training(tmp_path: Path) -> None:
-    config = campaign(tmp_path, only("head_crash", 100.0))
-    events = read_events(drive(config))
+    config = campaign(tmp_path)
+    events = read_events(drive(config, cluster(only("head_crash", 100.0))))
     kinds = Counter(event["kind"] for event in events)
     assert kinds["head_started"] > 1
     assert kinds["attempt_attached"] >= 1
@@ -105,7 +101,7 @@ def test_after_a_driver_dies_the_next_one_re_attaches_to_running_training(tmp_pa
 
 
 def test_a_full_disk_at_a_milestone_stops_the_run_until_a_person_resumes_it(tmp_path: Path) -> None:
-    events = read_events(drive(campaign(tmp_path, only("disk_full", 120.0))))
+    events = read_events(drive(campaign(tmp_path), cluster(only("disk_full", 120.0))))
     causes = [event["cause"] for event in events if event["kind"] == "attempt_ended"]
     assert causes[-1] == "finished"
     assert set(causes) <= {"disk_full", "finished"}
@@ -113,11 +109,10 @@ def test_a_full_disk_at_a_milestone_stops_the_run_until_a_person_resumes_it(tmp_
 
 
 def test_equal_seeds_give_equal_bytes_and_different_seeds_do_not(tmp_path: Path) -> None:
-    config = campaign(tmp_path, FailureRatesConfig(hardware=4.0, hang=2.0, head_crash=40.0, straggler=2.0))
+    config, rates = campaign(tmp_path), FailureRatesConfig(hardware=4.0, hang=2.0, head_crash=40.0, straggler=2.0)
     texts = []
     for seed in (1, 1, 2):
-        seeded = dataclasses.replace(config, rehearsal=dataclasses.replace(config.rehearsal, seed=seed))
-        journal = drive(seeded).journal
+        journal = drive(config, cluster(rates, seed=seed)).journal
         texts.append({path.name: path.read_bytes() for path in sorted(journal.iterdir())})
         shutil.rmtree(config.runs_dir)
     assert texts[0] == texts[1]
@@ -127,9 +122,9 @@ def test_equal_seeds_give_equal_bytes_and_different_seeds_do_not(tmp_path: Path)
 def test_events_of_many_steps_account_for_the_same_time_as_events_of_each_step(tmp_path: Path) -> None:
     accounts = []
     for step_events in (1, None):
-        config = campaign(tmp_path / str(step_events), only("hang", 30.0), step_events=step_events)
+        config = campaign(tmp_path / str(step_events))
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, max_steps=3000))
-        events = read_events(drive(config))
+        events = read_events(drive(config, cluster(only("hang", 30.0), step_events=step_events)))
         accounts.append(measure_goodput(events, config, fold(events)).seconds)
         assert max(event["step"] for event in events if event["kind"] == "step") == config.total_steps
     for category in ("productive", "lost", "restart:hang"):
@@ -142,13 +137,13 @@ def test_a_restart_policy_that_never_restarts_fails_the_dry_run(
     broken = policy.PolicyRule("stop", lambda case: case.cause != "finished", "broken on purpose")
     monkeypatch.setattr(policy, "POLICY", (broken, *policy.POLICY))
     with pytest.raises(TrainingError, match="broken on purpose"):
-        drive(campaign(tmp_path, only("hang", 10.0)))
+        drive(campaign(tmp_path), cluster(only("hang", 10.0)))
 
 
 def test_without_automatic_restarts_the_run_waits_for_a_person(tmp_path: Path) -> None:
-    config = campaign(tmp_path, only("hang", 10.0))
+    config, settings = campaign(tmp_path), cluster(only("hang", 10.0))
     by_hand = dataclasses.replace(config, recovery=dataclasses.replace(config.recovery, enabled=False))
-    automatic, waiting = forecast.play(config, 1), forecast.play(by_hand, 1)
+    automatic, waiting = forecast.play(config, settings), forecast.play(by_hand, settings)
     assert automatic.message == waiting.message == ""
     assert waiting.uptime_fraction < automatic.uptime_fraction - 0.05
     assert not list(tmp_path.iterdir()), "a forecast leaves no files"

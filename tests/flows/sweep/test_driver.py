@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from conf import simulation
+from conf.schema import SimulationConfig
 from flows.launch.base import Job
 from flows.simulation.cluster import Script, SimulatedCluster
 from flows.simulation.jobs import SCRIPTS
@@ -61,7 +63,7 @@ def kinds(run: RunPaths) -> Counter[str]:
 
 
 def test_every_arm_is_tried_with_every_seed_and_the_best_comes_first(tmp_path: Path) -> None:
-    sweep = make(tmp_path, RATES, "optimizer.beta2=0.9,0.99", "sweep.seeds=2")
+    sweep = make(tmp_path, RATES, "optimizer.beta2=0.9,0.99", "sweep.seeds=2", "simulation.seed=7")
     state = drive(sweep, silent)
     assert (state.status, state.count("finished"), state.trials_planned) == ("finished", 12, 12)
     points = [tuple(trial.point.values()) for trial in state.trials.values() if trial.seed == 1234]
@@ -77,6 +79,7 @@ def test_every_arm_is_tried_with_every_seed_and_the_best_comes_first(tmp_path: P
     assert trial.overrides[-3:] == ["optimizer.lr=0.003", "optimizer.beta2=0.9", "seed=1235"]
     created = next(event for event in read_events(sweep.trial(3)) if event["kind"] == "run_created")
     assert (created["sweep"], created["trial"], created["simulated"]) == ("s", 3, True)
+    assert simulation.of_run(sweep.trial(3)) == SimulationConfig(seed=7, shows_recovery=False)
 
 
 def test_every_trial_runs_once_though_drivers_are_killed_at_any_event(tmp_path: Path) -> None:

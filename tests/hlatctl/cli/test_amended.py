@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 
 import pytest
@@ -19,10 +18,9 @@ Text = Callable[..., str]
 
 
 @pytest.fixture
-def run(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+def run(make_run: MakeRun) -> RunPaths:
     """A finished run with two amendments: one is in force from step 131 on, one waits."""
     run = make_run("example")
-    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(run.root.parent))
     with JournalWriter(run, OPERATOR_WRITER) as journal:
         changes = {"optimizer.lr": [0.003, 0.001]}
         journal.append("config_amended", number=1, changes=changes, by="ana", why="spikes", at_step=None)
@@ -86,8 +84,7 @@ def test_the_report_has_a_table_of_amendments_and_a_line_in_each_figure(run: Run
 def test_an_amendment_after_the_last_step_says_that_it_has_no_effect(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_run("ended")
-    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(run.root.parent))
+    make_run("ended")
     monkeypatch.setattr("flows.amendments._check_like_new", lambda *of_it: None)
     assert main(["amend", "ended", "optimizer.momentum=0.9"]) == 0
     said = capsys.readouterr().err

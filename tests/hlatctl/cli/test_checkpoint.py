@@ -23,8 +23,7 @@ STEPS = (102, 200, 250, 300, 306)
 
 
 @pytest.fixture
-def run(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
-    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
+def run(make_run: MakeRun) -> RunPaths:
     made = make_run()
     for step in STEPS:
         folder = made.checkpoint(step)

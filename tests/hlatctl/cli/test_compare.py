@@ -123,7 +123,7 @@ def test_every_format_shows_how_a_run_was_measured_and_marks_different_published
 
 
 def test_with_a_damaged_record_of_contracts_their_fields_are_unknown(
-    runs_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (runs_dir / "base_1" / "evals" / "contract.json").write_text("{", encoding="utf-8")
     assert main(["compare", "base_1", "--runs-dir", os.fspath(runs_dir)]) == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from conf import folders
 from conf.compose import compose, default_options, groups
 from conf.load import decode
 from hlatctl.cli.main import main
@@ -32,7 +33,8 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_list_shows_every_option_with_what_it_is_and_marks_those_that_are_used(cli: Cli) -> None:
     listed = json.loads(cli("list", "--json"))
-    assert {group: list(options) for group, options in listed.items()} == groups()
+    apart = {group: folders.names(group) for group in folders.APART}
+    assert {group: list(options) for group, options in listed.items()} == groups() | apart
     assert [(g, o) for g, options in listed.items() for o, remark in options.items() if not remark] == []
     text = cli("list")
     assert max(map(len, text.splitlines())) <= 80

@@ -79,7 +79,7 @@ def _prepare(run: RunPaths) -> None:
 
 
 def _amendments(run: RunPaths) -> list[dict[str, Any]]:
-    return [event for event in read_events(run) if event["kind"] == "amended"]
+    return [event for event in read_events(run) if event["kind"] == "data_changed"]
 
 
 def test_inspect_prepares_and_shows_a_corpus(run: RunPaths, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,9 +169,7 @@ def test_skip_of_a_step_that_is_in_the_newest_checkpoint_is_refused(
     assert _amendments(run)[1]["value"] == [28], "the journal counts where it has the number"
 
 
-def test_accept_names_the_corpus_as_it_is_now(
-    run: RunPaths, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_accept_names_the_corpus_as_it_is_now(run: RunPaths, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "accept", "the-run"]) == 0
     assert "the corpus has not changed" in capsys.readouterr().err
     config = conf.load.load(run.config)

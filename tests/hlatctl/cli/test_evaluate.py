@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from conf.schema import Config
-from hlatctl.cli.evaluate import PlainEvaluationObserver
 from hlatctl.cli.main import main
+from hlatctl.cli.progress import PlainEvaluationObserver
 from hlatctl.cli.status import evaluation_line
 from hlatctl.report.compare import IMPORTED, IMPORTED_UNKNOWN, Cell, marked, ranked
 from hlatctl.report.contracts import Conditions
@@ -193,7 +193,7 @@ def test_plain_progress_is_a_line_a_task() -> None:
 
 def test_plain_progress_says_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, state, clock_s = io.StringIO(), RunState(), iter((0.0, 60.0, 120.0))
-    monkeypatch.setattr("hlatctl.cli.evaluate.time.monotonic", lambda: next(clock_s))
+    monkeypatch.setattr("hlatctl.cli.progress.time.monotonic", lambda: next(clock_s))
     observer = PlainEvaluationObserver(stream)
     for done in (1, 1, 2):
         state.milestones[10] = _milestone(task="piqa", done=done, total=5)

@@ -195,14 +195,8 @@ def test_usage_errors_look_like_all_others(argv: list[str], error: str, capsys: 
     ],
 )
 def test_bad_input_gives_an_error_and_creates_nothing(
-    argv: list[str],
-    code: int,
-    error: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    argv: list[str], code: int, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
     assert main(argv) == code
     captured = capsys.readouterr()
     assert captured.err.startswith(error)

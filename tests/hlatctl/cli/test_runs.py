@@ -22,10 +22,9 @@ from tests.hlatctl.conftest import MakeRun
 
 
 @pytest.fixture
-def run(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+def run(make_run: MakeRun) -> RunPaths:
     """A finished run with two checkpoints, and a file outside that one of them links to."""
     run = make_run("example")
-    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(run.root.parent))
     (run.root.parent / "elsewhere").write_bytes(bytes(50))
     for step in (100, 306):
         run.checkpoint(step).mkdir(parents=True)
@@ -105,7 +104,7 @@ def cli_text(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 def test_a_name_that_no_other_run_has_finds_a_run(
-    run: RunPaths, make_run: MakeRun, cli_text: Callable[..., str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    run: RunPaths, make_run: MakeRun, cli_text: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run("other")
     assert main(["note", "example", "a first look", "--name", "baseline", "--tag", "model=small"]) == 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +14,8 @@ from tests.hlatctl.conftest import MakeRun
 
 
 def test_status_shows_the_queue_of_a_run_with_a_driver_and_without(
-    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
     run = make_run("one", until="killed")
 
     def status(*flags: str) -> str:

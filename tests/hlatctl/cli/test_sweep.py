@@ -61,10 +61,7 @@ def test_the_commands_know_a_sweep_by_its_name(swept: Path, capsys: pytest.Captu
     assert "rates: is already finished" in capsys.readouterr().err
 
 
-def test_unknown_or_great_cost_needs_a_yes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HLATCTL_RUNS_DIR", str(tmp_path / "runs"))
+def test_unknown_or_great_cost_needs_a_yes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     priced = ["sweep", *SMALL, "seed=1,2", "cluster.price_usd_per_node_hour=20"]
     assert main(priced) == 10
     assert capsys.readouterr().err.splitlines()[-2:] == [
@@ -89,13 +86,8 @@ def test_unknown_or_great_cost_needs_a_yes(
     ],
 )
 def test_bad_input_makes_nothing(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("HLATCTL_RUNS_DIR", str(tmp_path / "runs"))
     assert main(["sweep", *SMALL, *arguments]) == 10
     assert message in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

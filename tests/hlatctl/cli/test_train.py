@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import conf.load
+from conf import simulation
 from conf.schema import Config
 from hlatctl.cli.main import main
-from hlatctl.cli.train import LiveObserver, PlainObserver, describe, observer_for
+from hlatctl.cli.progress import LiveObserver, PlainObserver, describe, observer_for
 from hlatctl.report.run_view import view_run
 from hlatctl.run.errors import RunBusyError, StoppedError, TrainingError
 from hlatctl.run.fold import fold
@@ -141,16 +142,14 @@ sys.exit(main())
 """
 
 
-@pytest.fixture
-def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
+@pytest.fixture(autouse=True)
+def _without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda *_: False)
-    return tmp_path / "runs"
 
 
 @pytest.mark.processes
 def test_a_dry_run_prints_its_id_alone_and_talks_on_stderr(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--dry-run", "--run-id", "rehearsal", *OVERRIDES]) == 0
+    assert main(["train", "--dry-run", "--run-id", "rehearsal", *OVERRIDES, "simulation.seed=5"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "rehearsal\n"
     assert captured.err.splitlines()[0] == "SIMULATED: nothing is trained, and every number is made up"
@@ -159,6 +158,7 @@ def test_a_dry_run_prints_its_id_alone_and_talks_on_stderr(runs_dir: Path, capsy
     assert os.fspath(runs_dir / "rehearsal" / "report" / "index.html") in captured.err
     view = view_run(RunPaths(runs_dir / "rehearsal"))
     assert (view.status, view.state.step, view.state.simulated) == ("finished", 306, True)
+    assert simulation.of_run(view.run).seed == 5
     # An id is given once, and the run that has it is not touched.
     assert main(["train", "--dry-run", "--run-id", "rehearsal", *OVERRIDES]) == 12
     assert "hlatctl resume rehearsal" in capsys.readouterr().err
@@ -179,7 +179,7 @@ def test_only_an_explicit_dry_run_simulates(
 
 @pytest.mark.processes
 def test_commands_that_continue_a_simulated_run_announce_it_first(
-    make_run: MakeRun, runs_dir: Path, capsys: pytest.CaptureFixture[str]
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--dry-run", "--run-id", "played", *OVERRIDES]) == 0
     capsys.readouterr()
@@ -196,7 +196,7 @@ def test_commands_that_continue_a_simulated_run_announce_it_first(
 
 
 @pytest.mark.processes
-def test_resuming_a_finished_run_prints_its_summary(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_a_finished_run_prints_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--dry-run", "--run-id", "done", *OVERRIDES]) == 0
     capsys.readouterr()
     assert main(["resume", "latest"]) == 0
@@ -207,9 +207,7 @@ def test_resuming_a_finished_run_prints_its_summary(runs_dir: Path, capsys: pyte
     assert capsys.readouterr().err == "done: is already finished\n"
 
 
-def test_a_run_that_another_process_drives_is_left_alone(
-    make_run: MakeRun, runs_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_another_process_drives_is_left_alone(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(until="killed")
     with hold_driver(run):
         assert main(["resume", "example"]) == RunBusyError.exit_code
@@ -226,7 +224,6 @@ def test_a_run_that_ends_early_prints_how_to_continue(
     error: StoppedError | TrainingError,
     word: str,
     make_run: MakeRun,
-    runs_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -273,9 +270,7 @@ def test_plan_shows_everything_and_creates_nothing(runs_dir: Path, capsys: pytes
     assert not runs_dir.exists()
 
 
-def test_plan_marks_configurations_that_can_only_be_simulated_first(
-    runs_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_marks_configurations_that_can_only_be_simulated_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "experiment=hlat_7b"]) == 0
     assert capsys.readouterr().out.startswith("# simulation only\nSIMULATED: cluster.launcher=mock starts no jobs.")
 
@@ -303,7 +298,7 @@ def test_a_detached_run_continues_after_its_command_has_returned(
 
 
 def test_stopping_a_run_whose_job_may_run_without_a_driver_asks_the_job(
-    make_run: MakeRun, runs_dir: Path, capsys: pytest.CaptureFixture[str]
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(until="killed")
     with JournalWriter(run, "flow", attempt=1) as journal:

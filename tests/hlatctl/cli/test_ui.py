@@ -28,11 +28,6 @@ from tests.waiting import WAIT_S
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(autouse=True)
-def in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
-
-
 def row(run_id: str, **fields: object) -> LiveRow:
     known: dict[str, object] = {
         "status": "running", "simulated": False, "step": 130_000, "total_steps": 2_000_000, "loss": 2.5,

@@ -24,9 +24,8 @@ Cli = Callable[..., str]
 
 
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     """Runs a command that must succeed and gives its stdout; its stderr is in ``cli.err`` of the capture."""
-    monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path / "runs"))
 
     def call(*argv: str) -> str:
         code = main(list(argv))
@@ -144,7 +143,7 @@ DAMAGES = [
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_run_is_reported_and_hides_no_other(
-    damage: Callable[[RunPaths], None], make_run: MakeRun, cli: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    damage: Callable[[RunPaths], None], make_run: MakeRun, cli: Cli, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run("whole")
     run = make_run("hurt")

@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.compose import compose
-from conf.schema import BackendConfig, ClusterConfig, Config, HardwareConfig, ModelConfig, ParallelConfig, TrainConfig
+from conf.schema import (
+    BackendConfig,
+    ClusterConfig,
+    Config,
+    HardwareConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    TrainConfig,
+)
 from hlatctl.plan.execution import Execution
 from hlatctl.plan.published import points
 from hlatctl.plan.search import changed
@@ -255,7 +264,8 @@ def test_layers_products_take_fp8_s_time_and_its_gathers_half_the_bytes() -> Non
 
 
 def test_processes_divide_muon_s_products_and_replicas_exchange_the_results() -> None:
-    one, four = (planned(small(processes=count), muon_steps=5).optimizer_s for count in (1, 4))
+    muon = OptimizerConfig(name="muon")
+    one, four = (planned(dataclasses.replace(small(processes=count), optimizer=muon)).optimizer_s for count in (1, 4))
     # Newton-Schulz: of a matrix of m rows and n >= m columns, 4 m^2 n + 2 m^3 FLOPs in each of five iterations.
     flops = 5 * 4 * (4 * 6 * 60**3 + 3 * (4 * 60 * 60 * 160 + 2 * 60**3))
     assert one == pytest.approx(flops / 0.5e12)

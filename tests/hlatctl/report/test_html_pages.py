@@ -7,8 +7,8 @@ import sys
 import jinja2
 import pytest
 
-from hlatctl.report import html_pages, sweep_report
-from hlatctl.report.sweep_report import Winner
+from hlatctl.report import html_pages, sweep
+from hlatctl.report.sweep import Winner
 from hlatctl.run.errors import DependencyError
 from hlatctl.run.sweep import SweepState, TrialState
 
@@ -19,7 +19,7 @@ SHOWN = "&lt;script&gt;{{331*337}}&lt;/script&gt;"
 def test_text_of_a_sweep_is_neither_markup_nor_template() -> None:
     trial = TrialState(0, HOSTILE, 0, {"optimizer.lr": HOSTILE}, [], status="failed", why=HOSTILE)
     state = SweepState(sweep_id=HOSTILE, axes=[{"key": "optimizer.lr"}], trials={0: trial}, message=HOSTILE)
-    html = sweep_report.render(state, {}, Winner(text=HOSTILE, command=f"hlatctl train {HOSTILE}", experiment=HOSTILE))
+    html = sweep.render(state, {}, Winner(text=HOSTILE, command=f"hlatctl train {HOSTILE}", experiment=HOSTILE))
     assert "<script>" not in html
     assert "111547" not in html
     for shown in (

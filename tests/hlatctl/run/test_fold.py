@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hlatctl.run import fold as kept_fold
 from hlatctl.run import steps
 from hlatctl.run.fold import fold, read_state
-from hlatctl.run.journal import LineEvent, read_events, to_line
+from hlatctl.run.journal import Event, read_events, to_line
 from hlatctl.run.paths import RunPaths
 
 #: Times are whole thousands of seconds, so that each event is settled when the next thousand begins.
@@ -99,7 +99,7 @@ def _event(writers: Writers, act: str, attempt: int, step: int) -> None:
         "late": ("step", {"step": max(1, step - 2), "tokens": 7, "loss": 9.0}),
         "again": ("step", {"step": step, "tokens": 8, "loss": None}),
         "nan": ("step", {"step": step + 1, "tokens": 10 * step + 10, "loss": "nan", "grad_norm": "-inf"}),
-        "amended": ("amended", {"key": "data.skip_steps", "value": [step], "by": "me", "why": "x"}),
+        "amended": ("data_changed", {"key": "data.skip_steps", "value": [step], "by": "me", "why": "x"}),
     }
     flow: dict[str, tuple[str, dict[str, Any]]] = {
         "milestone": ("milestone", {**at, "tokens": 10 * step}),
@@ -147,7 +147,7 @@ def test_what_is_kept_is_not_folded_again(writers: Writers, monkeypatch: pytest.
     appended: list[int] = []
     append = steps.Rows.append
 
-    def spy(rows: steps.Rows, event: LineEvent) -> None:
+    def spy(rows: steps.Rows, event: Event) -> None:
         appended.append(event["step"])
         append(rows, event)
 
@@ -229,7 +229,7 @@ def test_damaged_lines_at_the_end_of_a_file_are_counted_with_those_that_follow(w
     writers.train(1, 0, 9)
     writers.raw("train-rank00000", b"rubbish\n")
     for _ in range(3):
-        writers.add("flow", "amended", key="x", value=1)
+        writers.add("flow", "data_changed", key="x", value=1)
     read_state(writers.run)
     writers.raw("train-rank00000", b"rubbish\n")
     writers.add("train-rank00000", "warning", message="now")

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from hlatctl.run import journal as lines
 from hlatctl.run.errors import RunBusyError, StorageError
 from hlatctl.run.fold import fold
-from hlatctl.run.journal import Event, JournalTail, JournalWriter, heartbeat, number, read_events
+from hlatctl.run.journal import Event, JournalTail, JournalWriter, heartbeat, read_events
 from hlatctl.run.paths import RunPaths
+from hlatctl.units import number
 from tests.hlatctl.conftest import MakeRun
 
 TEXT = st.text('aé\n"\\\r\u2028😀', max_size=20)

@@ -6,8 +6,9 @@ import pytest
 
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.fold import read_state
-from hlatctl.run.labels import change, in_words, write_label
+from hlatctl.run.labels import change, write_label
 from hlatctl.run.paths import RunPaths
+from hlatctl.units import tags_text
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def test_labels_are_what_their_changes_add_up_to(run: RunPaths) -> None:
     labels = read_state(run).labels
     assert (labels.name, labels.tags) == ("", {"model": "large"})
     assert [(note.text, note.by) for note in labels.notes] == [("begun", "ana"), ("spikes at 400", "ben")]
-    assert in_words({"b": "", "a": "1"}) == "a=1 b"
+    assert tags_text({"b": "", "a": "1"}) == "a=1 b"
 
 
 def test_nothing_to_change_writes_nothing(run: RunPaths) -> None:

@@ -56,7 +56,7 @@ def test_rows_of_an_installed_package_are_found_by_name_and_made(packages: Path)
     assert SHAPES["square"].corners == 4
     assert SHAPES["square"] is SHAPES["square"]
     assert SHAPES.create("square", 2) == ["square", 2]
-    assert (SHAPES.package("square"), SHAPES.package("triangle")) == ("package acme-shapes 1.0", "")
+    assert (SHAPES.package("square"), SHAPES.package("triangle")) == ({"acme-shapes": "1.0"}, {})
 
 
 def test_a_built_in_row_is_not_replaced(packages: Path) -> None:
@@ -86,7 +86,7 @@ def test_an_error_in_a_package_names_it_its_entry_point_and_a_way_on(
         SHAPES.create(name, 1)
     adds = f"package acme-shapes 1.0 adds it (entry point {name} = {value} of {GROUP})"
     assert failed.value.message == f"page.shape={name}: {adds}, and failed: {reason}"
-    assert failed.value.hint == "repair or update this package, or set page.shape to one of: triangle"
+    assert failed.value.hint == "repair or update this package, or use one of: triangle"
 
 
 def test_a_name_that_two_packages_add_is_refused(packages: Path) -> None:

@@ -87,7 +87,7 @@ def test_later_amendments_do_not_change_earlier_steps(make_run: MakeRun, tmp_pat
     run = make_run(tmp_path / "run")
     first = _train(run, 1, 1, 8, save=4, ranks=1)
     with JournalWriter(run, OPERATOR_WRITER) as operator:
-        operator.append("amended", key="data.skip_steps", value=[5], by="me", why="a spike")
+        operator.append("data_changed", key="data.skip_steps", value=[5], by="me", why="a spike")
     assert _printed(run, 6) == _expected(run, first[5])
     second = _train(run, 2, 5, 6, save=0, ranks=1)
     assert _printed(run, 5) == _expected(run, second[0]) == _expected(run, first[5])
@@ -102,15 +102,15 @@ def test_amendments_of_the_trainer_count_at_once_and_an_operator_s_from_the_next
 
     skip: dict[str, Any] = {"key": "data.skip_steps", "by": "me"}
     events = [
-        event("amended", 0, value=[1], **skip),
+        event("data_changed", 0, value=[1], **skip),
         event("train_started"),
         event("step", step=4),
-        event("amended", 0, value=[2], **skip),
-        event("amended", value=[3], **{**skip, "by": "trainer"}),
+        event("data_changed", 0, value=[2], **skip),
+        event("data_changed", value=[3], **{**skip, "by": "trainer"}),
         event("step", step=5),
-        event("amended", value=[4], **{**skip, "by": "trainer"}),
+        event("data_changed", value=[4], **{**skip, "by": "trainer"}),
     ]
-    assert [e["value"] for e in events_that_count(events, 5) if e["kind"] == "amended"] == [[1], [3]]
+    assert [e["value"] for e in events_that_count(events, 5) if e["kind"] == "data_changed"] == [[1], [3]]
 
 
 @pytest.mark.parametrize("step", [0, 25])

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from conf.data_changes import SKIP_STEPS
 from conf.schema import Config, DataConfig, SourceConfig, TrainConfig
 from hlatctl.run.errors import CheckpointError, DataError, LaunchError
-from trainer.data.loader import Loader, ReceivedBatches, Sender
-from trainer.data.prefetch import Batch, NoBatches
+from trainer.data.loader import Batch, Loader, NoBatches, ReceivedBatches, Sender
 from trainer.data.tokenizer import Tokens
 
 MakeLoader = Callable[..., Loader]
@@ -202,7 +201,9 @@ def test_every_sequence_leads_back_to_the_rows_of_its_files(make_loader: MakeLoa
 def test_run_gets_its_weights_and_skips_the_batches_of_its_journal(mixed: dict[str, Any]) -> None:
     data = DataConfig(sources=sources_of(mixed, 9.0, 1.0), skip_steps=["2-3"])
     config = Config(data=data, train=TrainConfig(global_batch_size=4, seq_len=64))
-    loader = Loader(config, mixed, rank=0, size=1, events=[{"kind": "amended", "key": SKIP_STEPS, "value": [1, 5]}])
+    loader = Loader(
+        config, mixed, rank=0, size=1, events=[{"kind": "data_changed", "key": SKIP_STEPS, "value": [1, 5]}]
+    )
     try:
         numbers = []
         for _ in range(400):

@@ -16,9 +16,8 @@ import pytest
 from conf.load import dump
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DataError
-from trainer.data import check
 from trainer.data.documents import sources_of
-from trainer.data.prepare import prepare
+from trainer.data.prepare import main, prepare
 from trainer.data.survey import survey
 
 MakeConfig = Callable[..., Config]
@@ -100,7 +99,7 @@ def test_a_tokenizer_file_larger_than_the_model_is_refused_before_anything_is_ma
         config = make_config(tokenizer={"path": given}, model={"vocab_size": 350}, parallel={"tensor_parallel_size": 3})
         (tmp_path / "config.yaml").write_text(dump(config))
         with pytest.raises(ConfigError, match=r"model\.vocab_size=350: below the 400 tokens") as caught:
-            check.main(["--config", os.fspath(tmp_path / "config.yaml")])
+            main(["--config", os.fspath(tmp_path / "config.yaml")])
         assert caught.value.hint == "set model.vocab_size=402 or more"
 
 
@@ -154,7 +153,7 @@ def test_standard_library_is_a_corpus(make_config: MakeConfig, tmp_path: Path, m
 
 def test_real_standard_library_passes_the_check(make_config: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(dump(make_config(data={"path": None})))
-    assert check.main(["--config", os.fspath(tmp_path / "config.yaml")]) == 0
+    assert main(["--config", os.fspath(tmp_path / "config.yaml")]) == 0
 
 
 @pytest.mark.processes
@@ -162,7 +161,7 @@ def test_check_refuses_what_prepare_would_and_needs_no_torch(make_config: MakeCo
     pq.write_table(__import__("pyarrow").table({"body": ["x"]}), tmp_path / "a.parquet")
     (tmp_path / "config.yaml").write_text(dump(make_config(data={"path": os.fspath(tmp_path / "a.parquet")})))
     code = (
-        "import sys; from hlatctl.run.errors import run_main; from trainer.data.check import main; "
+        "import sys; from hlatctl.run.errors import run_main; from trainer.data.prepare import main; "
         "code = run_main(main); print({'torch', 'transformers'} & set(sys.modules)); sys.exit(code)"
     )
     argv = [sys.executable, "-c", code, "--config", os.fspath(tmp_path / "config.yaml")]

@@ -28,10 +28,9 @@ from tests.trainer.data.test_documents import write
 from tests.trainer.s3_server import Server
 from trainer.data import remote
 from trainer.data.arrow_index import _block, fill_headers, index_file
-from trainer.data.check import check
 from trainer.data.formats import fail
 from trainer.data.loader import Loader
-from trainer.data.prepare import prepare
+from trainer.data.prepare import check, prepare
 from trainer.data.remote import RemoteObject, list_corpus, stand_ins
 from trainer.data.tokenize import tokenize
 

@@ -13,8 +13,8 @@ from conf.devices import DEVICES
 from conf.schema import BackendConfig, Config, ModelConfig, OptimizerConfig, PrecisionConfig, PrecisionName, TrainConfig
 from hlatctl.run.errors import DependencyError
 from trainer.backends import make_backend
-from trainer.model import fp8
 from trainer.model.decoder import Llama
+from trainer.model.precision import check_fp8, use_fp8
 
 pytest.importorskip("torchao")
 
@@ -62,7 +62,7 @@ def test_the_curve_stays_within_the_rounding_of_fp8(scaling: str, mixed: list[fl
 @pytest.mark.parametrize(("scaling", "rows"), [("rowwise", -1), ("tensorwise", None)])
 def test_products_are_those_of_inputs_rounded_to_e4m3_and_every_layer_has_them(scaling: str, rows: int | None) -> None:
     model = Llama(_MODEL, 16)
-    fp8.use_fp8(model, scaling, emulate=True)
+    use_fp8(model, scaling, emulate=True)
     layer = next(model.blocks())
     generator = torch.Generator().manual_seed(1)
     for linear in (layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down):
@@ -119,13 +119,13 @@ def test_a_node_without_torchao_or_without_fp8_is_refused_with_a_remedy(monkeypa
     monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
     device = torch.device("cuda", 0)
     capability = (9, 0)
-    fp8.check(configuration("fp8"), device)
+    check_fp8(configuration("fp8"), device)
     capability = (8, 0)
-    fp8.check(configuration("mixed"), device)
+    check_fp8(configuration("mixed"), device)
     with pytest.raises(DependencyError, match=r"needs compute capability 8\.9, but this device has 8\.0") as error:
-        fp8.check(configuration("fp8"), device)
+        check_fp8(configuration("fp8"), device)
     assert error.value.hint == "set precision=mixed"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DependencyError, match="torchao is not installed") as error:
-        fp8.check(configuration("fp8"), device)
+        check_fp8(configuration("fp8"), device)
     assert "hlatctl[fp8]" in error.value.hint

@@ -20,7 +20,7 @@ from hlatctl.run.paths import RunPaths
 from tests.conf.test_validate import config_with
 from tests.trainer.neuron import samples
 from trainer import preflight
-from trainer.neuron import collectives, devices, host, monitor, node, rounding_probe, tools, versions
+from trainer.neuron import node, rounding_probe
 
 
 def outcome(check: Check) -> tuple[str, str]:
@@ -28,7 +28,7 @@ def outcome(check: Check) -> tuple[str, str]:
 
 
 def test_devices_are_parsed_and_counted_in_logical_cores() -> None:
-    parsed = devices.parse(samples.neuron_ls(2, logical_neuroncore_config=2, nc_count=4, memory_size=103079215104))
+    parsed = node.parse_devices(samples.neuron_ls(2, logical_neuroncore_config=2, nc_count=4, memory_size=103079215104))
     assert [(d.index, d.cores, d.memory_bytes) for d in parsed] == [(0, 2, 103079215104), (1, 2, 34359738368)]
 
 
@@ -47,13 +47,13 @@ def test_devices_are_parsed_and_counted_in_logical_cores() -> None:
     ],
 )
 def test_devices_are_checked(text: str, status: str, shows: str) -> None:
-    assert outcome(devices.check_devices(devices.parse(text), 32)) == (status, shows)
+    assert outcome(node.check_devices(node.parse_devices(text), 32)) == (status, shows)
 
 
 @pytest.mark.parametrize("text", ["", "table", "{}x", "[1]", '[{"neuron_device": 0}]', "3"])
 def test_unknown_output_of_neuron_ls_is_an_error(text: str) -> None:
-    with pytest.raises(tools.ToolError, match="neuron-ls: its output can't be read"):
-        devices.parse(text)
+    with pytest.raises(node.ToolError, match="neuron-ls: its output can't be read"):
+        node.parse_devices(text)
 
 
 @pytest.mark.parametrize(
@@ -71,27 +71,27 @@ def test_unknown_output_of_neuron_ls_is_an_error(text: str) -> None:
     ],
 )
 def test_error_counters_are_checked(line: str, status: str, shows: str) -> None:
-    assert outcome(monitor.check_report(line)) == (status, shows)
+    assert outcome(node.check_counters(line)) == (status, shows)
 
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", '{"system_data": {"neuron_hw_counters": null}}'])
 def test_unknown_output_of_neuron_monitor_is_an_error(line: str) -> None:
-    with pytest.raises(tools.ToolError, match="neuron-monitor: its output can't be read"):
-        monitor.check_report(line)
+    with pytest.raises(node.ToolError, match="neuron-monitor: its output can't be read"):
+        node.check_counters(line)
 
 
 def test_bandwidth_is_read_by_size() -> None:
-    assert collectives.parse(samples.NCCOM) == {1 << 20: 3.5, 1 << 28: 41.17}
+    assert node.parse_nccom(samples.NCCOM) == {1 << 20: 3.5, 1 << 28: 41.17}
     for text in ("", '{"results": []}', '{"results": [{}]}'):
-        with pytest.raises(tools.ToolError, match="nccom-test: its report"):
-            collectives.parse(text)
+        with pytest.raises(node.ToolError, match="nccom-test: its report"):
+            node.parse_nccom(text)
 
 
 def test_nccom_across_nodes_runs_in_the_slurm_job_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = collectives.command(64, 2, Path("r.json"), "17")
+    words = node.nccom_command(64, 2, Path("r.json"), "17")
     assert " ".join(words).startswith("nccom-test -r 64 -N 2 --slurm-mode --slurm-job-id 17 allr -b 256MB")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert collectives.check(32, 2, 1.0, key="k").status == "skip"
+    assert node.all_reduce(32, 2, 1.0, key="k").status == "skip"
 
 
 @pytest.fixture
@@ -111,19 +111,19 @@ def test_the_tools_are_run_and_their_failures_shown(tools_on_path: Path) -> None
     install(tools_on_path, "neuron-ls", f"cat <<'END'\n{samples.neuron_ls()}\nEND")
     install(tools_on_path, "neuron-monitor", f"echo '{samples.neuron_monitor()}'; exec sleep 60")
     install(tools_on_path, "nccom-test", f"for last; do :; done\necho '{samples.NCCOM}' > \"$last\"")
-    assert devices.check(32).status == "pass"
-    assert json.loads(tools.first_line("neuron-monitor", timeout_s=60))["instance_info"]
-    slow = collectives.check(32, 1, 50.0, key="preflight.min_nccom_gib_per_s")
+    assert node.find_devices(32).status == "pass"
+    assert json.loads(node.tool_first_line("neuron-monitor", timeout_s=60))["instance_info"]
+    slow = node.all_reduce(32, 1, 50.0, key="preflight.min_nccom_gib_per_s")
     assert outcome(slow) == ("fail", "all-reduce of 256MB: 41.2 GiB/s, below preflight.min_nccom_gib_per_s=50")
-    assert collectives.check(32, 1, 40.0, key="k").values == {"nccom_gib_per_s": 41.17}
+    assert node.all_reduce(32, 1, 40.0, key="k").values == {"nccom_gib_per_s": 41.17}
     install(tools_on_path, "nccom-test", "echo 'rank 3 mismatch' >&2; exit 1")
-    assert outcome(collectives.check(32, 1, 1.0, key="k")) == ("fail", "nccom-test: exit code 1 (rank 3 mismatch)")
+    assert outcome(node.all_reduce(32, 1, 1.0, key="k")) == ("fail", "nccom-test: exit code 1 (rank 3 mismatch)")
 
 
 @pytest.mark.processes
 def test_missing_tools_are_named_with_their_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
-    monkeypatch.setattr(tools, "_BIN", os.fspath(tmp_path))
+    monkeypatch.setattr(node, "_BIN", os.fspath(tmp_path))
     config = config_with(backend__name="nxd", backend__device="neuron", preflight__min_nccom_gib_per_s=1.0)
     outcomes = {check.name: outcome(check) for check in node.look(config)}
     missing = f"not found on PATH or in {tmp_path}; install the package aws-neuronx-tools"
@@ -137,16 +137,16 @@ def test_kernel_settings_are_compared_with_the_configuration(tmp_path: Path) -> 
     ports, backlog = tmp_path / "ports", tmp_path / "somaxconn"
     ports.write_text("23456,41000,44000-44003\n")
     backlog.write_text("4096\n")
-    assert host.reserved_ports([41000, 44002], ports).status == "pass"
-    assert outcome(host.reserved_ports([41000, 48620], ports)) == (
+    assert node.reserved_ports([41000, 44002], ports).status == "pass"
+    assert outcome(node.reserved_ports([41000, 48620], ports)) == (
         "fail",
         "48620 not reserved (preflight.reserved_ports); an administrator sets "
         "net.ipv4.ip_local_reserved_ports=41000,48620",
     )
-    assert host.reserved_ports([1], tmp_path / "none").status == "skip"
-    assert host.somaxconn(4096, backlog).status == "pass"
-    assert host.somaxconn(65535, backlog).shows == "net.core.somaxconn=4096: below preflight.min_somaxconn=65535"
-    assert host.open_files(10**9).shows.endswith("below preflight.min_open_files=1000000000")
+    assert node.reserved_ports([1], tmp_path / "none").status == "skip"
+    assert node.somaxconn(4096, backlog).status == "pass"
+    assert node.somaxconn(65535, backlog).shows == "net.core.somaxconn=4096: below preflight.min_somaxconn=65535"
+    assert node.open_files(10**9).shows.endswith("below preflight.min_open_files=1000000000")
 
 
 def test_adapters_are_counted_by_their_driver(tmp_path: Path) -> None:
@@ -154,9 +154,9 @@ def test_adapters_are_counted_by_their_driver(tmp_path: Path) -> None:
         (tmp_path / "drivers" / driver).mkdir(parents=True)
         (tmp_path / "adapters" / name / "device").mkdir(parents=True)
         (tmp_path / "adapters" / name / "device" / "driver").symlink_to(tmp_path / "drivers" / driver)
-    assert outcome(host.efa(1, tmp_path / "adapters")) == ("pass", "1: rdmap160s26")
-    assert outcome(host.efa(8, tmp_path / "adapters")) == ("fail", "1 EFA adapters: below preflight.min_efa_devices=8")
-    assert host.efa(0, tmp_path / "none").status == "pass"
+    assert outcome(node.efa(1, tmp_path / "adapters")) == ("pass", "1: rdmap160s26")
+    assert outcome(node.efa(8, tmp_path / "adapters")) == ("fail", "1 EFA adapters: below preflight.min_efa_devices=8")
+    assert node.efa(0, tmp_path / "none").status == "pass"
 
 
 @pytest.mark.parametrize(
@@ -169,17 +169,17 @@ def test_adapters_are_counted_by_their_driver(tmp_path: Path) -> None:
     ],
 )
 def test_old_kernels_need_fork_safety(variables: dict[str, str], release: str, status: str) -> None:
-    assert host.fork_safety(variables, release).status == status
+    assert node.fork_safety(variables, release).status == status
 
 
 def test_nodes_that_differ_from_most_are_named_with_what_differs() -> None:
     same = {"driver": "2.27.4.0", "neuronx-cc": "2.24.8799.0"}
     by_host = {"a": same, "b": same, "c": {**same, "driver": "2.26.0.0"}, "d": {"neuronx-cc": "2.24.8799.0"}}
-    assert versions.disagreement(by_host) == {
+    assert node.disagreement(by_host) == {
         "c": "driver 2.26.0.0: 2 of 4 nodes have 2.27.4.0",
         "d": "driver none: 2 of 4 nodes have 2.27.4.0",
     }
-    assert versions.disagreement({"a": same, "b": dict(same)}) == {}
+    assert node.disagreement({"a": same, "b": dict(same)}) == {}
 
 
 @pytest.mark.parametrize(
@@ -192,14 +192,14 @@ def test_nodes_that_differ_from_most_are_named_with_what_differs() -> None:
 )
 def test_missing_software_is_named(installed: dict[str, str], problem: str) -> None:
     config = config_with(backend__name="nxd", backend__device="neuron")
-    assert versions.check(config, installed).shows.startswith(problem)
+    assert node.check_software(config, installed).shows.startswith(problem)
 
 
 @pytest.mark.processes
 def test_the_loaded_driver_gives_its_version(tmp_path: Path) -> None:
     (tmp_path / "version").write_text("2.27.4.0\n")
-    assert versions.installed(tmp_path / "version")["driver"] == "2.27.4.0"
-    assert "driver" not in versions.installed(tmp_path / "none")
+    assert node.installed_software(tmp_path / "version")["driver"] == "2.27.4.0"
+    assert "driver" not in node.installed_software(tmp_path / "none")
 
 
 def test_the_mean_shows_how_a_device_rounds() -> None:
@@ -219,7 +219,7 @@ def test_nodes_wait_for_each_other_and_report_their_own_failures(
         config_with(cluster__nodes=2, cluster__launcher="mock", preflight__timeout_s=0.3, backend__device="neuron"),
     )
     checks: list[Any] = [
-        Check(name=versions.NAME, status="pass", shows="", values={"driver": "2"}),
+        Check(name=node.SOFTWARE, status="pass", shows="", values={"driver": "2"}),
         Check(name="EFA adapters", status="fail", shows="0 EFA adapters: below preflight.min_efa_devices=8"),
     ]
     monkeypatch.setattr(node, "look", lambda config, across_nodes: iter(checks))

@@ -20,8 +20,7 @@ from hlatctl.run.files import JOB_FOLDER_ENV
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import MakeRun
 from trainer import __main__, preflight
-from trainer.data.loader import Loader
-from trainer.data.prefetch import Batches
+from trainer.data.loader import Batches, Loader
 from trainer.step.inputs import open_batches, read_dataset
 
 _READER, _RECEIVER, _OTHER_STAGE = 0, 1, 2

@@ -234,8 +234,8 @@ def test_rollback_continues_from_the_previous_checkpoint_without_the_batch(
     run = make_run(tmp_path / "rollback", train={"on_nonfinite": "rollback"})
     assert train_here(run, 1) == 76
     assert events_of(run, "train_stopped")[-1]["reason"] == "rollback"
-    (amended,) = events_of(run, "amended")
-    assert (amended["key"], amended["value"]) == ("data.skip_steps", [poisoned])
+    (changed,) = events_of(run, "data_changed")
+    assert (changed["key"], changed["value"]) == ("data.skip_steps", [poisoned])
     assert [event["step"] for event in events_of(run, "step")] == list(range(1, poisoned))
     assert max(event["step"] for event in events_of(run, "checkpoint_written")) == 8
 

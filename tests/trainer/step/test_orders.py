@@ -11,8 +11,8 @@ from hlatctl.run import files
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from trainer.backends.base import ENDS, NEWS, STOP, StepMetrics
-from trainer.step import orders
-from trainer.step.orders import Orders
+from trainer.step import loop
+from trainer.step.loop import Orders
 
 
 def give(run: RunPaths, **order: Any) -> None:
@@ -22,7 +22,7 @@ def give(run: RunPaths, **order: Any) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now_s = [1000.0]
-    monkeypatch.setattr("trainer.step.orders.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("trainer.step.loop.time.monotonic", lambda: now_s[0])
     return now_s
 
 
@@ -32,7 +32,7 @@ def test_new_orders_are_announced_until_they_are_taken(tmp_path: Path, clock: li
     assert mine.signal(1) == 0
     give(run, numbers=[2], values={"checkpoint.keep": 5})
     assert mine.signal(2) == 0, "the file is not read at every step"
-    clock[0] += orders._LOOK_EVERY_S
+    clock[0] += loop._LOOK_EVERY_S
     assert mine.signal(3) == mine.signal(4) == NEWS
     assert mine.take() == ([2], {"checkpoint.keep": 5}, None)
     assert mine.signal(5) == 0
@@ -45,10 +45,10 @@ def test_training_ends_after_a_step_only_while_a_driver_wants_it(tmp_path: Path,
     eager, lazy = Orders(run, 1), Orders(run, 1, ahead=1)
     assert [eager.signal(step) for step in (9, 10)] == [0, ENDS]
     assert [lazy.signal(step) for step in (8, 9)] == [0, ENDS]
-    clock[0] += orders._FRESH_S
+    clock[0] += loop._FRESH_S
     assert eager.signal(11) == 0, "nobody would start the next attempt"
     give(run, end_after_step=10)
-    clock[0] += orders._LOOK_EVERY_S
+    clock[0] += loop._LOOK_EVERY_S
     assert eager.signal(12) == ENDS
 
 

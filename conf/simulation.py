@@ -1,0 +1,93 @@
+"""Settings of a simulated cluster: from ``simulation.*`` on the command line, and of a run or sweep that exists.
+
+They describe the cluster, not the run, so a run's configuration doesn't have them. A simulated run keeps them in its
+``simulation.yaml``; without that file it has the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from conf import folders
+from conf.constraints import violations
+from conf.load import decode_dataclass, dotted_keys, dump, flatten, load_dataclass, parse_yaml
+from conf.schema import SimulationConfig
+from conf.space import parse_override
+from hlatctl.run import files
+from hlatctl.run.errors import ConfigError, suggest
+from hlatctl.run.paths import RunPaths
+
+
+def split(overrides: Iterable[str]) -> tuple[list[str], SimulationConfig]:
+    """Return the overrides of the run, and the settings of its simulated cluster.
+
+    Args:
+        overrides: ``simulation=NAME`` stands for the values in ``conf/simulation/NAME.yaml``; later values win.
+
+    Raises:
+        ConfigError: an unknown key or profile, a wrong value, or bad grammar.
+    """
+    others: list[str] = []
+    values: dict[str, Any] = {}
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key == folders.SIMULATION:
+            values |= _profile(value)
+        elif key.startswith(f"{folders.SIMULATION}."):
+            values |= _typed(text)
+        else:
+            others.append(text)
+    return others, _settings(values)
+
+
+def _profile(name: str) -> dict[str, Any]:
+    folders.checked_folders()
+    path = folders.file_of(folders.SIMULATION, name)
+    if path is None:
+        hint = suggest(name, folders.names(folders.SIMULATION), prefix="simulation=")
+        raise ConfigError(f"simulation={name}: no such profile", hint=hint)
+    return dotted_keys(parse_yaml(files.read_text(path)) or {}, "simulation.")
+
+
+def _typed(text: str) -> dict[str, Any]:
+    override = parse_override(text)
+    if override.is_sweep_override():
+        raise ConfigError(f"{text}: is a setting of the simulated cluster, and can't be an axis")
+    return dotted_keys({str(override.key_or_group): override.value()})
+
+
+def _settings(values: dict[str, Any]) -> SimulationConfig:
+    known = [f"simulation.{key}" for key in flatten(SimulationConfig())]
+    plain: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            hint = suggest(key, known, otherwise="`hlatctl config keys simulation` lists the keys")
+            raise ConfigError(f"{key}: unknown key", hint=hint)
+        *groups, name = key.split(".")[1:]
+        group = plain
+        for each in groups:
+            group = group.setdefault(each, {})
+        group[name] = value
+    settings = decode_dataclass(SimulationConfig, plain, "simulation.")
+    for error in violations(settings, "simulation."):
+        raise error
+    return settings
+
+
+def write(run: RunPaths, settings: SimulationConfig) -> None:
+    """Write the settings of a run or sweep, for its drivers.
+
+    Raises:
+        StorageError: the file can't be written.
+    """
+    files.write_text(run.simulation, files.seal_lines(dump(settings)))
+
+
+def of_run(run: RunPaths) -> SimulationConfig:
+    """Return the settings of a simulated run or sweep.
+
+    Raises:
+        ConfigError: its file is damaged.
+    """
+    return load_dataclass(SimulationConfig, run.simulation) if run.simulation.is_file() else SimulationConfig()
