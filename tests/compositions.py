@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra import compose as compose_with_hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,6 +15,7 @@ from omegaconf import DictConfig
 import conf.compose
 from conf.folders import user_folders
 
+compose_with_hydra = hydra.compose
 _store_node, _composed_files = ConfigStore.store, conf.compose.composed_files
 #: The nodes of the ConfigStore, by name, and what was composed from them, by options.
 _stored: dict[str, Any] = {}
