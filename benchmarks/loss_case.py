@@ -25,8 +25,6 @@ from trainer.model.loss import cross_entropy
 #: Llama 3's, beside that of the configuration.
 _LARGE_VOCAB = 128_256
 _ROUNDS, _WARM_UP_ROUNDS = 10, 2
-#: 1,024 rows of 128,256 logits are 0.5 GiB in FP32.
-_EXACT_ROWS = 1024
 
 #: (rows, hidden) BF16 inputs, (vocabulary, hidden) FP32 weights and (rows) targets to the mean loss.
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -124,11 +122,14 @@ def _cut(filter_eps: str | None) -> Loss:
 
 
 @torch.no_grad()
-def exact_gradient(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss's gradient of the inputs, (rows, hidden) FP32, with products in FP32, in blocks of rows."""
+def exact_gradient(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int = 1024) -> Tensor:
+    """Return the mean loss's gradient of the inputs, (rows, hidden) FP32, with products in FP32, in blocks of rows.
+
+    1,024 rows of 128,256 logits are 0.5 GiB in FP32.
+    """
     blocks = []
-    for start in range(0, len(hidden), _EXACT_ROWS):
-        block = slice(start, start + _EXACT_ROWS)
+    for start in range(0, len(hidden), rows):
+        block = slice(start, start + rows)
         gradient = (hidden[block].float() @ weight.T).softmax(-1)
         gradient.scatter_add_(1, targets[block, None], gradient.new_full((1, 1), -1.0).expand(len(gradient), 1))
         blocks.append(gradient @ weight / len(hidden))
