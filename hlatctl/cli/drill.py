@@ -170,7 +170,7 @@ def doctor(
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Check this machine, and explain how to install what is missing.
+    """Check this machine, and explain how to fix what is missing.
 
     Changes nothing. --neuron checks devices, software, error counters, network and kernel settings with the Neuron
     tools. Then it compiles, trains, kills and resumes a small model in a temporary folder, with backend=nxd unless

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -95,6 +96,12 @@ def _root(
     pass
 
 
+@functools.cache
+def _commands() -> Any:
+    """Return the tree of commands. Building it takes 0.2 s, which a process with several command lines spends once."""
+    return typer.main.get_command(app)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
@@ -103,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = None if argv is None else list(argv)
     error_file = os.environ.pop(ERROR_FILE_ENV, None)  # of this process, not of those that it starts
-    code = _exit_code(lambda: app(args=words, prog_name="hlatctl", standalone_mode=False), error_file)
+    code = _exit_code(lambda: _commands()(args=words, prog_name="hlatctl", standalone_mode=False), error_file)
     flushed = _exit_code(sys.stdout.flush, error_file)
     return code or flushed
 
