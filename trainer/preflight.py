@@ -275,11 +275,7 @@ def _remote_failures(config: Config, run: RunPaths) -> list[str]:
 
 
 def conclude(run: RunPaths, workers: list[Worker]) -> None:
-    """Write ``preflight.json``.
-
-    Raises:
-        PreflightError: a worker failed.
-    """
+    """Write ``preflight.json``. Raises a PreflightError if a worker failed."""
     failures = [f"worker {w['host']} (rank {w['rank']}): {text}" for w in workers for text in w["failures"]]
     files.write_json(run.preflight, {"v": 1, "workers": workers, "ok": not failures})
     if failures:

@@ -96,8 +96,7 @@ def _wait(reader: int) -> None:
 def _write(folder: Path, rank: int) -> None:
     """Write the stacks, and then the newest collectives if PyTorch has recorded any.
 
-    Raises:
-        OSError: a file can't be written.
+    Raises an OSError if a file can't be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     collectives = _newest_collectives()

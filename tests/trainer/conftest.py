@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from hlatctl.run.files import JOB_FOLDER_ENV
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 from tests.trainer.s3_server import Server, make_bucket
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -39,6 +41,8 @@ Start = Callable[..., "subprocess.Popen[str]"]
 Finish = Callable[..., str]
 EventsOf = Callable[..., list[dict[str, Any]]]
 TrainHere = Callable[[RunPaths, int], int]
+#: Does jobs (``tests.trainer.ranks``) in as many processes, and returns their results on rank 0.
+Ranks = Callable[[int, list[dict[str, Any]]], list[Any]]
 
 
 @pytest.fixture(scope="session")
@@ -154,21 +158,22 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     The environment is that of ``hlatctl.node``, which isn't used so that signals reach torchrun directly.
     """
 
-    def run(*argv: str, processes: int = 0, **env: str) -> subprocess.Popen[str]:
+    def run(*argv: str, processes: int = 0, log: Path | None = None, **env: str) -> subprocess.Popen[str]:
         torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={processes}")
         own = tmp_path_factory.mktemp("job")
         if processes:
             env = {**node.one_machine(own), JOB_FOLDER_ENV: os.fspath(own), "TMPDIR": os.fspath(own), **env}
         module = () if argv[0].endswith(".py") else ("-m",)
-        return subprocess.Popen(
-            [sys.executable, *(torchrun if processes else ()), *module, *argv],
-            cwd=ROOT,
-            text=True,
-            start_new_session=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(ROOT), **env},
-        )
+        with log.open("w") if log else nullcontext(subprocess.PIPE) as output:
+            return subprocess.Popen(
+                [sys.executable, *(torchrun if processes else ()), *module, *argv],
+                cwd=ROOT,
+                text=True,
+                start_new_session=True,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(ROOT), **env},
+            )
 
     return run
 
@@ -193,7 +198,40 @@ def finish() -> Finish:
     return wait
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory, start: Start) -> Iterator[Ranks]:
+    """Groups of processes that stay for more work."""
+    groups: dict[int, tuple[subprocess.Popen[str], Path, Iterator[int]]] = {}
+
+    def end(size: int) -> None:
+        process = groups.pop(size)[0]
+        for pid in (*processes.descendants(process.pid), process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+    def do(size: int, jobs: list[dict[str, Any]]) -> list[Any]:
+        if size not in groups:
+            folder = tmp_path_factory.mktemp("ranks")
+            argv = ("tests/trainer/ranks.py", os.fspath(folder), str(os.getpid()))
+            groups[size] = start(*argv, processes=size, log=folder / "log"), folder, itertools.count(1)
+        process, folder, numbers = groups[size]
+        number = next(numbers)
+        files.write_json(folder / f"{number}.json", jobs)
+        done = folder / f"{number}.done"
+        wait_for(lambda: done.exists() or process.poll() is not None, timeout_s=_FINISH_S)
+        if not done.exists():
+            end(size)
+            raise AssertionError((folder / "log").read_text(encoding="utf-8"))
+        results: list[Any] = files.read_json(done)
+        return results
+
+    yield do
+    for size in list(groups):
+        end(size)
+
+
+@pytest.fixture(scope="module")
 def train_here() -> Iterator[TrainHere]:
     import torch
 

@@ -23,7 +23,7 @@ from trainer.convert.export import read_weights
 pytestmark = pytest.mark.processes
 
 _LONG: dict[str, Any] = {
-    "train": {"tokens": 240 * 4 * 32, "global_batch_size": 4, "micro_batch_size": 1},
+    "train": {"tokens": 240 * 4 * 32, "global_batch_size": 4, "micro_batch_size": 2},
     "checkpoint": {"every_steps": 50},
     "cluster": {"processes_per_node": 2},
 }

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start
+from tests.trainer.conftest import EventsOf, MakeRun, Ranks
 
 pytestmark = pytest.mark.processes
 
 
 def test_the_slow_process_is_reported_and_not_the_one_that_waits(
-    tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish, events_of: EventsOf
+    tmp_path: Path, make_run: MakeRun, ranks: Ranks, events_of: EventsOf
 ) -> None:
     run = make_run(tmp_path / "slow", cluster={"processes_per_node": 2}, recovery={"straggler_steps": 20})
-    finish(start("tests/trainer/slow_rank.py", os.fspath(run.root), processes=2))
+    ranks(2, [{"work": "train", "run": os.fspath(run.root), "attempt": 1, "slow_s": 0.1}])
     (times,) = events_of(run, "rank_times")
     assert (times["step"], times["slowest_rank"]) == (20, 1)
     (straggler,) = events_of(run, "straggler")

@@ -10,8 +10,7 @@ from trainer.backends.base import Backend
 def make_backend(config: Config) -> Backend:
     """Return the backend that ``backend.name`` selects, with its process groups.
 
-    Raises:
-        LaunchError: another user's process is connected.
+    Raises a LaunchError if another user's process is connected.
     """
     backend: Backend = BACKENDS.create(config.backend.name, config)
     return backend

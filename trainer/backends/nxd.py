@@ -298,10 +298,7 @@ def _set_environment(config: Config) -> None:
     """Set the environment variables that torch-xla and the runtime read on import.
 
     Tensors keep their number formats: the switches that changed them are deprecated (Neuron SDK, "Migration from
-    XLA_USE_BF16/XLA_DOWNCAST_BF16").
-
-    Raises:
-        ConfigError: a variable has another value already.
+    XLA_USE_BF16/XLA_DOWNCAST_BF16"). Raises a ConfigError if a variable has another value already.
     """
     wanted = {
         "PJRT_DEVICE": {"neuron": "NEURON"}.get(config.backend.device, "CPU"),
@@ -320,8 +317,7 @@ def _set_environment(config: Config) -> None:
 def import_library() -> tuple[Any, Any]:
     """Return the modules neuronx_distributed and torch_xla.
 
-    Raises:
-        DependencyError: one of them is not installed, or can't be imported.
+    Raises a DependencyError if one of them is not installed, or can't be imported.
     """
     try:
         import neuronx_distributed

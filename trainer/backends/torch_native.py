@@ -269,8 +269,7 @@ class TorchNative(TorchDistributed):
 def own_device(kind: str, local_rank: int) -> torch.device:
     """Return the device of a process by its rank on the node, and make it the current one.
 
-    Raises:
-        DependencyError: PyTorch doesn't support the device, or the node has too few.
+    Raises a DependencyError if PyTorch doesn't support the device, or the node has too few.
     """
     package = DEVICES[kind].package
     try:

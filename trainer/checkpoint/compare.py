@@ -57,11 +57,7 @@ class Compared:
 
 
 def compare(folder: Path, other: Path) -> Compared:
-    """Compare the checkpoint of a folder with another one.
-
-    Raises:
-        CheckpointError: one can't be read.
-    """
+    """Compare the checkpoint of a folder with another one. Raises a CheckpointError if one can't be read."""
     from trainer.checkpoint.shards import read_index
 
     ours, theirs = ({one.name: one for one in read_index(path).tensors()} for path in (folder, other))

@@ -97,11 +97,9 @@ class CheckpointManager:
 
         The checkpoint is written during training. This call waits for it if the reason is in ``BLOCKING``, or with
         ``checkpoint.mode=sync``. A checkpoint that is not ``REQUIRED`` is skipped, with an event, if the disk is full,
-        or if the previous one is still being written and ``checkpoint.when_busy=skip``.
-
-        Raises:
-            StorageError: there is too little space for a required checkpoint, or the storage failed during this save or
-                the previous one. Earlier checkpoints don't change.
+        or if the previous one is still being written and ``checkpoint.when_busy=skip``. Raises a StorageError if there
+        is too little space for a required checkpoint, or the storage failed during this save or the previous one.
+        Earlier checkpoints don't change.
         """
         started_s = time.monotonic()
         save = Save(step=step, tokens=tokens, reason=reason, shared=shared, own=own, started_s=started_s)
@@ -121,11 +119,7 @@ class CheckpointManager:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the checkpoint is written.
-
-        Raises:
-            StorageError: it could not be written.
-        """
+        """Wait until the checkpoint is written. Raises a StorageError if it could not be written."""
         self._writer.join()
         self._on_rank0(self._writer.raise_failure)
 
@@ -154,11 +148,10 @@ class CheckpointManager:
     def restore(self, tensors: dict[str, Tensor], max_step: int | None = None) -> Restored | None:
         """Read the newest valid checkpoint into the tensors; return None if none was ever written.
 
+        Raises a CheckpointError if checkpoints were written and none is valid.
+
         Args:
             max_step: ignore newer checkpoints.
-
-        Raises:
-            CheckpointError: checkpoints were written and none is valid.
         """
         chosen = self._choose(max_step)
         if self._config.checkpoint.mode == "async":

@@ -191,8 +191,7 @@ def number_of(name: str) -> int | None:
 def write_shard(path: Path, chunks: Mapping[str, Chunk]) -> ShardFile:
     """Write blocks by tensor name into a new file, durably, hashing the bytes on the way.
 
-    Raises:
-        OSError: it can't be written.
+    Raises an OSError if it can't be written.
     """
     names = sorted(chunks, key=lambda name: (-chunks[name].values.element_size(), name))
     header, stored = _header([(name, chunks[name]) for name in names])
@@ -305,14 +304,7 @@ class StoredTensor(NamedTuple):
 
 
 class ShardIndex:
-    """The tensors of a checkpoint's shards.
-
-    Args:
-        text: the content of ``tensors.jsonl``.
-
-    Raises:
-        ValueError: it is not such a file.
-    """
+    """The tensors of a checkpoint's shards, from the text of ``tensors.jsonl``; another text raises a ValueError."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -327,8 +319,7 @@ class ShardIndex:
     def tensors(self, wanted: Callable[[str], bool] = bool) -> Iterator[StoredTensor]:
         """Yield the selected tensors in order of names; the others aren't parsed.
 
-        Raises:
-            ValueError: a line can't be read.
+        Raises a ValueError if a line can't be read.
         """
         for line in self._lines:
             try:
@@ -371,8 +362,7 @@ class ShardIndex:
 def compose(shards: Mapping[str, Sequence[StoredChunk]]) -> ShardIndex:
     """Return the index of shards, given as their blocks by file name.
 
-    Raises:
-        StorageError: parts of a tensor are in no shard, or in two.
+    Raises a StorageError if parts of a tensor are in no shard, or in two.
     """
     names, by_tensor = sorted(shards), dict[str, list[tuple[int, StoredChunk]]]()
     for number, name in enumerate(names):
@@ -394,8 +384,7 @@ def compose(shards: Mapping[str, Sequence[StoredChunk]]) -> ShardIndex:
 def read_index(folder: Path) -> ShardIndex:
     """Return the index of a checkpoint's folder; one process reads it and sends it to the others.
 
-    Raises:
-        CheckpointError: it can't be read.
+    Raises a CheckpointError if it can't be read.
     """
     path = folder / INDEX
     try:
@@ -429,12 +418,11 @@ class _Read(NamedTuple):
 def save_tensors(tensors: Mapping[str, Tensor], folder: Path, *, number: int = 1) -> ShardFile | None:
     """Write this process's share of tensors by name; return None if other processes write all of them.
 
+    Raises a StorageError if it can't be written.
+
     Args:
         tensors: this process's shards; one process writes what several have.
         number: number of this process, from 1.
-
-    Raises:
-        StorageError: it can't be written.
     """
     chunks = chunks_to_write(tensors)
     if not chunks:
@@ -455,11 +443,10 @@ def save_whole(tensors: Mapping[str, Tensor], folder: Path) -> None:
 def load_tensors(tensors: Mapping[str, Tensor], folder: Path, index: ShardIndex | None = None) -> None:
     """Read into this process's shards in place, converted to their dtypes.
 
+    Raises a CheckpointError if a tensor is missing, has another shape, or can't be read.
+
     Args:
         index: the folder's index; None: read it.
-
-    Raises:
-        CheckpointError: a tensor is missing, has another shape, or can't be read.
     """
     index = index or read_index(folder)
     reads: dict[str, list[_Read]] = {}

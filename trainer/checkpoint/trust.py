@@ -117,8 +117,7 @@ class Tiers:
     def copy(self, step: int, names: Iterable[str]) -> None:
         """Copy files of a checkpoint durably from the fast folder.
 
-        Raises:
-            OSError: the run directory can't be written, or a file is not in the fast folder.
+        Raises an OSError if the run directory can't be written, or a file is not in the fast folder.
         """
         assert self.fast is not None
         for name in names:
@@ -228,11 +227,10 @@ class CheckpointRecords:
     def candidates(self, max_step: int | None = None) -> Iterator[tuple[int, Path]]:
         """Yield step and folder of each checkpoint of this run, newest first. Nothing is verified.
 
+        Raises a CheckpointError if checkpoints were committed, and no further one can be tried.
+
         Args:
             max_step: ignore newer checkpoints (after a walk back).
-
-        Raises:
-            CheckpointError: checkpoints were committed, and no further one can be tried.
         """
         for step, folder in self._tiers.copies():
             if max_step is not None and step > max_step:

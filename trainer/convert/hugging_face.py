@@ -201,11 +201,10 @@ def hugging_face_config(model: ModelConfig, *, seq_len: int, bos_id: int, eos_id
 def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
     """Return the model that a ``config.json`` of transformers 4 or 5 describes, named after its folder.
 
+    Raises a CheckpointError if its family is unknown, or a value is unsupported, out of range or of a wrong type.
+
     Args:
         described: content of the file.
-
-    Raises:
-        CheckpointError: its family is unknown, or a value is unsupported, out of range or of a wrong type.
     """
     family = next((family for family in FAMILIES if family.model_type == described.get("model_type")), None)
     if family is None:
@@ -355,8 +354,7 @@ def _join_gate_up(gate: Tensor, up: Tensor, model: ModelConfig) -> Tensor:
 class Weights:
     """The weights of a checkpoint; the moments are not read.
 
-    Raises:
-        CheckpointError: it has no weights, differs from the run's model, or can't be read.
+    Raises a CheckpointError if it has no weights, differs from the run's model, or can't be read.
     """
 
     def __init__(self, folder: Path, config: Config) -> None:
@@ -379,8 +377,7 @@ class Weights:
     def read(self, ours: Sequence[str]) -> dict[str, Tensor]:
         """Return some of our tensors by Hugging Face's names, with the coalesced ones split.
 
-        Raises:
-            CheckpointError: they can't be read, or the checkpoint was removed meanwhile.
+        Raises a CheckpointError if they can't be read, or the checkpoint was removed meanwhile.
         """
         values = {name: torch.empty_like(self.ours[name], device="cpu") for name in ours}
         try:

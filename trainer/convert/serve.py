@@ -43,11 +43,7 @@ class Parts:
         }
 
     def take(self, name: str, slices: list[list[int | None]]) -> Tensor:
-        """Return a tensor, or a block of it.
-
-        Raises:
-            CheckpointError: it can't be read.
-        """
+        """Return a tensor, or a block of it. Raises a CheckpointError if it can't be read."""
         if name not in self._waiting:
             self._waiting |= self._weights.read([self._described[name][0]])
         return self._waiting.pop(name)[tuple(slice(*bounds) for bounds in slices)].contiguous()
@@ -56,8 +52,7 @@ class Parts:
 def open_weights(run: RunPaths, step: int, manifest_sha256: str) -> Weights:
     """Return the weights of a checkpoint whose checksums were verified before.
 
-    Raises:
-        CheckpointError: it no longer exists, is incomplete, or was rewritten since.
+    Raises a CheckpointError if it no longer exists, is incomplete, or was rewritten since.
     """
     folder = run.checkpoint(step)
     if reason := why_invalid(folder, checksums=False):

@@ -247,11 +247,7 @@ class TableWriter:
 
 
 def load_table(description: Mapping[str, Any]) -> Table:
-    """Map the table of a ``dataset.json`` into memory.
-
-    Raises:
-        DataError: a file is missing or damaged.
-    """
+    """Map the table of a ``dataset.json`` into memory. Raises a DataError if a file is missing or damaged."""
     arrays = {kind: _mapped(dtype, **description[kind]) for kind, dtype in _KINDS.items()}
     starts = [*arrays["files"]["first"].tolist(), int(description["rows"])]
     return Table(starts, arrays["files"], arrays["batches"], arrays["skips"])
@@ -302,15 +298,14 @@ _MOST_OPEN, _OPEN_SHARE = 1024, 4
 class TextFile:
     """An open Arrow file whose batches are known.
 
+    Raises a DataError if the file is missing, or has changed since it was indexed.
+
     Args:
         path: the file; a stand-in's file is read from its object, which detects changes itself.
         batches: its batches.
         size: required size in bytes; -1: any.
         mtime_ns: required modification time; -1: any.
         report: called with a damaged document; if it returns, the document has no text.
-
-    Raises:
-        DataError: the file is missing, or has changed since it was indexed.
     """
 
     def __init__(self, path: str, batches: Batches, *, size: int, mtime_ns: int, report: Report = fail) -> None:
@@ -411,9 +406,7 @@ def fill_headers(path: Path) -> None:
 
     Filling a damaged file stops at the damage. Then indexing refuses it, or it is fetched and converted, which reports
     the damage. A file takes one request per batch, many in parallel; a stream's batches are requested one by one.
-
-    Raises:
-        DataError: the object can't be read.
+    Raises a DataError if the object can't be read.
     """
     remote = remote_of(path)
     assert remote is not None

@@ -82,10 +82,8 @@ def events_that_count(events: Sequence[Event], step: int) -> list[Event]:
 def _checkpoint_before(config: Config, run: RunPaths, step: int) -> tuple[int, list[list[int]] | None]:
     """Return the step and the loader's state of the newest checkpoint before a step.
 
-    Without one, or if the corpus begins there: the step that the run began from, and None.
-
-    Raises:
-        DataError: the run continues another run's data, and has no checkpoints left.
+    Without one, or if the corpus begins there: the step that the run began from, and None. Raises a DataError if the
+    run continues another run's data, and has no checkpoints left.
     """
     for earlier in sorted((s for s in checkpoint_steps(run) if s < step), reverse=True):
         if config.begins_data_at(earlier):

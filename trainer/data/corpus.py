@@ -78,8 +78,7 @@ def check(config: Config) -> list[Corpus]:
 def check_vocabulary(config: Config, vocab_size: int) -> None:
     """Refuse a tokenizer that is larger than the model's embedding.
 
-    Raises:
-        ConfigError: the tokenizer is larger than ``model.vocab_size``.
+    Raises a ConfigError if the tokenizer is larger than ``model.vocab_size``.
     """
     if vocab_size > config.model.vocab_size:
         divisor = config.parallel.tensor_parallel_size
@@ -409,12 +408,11 @@ class Task:
 def convert(task: Task) -> dict[str, Any]:
     """Convert a unit, unless it is converted already.
 
+    Raises a DataError if an input is damaged, and damage is not skipped.
+
     Returns:
         ``files`` and ``validation`` as in ``dataset.json``; ``pieces``: for each, ``source``, ``number``, ``lines``,
         ``rows``, ``skipped_rows``, ``documents``, ``corrupt``, ``corrupt_count``.
-
-    Raises:
-        DataError: an input is damaged, and damage is not skipped.
     """
     unit, record = task.unit, task.folder / f"unit-{task.unit.number:05d}.json"
     done = _done(record, unit)

@@ -148,11 +148,10 @@ class _Picked(Sequence[str]):
 class Source:
     """One corpus of a mixture: its training documents and their origins.
 
+    Raises a DataError if a file of the index is missing or damaged.
+
     Args:
         index: index of the source in ``dataset.json``.
-
-    Raises:
-        DataError: a file of the index is missing or damaged.
     """
 
     def __init__(self, dataset: dict[str, Any], index: int) -> None:
@@ -207,8 +206,7 @@ def _skip(error: DataError) -> None:
 def sources_of(dataset: dict[str, Any]) -> list[Source | TokenSource]:
     """Return every source of a dataset, in order.
 
-    Raises:
-        DataError: a file is missing or damaged, or a source has no training documents.
+    Raises a DataError if a file is missing or damaged, or a source has no training documents.
     """
     sources: list[Source | TokenSource] = [
         TokenSource(dataset, index) if "shards" in entry else Source(dataset, index)
@@ -283,8 +281,7 @@ class Header:
 def read_header(prefix: Path) -> Header:
     """Return the header of a pair of files, after checking their sizes.
 
-    Raises:
-        DataError: a file is missing, damaged, or of an unknown kind.
+    Raises a DataError if a file is missing, damaged, or of an unknown kind.
     """
     index, data = index_path(prefix), data_path(prefix)
     try:
@@ -317,8 +314,7 @@ def read_header(prefix: Path) -> Header:
 class TokenFile:
     """The documents of one pair of files, by position.
 
-    Raises:
-        DataError: a file is missing, damaged, or of an unknown kind.
+    Raises a DataError if a file is missing, damaged, or of an unknown kind.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -340,8 +336,7 @@ class TokenFile:
     def __getitem__(self, document: int) -> Ids:
         """Return a document's ids as stored in the file; several sequences are joined.
 
-        Raises:
-            DataError: the index points outside of the files.
+        Raises a DataError if the index points outside of the files.
         """
         if not 0 <= document < len(self):
             raise IndexError(document)
@@ -380,11 +375,7 @@ class RemoteIds:
         return self._remote.size // self.itemsize
 
     def __getitem__(self, part: slice) -> Ids:
-        """Return the ids of a slice without a step.
-
-        Raises:
-            DataError: the object can't be read.
-        """
+        """Return the ids of a slice without a step. Raises a DataError if the object can't be read."""
         start, stop, _ = part.indices(len(self))
         content = self._remote.read(start * self.itemsize, max(0, stop - start) * self.itemsize)
         return np.frombuffer(content, self._dtype)
@@ -462,11 +453,10 @@ class TokenCorpus:
 def find(path: Path) -> TokenCorpus | None:
     """Return the corpus of token ids at a path; None if there is something else.
 
+    Raises a DataError if a pair is incomplete, ``token_ids.json`` is damaged, or there is text next to the ids.
+
     Args:
         path: a folder, a prefix, or one file of a pair.
-
-    Raises:
-        DataError: a pair is incomplete, ``token_ids.json`` is damaged, or there is text next to the ids.
     """
     if not path.is_dir():
         prefix = path.with_suffix("") if path.suffix in _SUFFIXES else path
@@ -577,8 +567,7 @@ class TokenDocuments(Sequence[Tokens]):
     def stored(self, document: int) -> Ids:
         """Return the stored ids of a document by its position among all.
 
-        Raises:
-            DataError: a file is missing, damaged, or not the one that was prepared.
+        Raises a DataError if a file is missing, damaged, or not the one that was prepared.
         """
         number = bisect_right(self._starts, document) - 1
         return self._file(number)[document - self._starts[number]]
@@ -628,8 +617,7 @@ class HeldOut:
 def describe_pair(prefix: Path) -> dict[str, Any]:
     """Return the entry of a pair of files for :class:`TokenDocuments`: prefix, documents, tokens.
 
-    Raises:
-        DataError: a file is missing or damaged.
+    Raises a DataError if a file is missing or damaged.
     """
     header = read_header(prefix)
     tokens = data_path(prefix).stat().st_size // header.dtype.itemsize
@@ -637,14 +625,11 @@ def describe_pair(prefix: Path) -> dict[str, Any]:
 
 
 def check_counts(entry: dict[str, Any], *, documents: int, tokens: int) -> None:
-    """Refuse a pair of files that differs from its entry.
+    """Refuse a pair of files that differs from its entry. Raises a DataError if they differ.
 
     Args:
         entry: entry of the pair, with ``path``, ``documents`` and ``tokens``.
         documents, tokens: the numbers in the files.
-
-    Raises:
-        DataError: they differ.
     """
     for name, found in (("documents", documents), ("tokens", tokens)):
         if found != entry[name]:

@@ -239,8 +239,7 @@ FORMATS = registry.Registry(
 def find_files(path: Path) -> list[Path]:
     """Return the readable files at ``data.path``: the file itself, or those below the folder in order of name.
 
-    Raises:
-        DataError: the path is missing, the folder is empty, or no file has a known format.
+    Raises a DataError if the path is missing, the folder is empty, or no file has a known format.
     """
     known = ", ".join(f".{ending}" for ending in FORMATS)
     try:

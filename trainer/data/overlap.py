@@ -186,11 +186,7 @@ def _refuse(holder: Holder) -> None:
 
 
 def shard_of(text: str) -> tuple[int, int]:
-    """Return ``(2, 8)`` for ``3/8``.
-
-    Raises:
-        ConfigError: the text isn't such a pair.
-    """
+    """Return ``(2, 8)`` for ``3/8``. Raises a ConfigError if the text isn't such a pair."""
     match = _SHARD.fullmatch(text)
     number, total = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= total:

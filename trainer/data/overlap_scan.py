@@ -67,13 +67,10 @@ class _Task:
 
 
 class Items:
-    """The n-grams of all items, numbered over all tasks.
+    """The n-grams of all items, numbered over all tasks. Raises a DataError if the file can't be read.
 
     Args:
         path: JSON Lines with ``task``, ``item`` and ``text``.
-
-    Raises:
-        DataError: the file can't be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -461,11 +458,7 @@ def worker_of(scan: Scan) -> Worker:
 
 
 def dataset_of(run: RunPaths) -> dict[str, Any]:
-    """Return the description of a run's corpus.
-
-    Raises:
-        DataError: it is missing or damaged.
-    """
+    """Return the description of a run's corpus. Raises a DataError if it is missing or damaged."""
     with reading(run.dataset, hint=_DATASET):
         dataset = files.read_sealed_json(run.dataset)
         str(dataset["fingerprint"])

@@ -102,8 +102,7 @@ class Position:
     def from_json(cls, numbers: Sequence[int], sources: int) -> Position:
         """Return the position of a :meth:`to_json` list; sources that were added since then begin at their start.
 
-        Raises:
-            CheckpointError: the list is invalid, or had more sources.
+        Raises a CheckpointError if the list is invalid, or had more sources.
         """
         token, *counts = numbers
         if len(counts) % 2 or not counts or len(counts) > 2 * sources or min(numbers) < 0:

@@ -86,8 +86,7 @@ def _check_tokenizer(config: Config, corpus: TokenCorpus, described: dict[str, A
 def _entries(corpus: TokenCorpus) -> list[dict[str, Any]]:
     """Return the entries of a corpus's pairs of files, checked against its manifest.
 
-    Raises:
-        DataError: a pair is damaged, or there are too few documents.
+    Raises a DataError if a pair is damaged, or there are too few documents.
     """
     entries = [describe_pair(prefix) for prefix in corpus.prefixes]
     for entry, shard in zip(entries, corpus.manifest.get("shards", ()), strict=False):
@@ -102,15 +101,12 @@ def _entries(corpus: TokenCorpus) -> list[dict[str, Any]]:
 
 
 def write_token_dataset(config: Config, corpora: Sequence[TokenCorpus], partial: Path, target: Path) -> None:
-    """Write the files of a prepared folder.
+    """Write the files of a prepared folder. Raises a DataError if a checked id is not in the vocabulary.
 
     Args:
         corpora: result of :func:`check_tokens`.
         partial: the folder to write to.
         target: its final name.
-
-    Raises:
-        DataError: a checked id is not in the vocabulary.
     """
     folder = partial / "tokenizer"
     shutil.rmtree(folder, ignore_errors=True)  # of a killed preparation
@@ -196,12 +192,11 @@ def _blocks(size: int) -> list[int]:
 def fetch_indexes(config: Config, *, whole: bool) -> None:
     """Fill the parts of stand-ins that :func:`check_tokens`, or the whole preparation, reads.
 
+    Raises a DataError if the storage can't be read.
+
     Args:
         config: configuration with paths of stand-ins; other paths are ignored.
         whole: fill what a preparation needs; otherwise, what a check needs.
-
-    Raises:
-        DataError: the storage can't be read.
     """
     ranges: list[tuple[Path, int, int]] = []
     for source in config.data.inputs:

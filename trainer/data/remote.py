@@ -436,8 +436,7 @@ def stand_ins(config: Config, folder: Path, *, fresh: bool) -> Config:
 def remote_of(path: Path | str) -> RemoteObject | None:
     """Return the object that a file of a stand-in stands for; None for any other file.
 
-    Raises:
-        DataError: the listing has no such file.
+    Raises a DataError if the listing has no such file.
     """
     root = _root_of(Path(path))
     if root is None:
@@ -464,15 +463,12 @@ def in_words(message: str) -> str:
 
 
 def fetch(path: Path, start: int = 0, size: int | None = None, *, whole_lines: bool = False) -> None:
-    """Fill a range of a stand-in's file from its object.
+    """Fill a range of a stand-in's file from its object. Raises a DataError if the object can't be read.
 
     Args:
         start: first byte.
         size: bytes; None: all that follow.
         whole_lines: also the byte before, and the rest of the last line, up to a limit: readers refuse a longer line.
-
-    Raises:
-        DataError: the object can't be read.
     """
     remote = _object(path)
     end = remote.size if size is None else min(start + size, remote.size)
@@ -490,8 +486,7 @@ def fetch(path: Path, start: int = 0, size: int | None = None, *, whole_lines: b
 def fetch_ranges(ranges: Iterable[tuple[Path, int, int]]) -> None:
     """Fill ranges (path, first byte, bytes) of stand-ins' files, many in parallel.
 
-    Raises:
-        DataError: an object can't be read.
+    Raises a DataError if an object can't be read.
     """
     ranges = list(ranges)
     parts = [

@@ -95,8 +95,7 @@ def _only_source(dataset: dict[str, Any]) -> Source:
 def _finished(target: Path, dataset: dict[str, Any]) -> dict[str, Any] | None:
     """Return the manifest of a target that is complete; None if there is no target.
 
-    Raises:
-        StorageError: the target is something else.
+    Raises a StorageError if the target is something else.
     """
     if (target / MANIFEST).is_file():
         with reading(target / MANIFEST, hint="remove the folder, and run the same command"):
@@ -127,8 +126,7 @@ def _locked(work: Path, target: Path) -> Iterator[None]:
 def _plan(dataset_path: Path, dataset: dict[str, Any], source: Source, work: Path) -> TokenizationPlan:
     """Return the plan in the folder, or write a new one.
 
-    Raises:
-        StorageError: the folder contains parts of another corpus.
+    Raises a StorageError if the folder contains parts of another corpus.
     """
     if (work / PLAN).is_file():
         plan = read_plan(work)

@@ -120,11 +120,7 @@ def read_record(part: Part) -> dict[str, Any] | None:
 
 
 def read_plan(folder: Path) -> TokenizationPlan:
-    """Return the plan in a folder.
-
-    Raises:
-        DamagedFileError: it is missing or damaged.
-    """
+    """Return the plan in a folder. Raises a DamagedFileError if it is missing or damaged."""
     with reading(folder / PLAN, hint=f"remove {folder}, and run the same command"):
         return TokenizationPlan(**files.read_sealed_json(folder / PLAN))
 

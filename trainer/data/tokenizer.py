@@ -52,8 +52,7 @@ _BOS_NAMES = (BOS, "<|endoftext|>", "<|begin_of_text|>", "<bos>", "[CLS]")
 def kind_of(path: Path) -> str:
     """Return ``sentencepiece``, ``json`` or ``folder``, from the path alone.
 
-    Raises:
-        DataError: the path is missing, or is none of these.
+    Raises a DataError if the path is missing, or is none of these.
     """
     if path.is_dir():
         if (path / TOKENIZER_JSON).is_file():
@@ -98,11 +97,7 @@ def prepare(path: Path | None, folder: Path, *, texts: Iterable[str], train_voca
 
 
 def look(path: Path) -> dict[str, Any]:
-    """Return the result of :func:`describe` for the tokenizer at a path.
-
-    Raises:
-        DataError: it can't be used.
-    """
+    """Return the result of :func:`describe` for the tokenizer at a path. Raises a DataError if it can't be used."""
     with tempfile.TemporaryDirectory(prefix="hlatctl-tokenizer-") as scratch:
         folder = Path(scratch) / "tokenizer"
         prepare(path, folder, texts=(), train_vocab_size=0)
@@ -112,8 +107,7 @@ def look(path: Path) -> dict[str, Any]:
 def load(path: Path) -> Tokenizer:
     """Read a ``tokenizer.json``; special tokens that occur in a text are encoded as plain text.
 
-    Raises:
-        DataError: it can't be read.
+    Raises a DataError if it can't be read.
     """
     from tokenizers import Tokenizer
 
@@ -138,8 +132,7 @@ def tokenizer_of(dataset: Mapping[str, Any]) -> Tokenizer:
 def describe(folder: Path) -> dict[str, Any]:
     """Return the entry of a tokenizer's folder in ``dataset.json``, without its path.
 
-    Raises:
-        DataError: it names no end-of-sequence token.
+    Raises a DataError if it names no end-of-sequence token.
     """
     tokenizer = load(folder / TOKENIZER_JSON)
     with reading(folder / CONFIG_JSON):
@@ -226,11 +219,10 @@ _BPE_PROBES = ("</s> as text",)
 def convert(path: Path, texts: Iterable[str]) -> Tokenizer:
     """Return the fast tokenizer of a ``.model`` file.
 
+    Raises a DataError if the model is unreadable or of an unknown type, or the two disagree.
+
     Args:
         texts: real text on which both must give the same ids.
-
-    Raises:
-        DataError: the model is unreadable or of an unknown type, or the two disagree.
     """
     proto = _read(path)
     tokenizer = _build(path, proto)

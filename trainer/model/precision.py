@@ -55,8 +55,7 @@ PRECISIONS = {
 def check_fp8(config: Config, device: torch.device) -> None:
     """Check that this node has what ``precision=fp8`` needs, if that is set.
 
-    Raises:
-        DependencyError: torchao is not installed, or the device has no FP8 products.
+    Raises a DependencyError if torchao is not installed, or the device has no FP8 products.
     """
     if config.precision.name != "fp8":
         return

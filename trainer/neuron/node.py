@@ -44,8 +44,7 @@ class ToolError(Exception):
 def find_tool(name: str) -> str:
     """Return the path of a tool: on PATH, next to this interpreter, or in Neuron's folder.
 
-    Raises:
-        ToolError: it was not found.
+    Raises a ToolError if it was not found.
     """
     places = [os.environ.get("PATH", ""), os.fspath(Path(sys.executable).parent), _BIN]
     path = shutil.which(name, path=os.pathsep.join(filter(None, places)))
@@ -56,15 +55,12 @@ def find_tool(name: str) -> str:
 
 
 def tool_output(*command: str, timeout_s: float, env: dict[str, str] | None = None) -> str:
-    """Return what a tool prints.
+    """Return what a tool prints. Raises a ToolError if it failed, or did not end in time.
 
     Args:
         command: the tool's name and arguments.
         timeout_s: time limit of the whole command.
         env: variables in addition to those of this process.
-
-    Raises:
-        ToolError: it failed, or did not end in time.
     """
     try:
         result = subprocess.run(
@@ -89,8 +85,7 @@ def tool_output(*command: str, timeout_s: float, env: dict[str, str] | None = No
 def tool_first_line(*command: str, timeout_s: float) -> str:
     """Return the first line of a tool that prints until it is killed.
 
-    Raises:
-        ToolError: it printed nothing in time.
+    Raises a ToolError if it printed nothing in time.
     """
     argv = [find_tool(command[0]), *command[1:]]
     try:
@@ -125,10 +120,8 @@ class Device:
 def parse_devices(text: str) -> list[Device]:
     """Parse the output of ``neuron-ls -j``.
 
-    The cores are logical if the tool shows their configuration (trn2), because processes use logical cores.
-
-    Raises:
-        ToolError: the format is unknown.
+    The cores are logical if the tool shows their configuration (trn2), because processes use logical cores. Raises a
+    ToolError if the format is unknown.
     """
     try:
         return [_device(entry) for entry in json.loads(text)]
@@ -259,11 +252,7 @@ def read_counters() -> Check:
 
 
 def check_counters(line: str) -> Check:
-    """Return the check of one report, which is one line of JSON.
-
-    Raises:
-        ToolError: the format is unknown.
-    """
+    """Return the check of one report, which is one line of JSON. Raises a ToolError if the format is unknown."""
     try:
         report = json.loads(line)
         group = report["system_data"]["neuron_hw_counters"]
@@ -392,10 +381,7 @@ def nccom_command(cores: int, nodes: int, report: Path, slurm_job_id: str = "") 
 def parse_nccom(text: str) -> dict[int, float]:
     """Parse ``--report-to-json-file``; return the bus bandwidth in GiB/s, by size in bytes.
 
-    The tool writes GB/s and means 2^30 bytes.
-
-    Raises:
-        ToolError: the format is unknown, or there are no results.
+    The tool writes GB/s and means 2^30 bytes. Raises a ToolError if the format is unknown, or there are no results.
     """
     try:
         results = {int(row["size(B)"]): float(row["busbw(GB/s)"]) for row in json.loads(text)["results"]}

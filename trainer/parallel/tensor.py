@@ -216,15 +216,12 @@ class SharedHeads:
 
     @classmethod
     def of(cls, model: ModelConfig, rank: int, tp_ranks: list[int], groups: list[list[int]]) -> SharedHeads:
-        """Return the heads of a rank.
+        """Return the heads of a rank. Raises a ConfigError if the groups do not divide the tensor-parallel group.
 
         Args:
             rank: rank among all processes.
             tp_ranks: ranks of its tensor-parallel group.
             groups: for all processes, the ranks that share a key/value head.
-
-        Raises:
-            ConfigError: the groups do not divide the tensor-parallel group.
         """
         groups = [group for group in groups if set(group) <= set(tp_ranks)]
         if len(groups) != model.num_kv_heads:

@@ -90,11 +90,10 @@ def cached_graphs(config: Config) -> set[str]:
 def check(config: Config, run: RunPaths, backend: Backend, before: set[str]) -> None:
     """Write ``coverage.json``. Graphs that are new in the cache were missing before.
 
+    Raises a CompileError if a graph was missing on any process.
+
     Args:
         before: the result of :func:`cached_graphs` before the short attempt.
-
-    Raises:
-        CompileError: a graph was missing on any process.
     """
     mine = {
         "host": node_name(),

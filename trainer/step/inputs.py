@@ -24,11 +24,7 @@ from trainer.data.loader import Batches, Loader, NoBatches, ReceivedBatches, Sen
 
 
 def read_dataset(run: RunPaths, backend: Backend) -> dict[str, Any]:
-    """Return ``dataset.json`` on every rank.
-
-    Raises:
-        DataError: rank 0 can't read it.
-    """
+    """Return ``dataset.json`` on every rank. Raises a DataError if rank 0 can't read it."""
 
     def read() -> dict[str, Any]:
         try:
@@ -46,8 +42,7 @@ def open_batches(
 ) -> tuple[Batches, list[int | str]]:
     """Return this process's batches from the checkpoint's position, and the batches that ``data_changed`` events skip.
 
-    Raises:
-        DataError: the corpus isn't the one that the checkpoint was trained on.
+    Raises a DataError if the corpus isn't the one that the checkpoint was trained on.
     """
     events: list[Event] = on_rank0(backend, lambda: _data_changes(run), run.root)
     state: State | None = None

@@ -209,13 +209,12 @@ class _PendingStep:
 class Training:
     """One process's part of one training attempt. The constructor restores the newest checkpoint.
 
+    Raises an HlatctlError if data, checkpoints or storage can't be used.
+
     Args:
         journal: rank 0's journal; None on other ranks.
         attempt: number of the attempt; nothing is written after its end.
         max_checkpoint_step: ignore newer checkpoints.
-
-    Raises:
-        HlatctlError: data, checkpoints or storage can't be used.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from hlatctl.run import files
 from hlatctl.run.checkpoint import why_invalid
 from hlatctl.run.errors import CheckpointError, ConfigError, StorageError
 from hlatctl.run.paths import RunPaths
-from tests.trainer.conftest import MakeConfig, MakeRun
+from tests.trainer.conftest import MakeConfig, MakeRun, Ranks
 from tests.trainer.convert.test_hugging_face import their_model
 from trainer.checkpoint.shards import read_tensors
 from trainer.convert.import_model import main as import_model
@@ -175,9 +175,7 @@ def test_run_takes_only_the_weights_of_another_run_s_checkpoint(tmp_path: Path, 
 
 
 @pytest.mark.processes
-def test_every_layout_starts_from_the_same_weights(
-    tmp_path: Path, local: Local, start: Callable[..., Any], finish: Callable[..., str]
-) -> None:
+def test_every_layout_starts_from_the_same_weights(tmp_path: Path, local: Local, ranks: Ranks) -> None:
     source = save(tmp_path / "hf")
     target = imported(source, tmp_path / "ours")
     layouts: dict[str, dict[str, Any]] = {
@@ -195,8 +193,7 @@ def test_every_layout_starts_from_the_same_weights(
         )
         for name, parallel in layouts.items()
     ]
-    files.write_json(tmp_path / "jobs.json", [{"run": os.fspath(run.root), "attempt": 1} for run in runs])
-    finish(start("tests/trainer/layouts.py", os.fspath(tmp_path / "jobs.json"), processes=2))
+    ranks(2, [{"work": "train", "run": os.fspath(run.root), "attempt": 1} for run in runs])
     expected = their_loss(source, first_batch(runs[0]))
     for run in runs:
         assert local.events(run, "step")[0]["loss"] == pytest.approx(expected, abs=1e-5), run.root.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +17,13 @@ from trainer.convert.export import read_weights
 Train = Callable[[str], tuple[RunPaths, list[float]]]
 
 
-@pytest.fixture
-def train(tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf) -> Train:
+@pytest.fixture(scope="module")
+def train(
+    tmp_path_factory: pytest.TempPathFactory, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+) -> Train:
+    @functools.cache
     def run(precision: str) -> tuple[RunPaths, list[float]]:
-        paths = make_run(tmp_path / precision, precision={"name": precision})
+        paths = make_run(tmp_path_factory.mktemp(precision) / "run", precision={"name": precision})
         assert train_here(paths, 1) == 0
         return paths, [event["loss"] for event in events_of(paths, "step")]
 
@@ -46,12 +50,10 @@ def test_pure_bfloat16_is_warned_about(train: Train, events_of: EventsOf) -> Non
 
 
 def test_stochastically_rounded_run_resumes_with_the_same_bits(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+    tmp_path: Path, make_run: MakeRun, train: Train, train_here: TrainHere, events_of: EventsOf
 ) -> None:
-    run = make_run(tmp_path / "whole", precision={"name": "bf16_sr"})
-    assert train_here(run, 1) == 0
+    run, losses = train("bf16_sr")
     again = make_run(tmp_path / "again", precision={"name": "bf16_sr"})
     shutil.copytree(run.checkpoint(8), again.checkpoint(8))
     assert train_here(again, 2) == 0
-    expected = [event["loss"] for event in events_of(run, "step")][8:]
-    assert [event["loss"] for event in events_of(again, "step")] == expected
+    assert [event["loss"] for event in events_of(again, "step")] == losses[8:]

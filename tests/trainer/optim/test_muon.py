@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from conf.schema import ModelConfig, OptimizerConfig
-from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start, TrainHere
+from tests.trainer.conftest import EventsOf, MakeRun, Ranks, TrainHere
 from trainer.checkpoint.shards import read_tensors
 from trainer.model.decoder import Llama
 from trainer.optim.adamw import AdamW, ParameterShard
@@ -157,9 +157,7 @@ def test_a_run_resumes_with_the_same_bits(
 
 
 @pytest.mark.processes
-def test_every_layout_makes_the_same_bits_of_equal_gradients(
-    tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish
-) -> None:
+def test_every_layout_makes_the_same_bits_of_equal_gradients(tmp_path: Path, make_run: MakeRun, ranks: Ranks) -> None:
     layouts: list[tuple[dict[str, object], int]] = [
         ({"tensor_parallel_size": 2}, 52),
         ({"tensor_parallel_size": 2, "data_parallel": "fsdp"}, 52),
@@ -168,7 +166,7 @@ def test_every_layout_makes_the_same_bits_of_equal_gradients(
         ({"data_parallel": "zero1", "fsdp_size": 1, "tensor_parallel_size": 2}, 52),
         ({"pipeline_parallel_size": 2}, 52),
     ]
-    folders = []
+    jobs = []
     for number, (parallel, intermediate_size) in enumerate(layouts):
         run = make_run(
             tmp_path / str(number),
@@ -179,5 +177,5 @@ def test_every_layout_makes_the_same_bits_of_equal_gradients(
             cluster={"processes_per_node": 4},
             train={"micro_batch_size": 1},
         )
-        folders.append(os.fspath(run.root))
-    finish(start("tests/trainer/muon_layouts.py", *folders, processes=4))
+        jobs.append({"work": "muon", "run": os.fspath(run.root)})
+    ranks(4, jobs)

@@ -14,7 +14,7 @@ import pytest
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths, table_name, trace_name
-from tests.trainer.conftest import EventsOf, Finish, MakeRun, Start, TrainHere
+from tests.trainer.conftest import EventsOf, MakeRun, Ranks, TrainHere
 from tests.trainer.step.test_orders import give
 from trainer.backends.torch_native import TorchNative
 from trainer.step.profiling import tables
@@ -131,12 +131,10 @@ def test_a_damaged_order_is_not_followed(
 
 
 @pytest.mark.processes
-def test_the_ranks_that_were_asked_record_the_same_steps(
-    tmp_path: Path, make_run: MakeRun, start: Start, finish: Finish
-) -> None:
+def test_the_ranks_that_were_asked_record_the_same_steps(tmp_path: Path, make_run: MakeRun, ranks: Ranks) -> None:
     run = make_run(tmp_path / "run", cluster={"processes_per_node": 2}, parallel={"data_parallel": "fsdp"})
     give(run, profile=order(ranks=[1]))
-    finish(start("trainer", "--run-dir", os.fspath(run.root), "--attempt", "1", processes=2))
+    ranks(2, [{"work": "train", "run": os.fspath(run.root), "attempt": 1}])
     asked = {"kind": "profile_requested", "seq": 1, "time_unix_s": 0.0, "attempt": 1, "writer": "operator"}
     (made,) = fold([{**asked, **order(ranks=[1])}, *read_events(run)]).profiles
     assert (made.status, made.last_step - made.first_step) == ("done", 2)

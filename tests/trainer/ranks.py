@@ -1,0 +1,168 @@
+"""Run by torchrun with a folder: processes of one group that stay for more work; not a test by itself.
+
+The fixture ``ranks`` starts them and writes files of jobs: lists of {"work": name of a function below, "run": folder,
+…}. Importing PyTorch and creating a process group would take most of the time of each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conf.load import load
+from hlatctl.run import files
+from hlatctl.run.errors import run_main
+from hlatctl.run.paths import RunPaths
+from tests.trainer.flex_on_cpu import cpu_like_an_accelerator
+
+if TYPE_CHECKING:
+    from trainer.parallel.layout import Layout
+
+_POLL_S = 0.02
+
+
+def train(run: RunPaths, job: dict[str, Any]) -> None:
+    """Train an attempt; with ``flex`` by FlexAttention, with ``slow_s`` that much slower data on rank 1."""
+    from trainer.backends.torch_native import TorchNative
+    from trainer.data.loader import Loader
+    from trainer.step import loop
+
+    config, attempt = load(run.config), job["attempt"]
+    with cpu_like_an_accelerator() if job.get("flex") else nullcontext():
+        backend = TorchNative(config)
+        journal = loop.train_journal(run, backend, attempt)
+        training = loop.Training(config, run, backend, journal, attempt=attempt)
+        readers = sum(backend.gather(isinstance(training.batches, Loader)))
+        assert readers == config.data_parallel_size, "one process of each replica reads"
+        assert training.model.uses_flex_attention == job.get("flex", False)
+        if job.get("slow_s") and backend.rank == 1:
+            honest = training.batches.next
+            training.batches.next = lambda: (time.sleep(job["slow_s"]), honest())[1]  # type: ignore[method-assign]
+        assert training.run() == 0
+        if journal:
+            journal.close()
+
+
+def drift(run: RunPaths, job: dict[str, Any]) -> list[float]:
+    """Return the drift before and after rank 1's replica of a weight is changed by a hundredth."""
+    from trainer.backends.torch_native import TorchNative
+
+    backend = TorchNative(load(run.config))
+    model = backend.build_model(document_end_id=None)
+    optimizer = backend.optimizer(model)
+    found = [backend.drift(optimizer)]
+    if backend.rank == 1:
+        with torch.no_grad():
+            model.get_parameter("layers.1.mlp_norm.weight").mul_(1.01)
+    return [*found, backend.drift(optimizer)]
+
+
+class Exchanges(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations of process groups by name."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace == "c10d":
+            self.counts[function._schema.name.removeprefix("c10d::")] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def exchanges(run: RunPaths, job: dict[str, Any]) -> dict[str, int]:
+    """Return how often a step's micro-batches exchange weights and gradients, by operation."""
+    from trainer.backends.torch_native import TorchNative
+
+    config = load(run.config)
+    backend = TorchNative(config)
+    model = backend.build_model(document_end_id=None)
+    backend.optimizer(model).zero_grad()
+    share = config.train.global_batch_size // backend.data_parallel_size
+    tokens = torch.randint(config.model.vocab_size, (share, config.train.seq_len))
+    with Exchanges() as counted:
+        backend.forward_backward(model, tokens, tokens)
+    return dict(counted.counts)
+
+
+def piece(name: str, whole: Tensor, layout: Layout) -> Tensor:
+    """Return this process's piece of a whole parameter."""
+    from trainer.model.decoder import slice_dim
+
+    assert layout.mesh is not None
+    dim = slice_dim(name)
+    if dim is not None:
+        whole = torch.chunk(whole, layout.mesh["tp"].size(), dim)[layout.mesh.get_local_rank("tp")]
+    if layout.shards_parameters:
+        shards, shard = layout.mesh["dp"].size(), layout.mesh.get_local_rank("dp")
+        size = -(-len(whole) // shards)
+        whole = whole[shard * size : (shard + 1) * size]
+    return whole
+
+
+def muon(run: RunPaths, job: dict[str, Any]) -> None:
+    """Check that Muon's updates are the bits of one process's for equal gradients."""
+    from trainer.backends.torch_native import TorchNative
+    from trainer.model.decoder import Llama, initialize
+    from trainer.optim.adamw import ParameterShard, local
+    from trainer.optim.muon import Muon
+
+    config = load(run.config)
+    backend = TorchNative(config)
+    ours = backend.optimizer(backend.build_model(document_end_id=None))
+    assert isinstance(ours, Muon)
+    model = Llama(config.model, config.train.seq_len)
+    initialize(model, config.model, config.seed)
+    named = dict(model.named_parameters())
+    shards = {name: ParameterShard(parameter=parameter) for name, parameter in named.items()}
+    alone = Muon(shards, config.optimizer, model=config.model)
+    present = dict(ours.parameters())
+    generator = torch.Generator().manual_seed(1)
+    for number in range(1, 4):
+        for name, parameter in named.items():
+            gradient = torch.randn(parameter.shape, generator=generator)
+            alone.gradient(name).copy_(gradient)
+            if name in present:  # in this pipeline stage
+                ours.gradient(name).copy_(piece(name, gradient, backend._layout))
+        for optimizer in (alone, ours):
+            optimizer.step(lr=1e-2, number=number)
+    values, wholes = ours.tensors(), alone.tensors()
+    matrices = [name for name in values if "layers." in name and wholes[name].ndim == 2]
+    assert len(matrices) == 2 * 4 * len(backend._layout.layers)
+    for name in matrices:
+        expected = piece(name.partition(".")[2], wholes[name], backend._layout)
+        torch.testing.assert_close(local(values[name]), expected, rtol=0, atol=0, msg=f"{run.root}: {name}")
+
+
+_WORK = {"train": train, "drift": drift, "exchanges": exchanges, "muon": muon}
+
+
+def main() -> int:
+    """Do the jobs of each file, until the process that writes them ends."""
+    from trainer.parallel import layout
+
+    layout.BUCKET_ENTRIES = 5_000  # several buckets of a small model
+    folder, parent = Path(sys.argv[1]), int(sys.argv[2])
+    for number in itertools.count(1):
+        file = folder / f"{number}.json"
+        while not file.exists():
+            os.kill(parent, 0)
+            time.sleep(_POLL_S)
+        results = [_WORK[job["work"]](RunPaths(Path(job["run"])), job) for job in files.read_json(file)]
+        if os.environ.get("RANK", "0") == "0":
+            files.write_json(folder / f"{number}.done", results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
