@@ -54,7 +54,7 @@ def load(path: Path, *, read: Callable[[Path], str] = read_text) -> Config:
         ConfigError: the file is missing, damaged, incomplete, not YAML, or does not fit the schema.
     """
     try:
-        text, sealed = files.unseal_lines(read(path))
+        text, _ = files.unseal_lines(read(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -71,8 +71,7 @@ def load(path: Path, *, read: Callable[[Path], str] = read_text) -> Config:
         config = decode(value)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", hint=error.hint) from None
-    if not sealed:
-        _check_whole(path, text, value)
+    _check_whole(path, text, value)
     return config
 
 
@@ -144,7 +143,7 @@ def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
 
 
 def _check_whole(path: Path, text: str, value: dict[str, Any]) -> None:
-    """Refuse a truncated file. Only a sealed file may lack keys, namely those that are newer than the file."""
+    """Refuse a truncated file."""
     missing = sorted(set(flatten(Config())) - set(dotted_keys(value)))
     if missing:
         raise ConfigError(f"{path}: lacks {len(missing)} keys, the first: {missing[0]}")
