@@ -59,7 +59,7 @@ def load_dataclass(cls: type[_T], path: Path, *, read: Callable[[Path], str] = r
         ConfigError: the file is missing, damaged, incomplete, not YAML, or does not fit the dataclass.
     """
     try:
-        text, sealed = files.unseal_lines(read(path))
+        text, _ = files.unseal_lines(read(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -78,7 +78,7 @@ def load_dataclass(cls: type[_T], path: Path, *, read: Callable[[Path], str] = r
         raise ConfigError(f"{path}: {error.message}", hint=error.hint) from None
     if missing := sorted(set(flatten(cls())) - set(dotted_keys(value))):
         raise ConfigError(f"{path}: lacks {len(missing)} keys, the first: {missing[0]}")
-    if not sealed and not text.endswith("\n"):
+    if not text.endswith("\n"):
         raise ConfigError(f"{path}: its last line is cut off")
     return decoded
 

@@ -36,6 +36,7 @@ import json
 import os
 import pwd
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -334,9 +335,9 @@ def from_record(record: dict[str, Any]) -> HlatctlError:
 
 def dump_error(error: HlatctlError, path: Path) -> None:
     """Write an error as JSON, for :func:`load_error`."""
-    from hlatctl.run import files  # which imports this module
-
-    files.write_json(path, to_record(error))
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    partial.write_text(json.dumps(to_record(error)), encoding="utf-8")
+    partial.replace(path)
 
 
 def load_error(path: Path) -> HlatctlError | None:

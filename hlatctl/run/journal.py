@@ -64,13 +64,11 @@ def to_line(event: Event) -> bytes:
 
 def parse_line(line: bytes) -> Event | None:
     """Return the event of a line, without its checksum. None if it is damaged."""
-    if line[-18:-10] == _CRC:
-        before = line[:-18] + b"}"
-        if line[-10:-2] != b"%08x" % zlib.crc32(before):
-            return None
-        line = before
+    before = line[:-18] + b"}"
+    if line[-18:] != b'%b%08x"}' % (_CRC, zlib.crc32(before)):
+        return None
     try:
-        event = _decode(line)
+        event = _decode(before)
     except (ValueError, RecursionError):
         return None
     return event if is_event(event) else None
@@ -473,7 +471,7 @@ def _events_of(path: Path) -> list[Event]:
 
 def no_steps(line: bytes) -> bool:
     """Return whether a line holds an event other than a ``step``; for ``wanted``."""
-    return b'"kind":"step"' not in line and b'"kind": "step"' not in line
+    return b'"kind":"step"' not in line
 
 
 _BEGIN: Place = (0, -math.inf, 0, 0.0)

@@ -12,6 +12,7 @@ import pytest
 
 from conf.load import dump
 from conf.schema import CheckpointConfig, Config, EvalConfig, OptimizerConfig, TrainConfig
+from hlatctl.run.journal import to_line
 from hlatctl.run.paths import RunPaths
 
 BEGAN_UNIX_S = 1_700_000_000.0
@@ -31,8 +32,8 @@ class Script:
         self.now_s += after_s
         self._seq[writer] = self._seq.get(writer, 0) + 1
         head = {"v": 1, "seq": self._seq[writer], "time_unix_s": self.now_s, "attempt": attempt, "kind": kind}
-        with (self._run.journal / f"{writer}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**head, **fields}) + "\n")
+        with (self._run.journal / f"{writer}.jsonl").open("ab") as file:
+            file.write(to_line({**head, **fields}))
 
     def stage(self, name: str, wall_s: float, **outputs: Any) -> None:
         self.add("flow", "stage_started", stage=name, fingerprint="0" * 16)

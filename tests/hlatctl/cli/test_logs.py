@@ -84,10 +84,10 @@ def test_the_events_of_one_rank_are_shown(run: RunPaths, capsys: pytest.CaptureF
 def test_of_a_long_journal_the_newest_part_is_read(
     run: RunPaths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hlatctl.cli.logs._RECENT_BYTES", 3000)
+    monkeypatch.setattr("hlatctl.cli.logs._RECENT_BYTES", 2500)
     assert main(["logs", "example", "--rank", "0"]) == 0
     lines = [line.split("UTC  ")[1].split(":")[0] for line in capsys.readouterr().out.splitlines()]
-    assert lines == ["step 121", "step 130", "checkpoint of step 100"]
+    assert lines == ["step 122", "step 130", "checkpoint of step 100"]
 
 
 def test_each_tenth_of_an_evaluation_s_task_is_printed_once(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import conf.load
 from conf.schema import EvalGroupConfig
 from hlatctl.cli.main import main
-from hlatctl.run.journal import JournalWriter, train_writer
+from hlatctl.run.journal import JournalWriter, to_line, train_writer
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 from tests.hlatctl.conftest import MakeRun
@@ -121,9 +121,7 @@ def strip_fields(run: RunPaths) -> None:
         )
     ]
     events.append({**head, "seq": 9, "kind": "step", "step": 400, "tokens": 5})
-    (run.journal / "train-rank00001.jsonl").write_text(
-        "".join(json.dumps(event) + "\n" for event in events), encoding="utf-8"
-    )
+    (run.journal / "train-rank00001.jsonl").write_bytes(b"".join(map(to_line, events)))
 
 
 def provenance_is_rubbish(run: RunPaths) -> None:

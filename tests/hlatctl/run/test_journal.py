@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -176,11 +177,11 @@ def test_events_of_several_writers_come_in_order_of_time(tmp_path: Path) -> None
 def test_a_clock_that_is_set_back_does_not_reorder_a_writer(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "r")
     run.journal.mkdir(parents=True)
-    lines = [
+    events = [
         {"v": 1, "seq": seq, "time_unix_s": time_s, "attempt": 1, "kind": f"event{seq}"}
         for seq, time_s in ((1, 100.0), (2, 101.0), (3, 50.0), (4, 51.0))
     ]
-    (run.journal / "flow.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (run.journal / "flow.jsonl").write_bytes(b"".join(map(lines.to_line, events)))
     assert kinds(read_events(run)) == ["event1", "event2", "event3", "event4"]
 
 
@@ -195,20 +196,30 @@ def test_foreign_lines_are_no_events_and_hide_none(lines: list[bytes]) -> None:
         assert [kind for kind in kinds(read_events(run)) if kind != "warning"] == ["first", "last"]
 
 
+def _with_checksum(line: bytes) -> bytes:
+    return b'%b,"crc":"%08x"}' % (line[:-1], zlib.crc32(line))
+
+
 DAMAGED_LINES = [
     b"rubbish",
     b"[" * 100_000,
     b'{"a":' * 100_000,
-    b'{"v":1,"seq":2,"time_unix_s":1e999,"attempt":1,"kind":"step","step":1}',
-    b'{"v":1,"seq":2,"time_unix_s":1e300,"attempt":1,"kind":"step","step":1}',
-    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":' + b"9" * 5000 + b"}",
-    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":' + b"9" * 400 + b"}",
-    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":NaN}',
     b"\xff\xfe",
-    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":1,"loss":"much"}',
-    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":1,"tokens":[1]}',
-    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step"}',
-    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"eval_finished","step":1,"milestone_tokens":1,"scores":{"a":1}}',
+    b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":1}',
+    *map(
+        _with_checksum,
+        [
+            b'{"v":1,"seq":2,"time_unix_s":1e999,"attempt":1,"kind":"step","step":1}',
+            b'{"v":1,"seq":2,"time_unix_s":1e300,"attempt":1,"kind":"step","step":1}',
+            b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":' + b"9" * 5000 + b"}",
+            b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":' + b"9" * 400 + b"}",
+            b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":NaN}',
+            b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":1,"loss":"much"}',
+            b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step","step":1,"tokens":[1]}',
+            b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"step"}',
+            b'{"v":1,"seq":2,"time_unix_s":1,"attempt":1,"kind":"eval_finished","step":1,"milestone_tokens":1,"scores":{"a":1}}',
+        ],
+    ),
 ]
 
 
