@@ -86,9 +86,14 @@ def test_a_report_can_keep_the_figures_whose_data_are_unchanged(
     run = make_run()
     build(run)
     (run.report / "figures" / "loss.csv").write_text("other data", encoding="utf-8")
-    drawn, before = [], {path: path.read_bytes() for path in run.report.rglob("*.*") if path.name != "loss.csv"}
-    svg = Figure.svg
-    monkeypatch.setattr(Figure, "svg", lambda figure: drawn.append(figure.name) or svg(figure))
+    before = {path: path.read_bytes() for path in run.report.rglob("*.*") if path.name != "loss.csv"}
+    drawn, svg = list[str](), Figure.svg
+
+    def draw(figure: Figure) -> str:
+        drawn.append(figure.name)
+        return svg(figure)
+
+    monkeypatch.setattr(Figure, "svg", draw)
     build(run, redraws=False)
     assert drawn == ["loss"]
     assert {path: path.read_bytes() for path in before} == before
