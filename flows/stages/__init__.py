@@ -168,6 +168,6 @@ def finish_report(ctx: FlowContext) -> None:
     if stage is None or stage.status != _FINISHED:
         return
     try:
-        build(ctx.run)
+        build(ctx.run, redraws=False)
     except HlatctlError as error:
         ctx.message(f"the report lacks the run's last event: {error.message}")

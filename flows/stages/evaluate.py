@@ -49,27 +49,13 @@ def model_folder(run: RunPaths, milestone_tokens: int, own: str) -> Path:
     return folder.with_name(f"{folder.name}{own}")
 
 
-class Measured:
-    """Detects whether an evaluation has measured something at a milestone since this object was created."""
-
-    def __init__(self, run: RunPaths, milestone_tokens: int) -> None:
-        self._folder = run.eval(milestone_tokens)
-        self._before = self._stored()
-
-    @property
-    def something(self) -> bool:
-        """Whether scores or answers were stored."""
-        return self._stored() != self._before
-
-    def _stored(self) -> set[tuple[Path, int, int]]:
-        """Return the stored files with their sizes and times of change; a run has some hundred per milestone."""
-        found = set()
-        for path in (
-            path for name in _MEASURED for way in (name, f"*/{name}") for path in self._folder.glob(f"{way}/*")
-        ):
-            with suppress(FileNotFoundError):  # another evaluator removes the answers of a task that it has scored
-                found.add((path, (info := path.stat()).st_size, info.st_mtime_ns))
-        return found
+def _measured(folder: Path) -> set[tuple[Path, int, int]]:
+    """Return the scores and answers of a milestone with their sizes and times of change; a run has some hundred."""
+    found = set()
+    for path in (path for name in _MEASURED for way in (name, f"*/{name}") for path in folder.glob(f"{way}/*")):
+        with suppress(FileNotFoundError):  # another evaluator removes the answers of a task that it has scored
+            found.add((path, (info := path.stat()).st_size, info.st_mtime_ns))
+    return found
 
 
 def remove_left_over(run: RunPaths, milestones: Iterable[MilestoneState]) -> None:
@@ -80,16 +66,6 @@ def remove_left_over(run: RunPaths, milestones: Iterable[MilestoneState]) -> Non
     for milestone in milestones:
         if milestone.is_done and not is_held(run.eval_lease(milestone.milestone_tokens)):
             shutil.rmtree(run.own_model(milestone.milestone_tokens), ignore_errors=True)
-
-
-def remove_unmeasured(run: RunPaths, milestone_tokens: int, own: str, measured: Measured) -> None:
-    """Remove the exported model of a failed evaluation, which a corrected one would not use.
-
-    The model stays if the evaluation measured something, because the same command continues it. It also stays while a
-    process evaluates the milestone: a job that its scheduler has lost may still read the model.
-    """
-    if not measured.something and not is_held(run.eval_lease(milestone_tokens)):
-        shutil.rmtree(model_folder(run, milestone_tokens, own), ignore_errors=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +101,8 @@ def evaluate_milestone(ctx: FlowContext, milestone_tokens: int, asked: Asked | N
         KeyboardInterrupt, SystemExit: this process is asked to end.
     """
     ctx.event("eval_taken", milestone_tokens=milestone_tokens, step=ctx.state.milestones[milestone_tokens].step)
-    tries, measured = 1 + ctx.config.eval.max_retries, Measured(ctx.run, milestone_tokens)
+    tries, folder = 1 + ctx.config.eval.max_retries, ctx.run.eval(milestone_tokens)
+    before = _measured(folder)
     for number in range(1, tries + 1):
         try:
             _evaluate_once(ctx, milestone_tokens, number, asked)
@@ -143,7 +120,10 @@ def evaluate_milestone(ctx: FlowContext, milestone_tokens: int, asked: Asked | N
             retry = "no further retry" if final else "retrying"
             ctx.message(f"{title(milestone_tokens)} failed, {retry}: {error.message}")
             if final:
-                remove_unmeasured(ctx.run, milestone_tokens, _own(asked), measured)
+                # A corrected evaluation would not use the model, but the same command continues one that has measured
+                # something. A job that its scheduler has lost may hold the lease, and still read the model.
+                if _measured(folder) == before and not is_held(ctx.run.eval_lease(milestone_tokens)):
+                    shutil.rmtree(model_folder(ctx.run, milestone_tokens, _own(asked)), ignore_errors=True)
                 return "failed"
     return ctx.refresh().milestones[milestone_tokens].status
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -170,17 +171,20 @@ HTML, SVG, PNG, PDF, CSV, TEX = "html", "svg", "png", "pdf", "csv", "tex"
 DEFAULT = (HTML, SVG, CSV)
 
 
-def build(run: RunPaths, formats: Collection[str] = DEFAULT, folder: Path | None = None) -> Path:
+def build(
+    run: RunPaths, formats: Collection[str] = DEFAULT, folder: Path | None = None, *, redraws: bool = True
+) -> Path:
     """Write the report from the journal's current events and return the path of its page, or of its folder.
 
     Args:
         folder: where to write; None: the run's own report folder.
+        redraws: draw all figures; otherwise those whose data this code has drawn in the folder before are kept.
     """
     record = read_record(run, of_run(run))
     folder = folder or run.report
     drawn = figures(record) if set(formats) - {TEX} else []
     try:
-        for name, content in _files(record, drawn, formats):
+        for name, content in _files(record, drawn, formats, None if redraws else folder):
             if isinstance(content, str):
                 files.write_text(folder / name, content)
             else:
@@ -190,8 +194,10 @@ def build(run: RunPaths, formats: Collection[str] = DEFAULT, folder: Path | None
     return folder / "index.html" if HTML in formats else folder
 
 
-def _files(record: Record, drawn: list[Figure], formats: Collection[str]) -> Iterator[tuple[str, str | bytes]]:
-    svgs = {figure.name: figure.svg() for figure in drawn if {HTML, SVG} & set(formats)}
+def _files(
+    record: Record, drawn: list[Figure], formats: Collection[str], before: Path | None
+) -> Iterator[tuple[str, str | bytes]]:
+    svgs = {figure.name: _drawn(figure, before) or figure.svg() for figure in drawn if {HTML, SVG} & set(formats)}
     if SVG in formats:
         yield from ((f"figures/{name}.svg", svg) for name, svg in svgs.items())
     for suffix in (PNG, PDF):
@@ -206,6 +212,14 @@ def _files(record: Record, drawn: list[Figure], formats: Collection[str]) -> Ite
         yield "summary.md", summary.render(record)
         captioned = {figure.name: (figure.caption, svgs[figure.name]) for figure in drawn}
         yield "index.html", render_page(record, captioned, conf.load.dump(record.config))
+
+
+def _drawn(figure: Figure, folder: Path | None) -> str:
+    """Return a figure as a folder has it; empty if it has none with these data."""
+    with suppress(OSError, UnicodeDecodeError):
+        if folder and (folder / "figures" / f"{figure.name}.csv").read_text(encoding="utf-8") == figure.csv():
+            return (folder / "figures" / f"{figure.name}.svg").read_text(encoding="utf-8")
+    return ""
 
 
 def _numbers(record: Record) -> str:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.launch.base import Status
+from flows.launch.base import Allocation, Job, Status
 from flows.recovery.failure_causes import Cause
 from flows.recovery.node_ledger import (
     EXCLUDED_SCORE,
     HALF_LIFE_S,
     Entry,
     Kind,
+    Nodes,
     blamed_hosts,
     newly_passed,
     place,
@@ -26,6 +29,7 @@ from flows.recovery.node_ledger import (
     suspects,
 )
 from hlatctl.run.errors import StorageError
+from hlatctl.run.state import AttemptState
 
 HOSTS = ("n1", "n2")
 
@@ -184,3 +188,23 @@ def test_a_rejected_host_is_not_used_for_a_day_or_until_newer_rejections_need_th
     assert place(hosts, 2, entries, 90_000.0).left_out == ()
     passed = Entry(time_unix_s=50.0, host="b", kind="preflight_passed", run_id="r", attempt=0)
     assert place(hosts, 2, [*entries, passed], 60.0).left_out == ("a",)
+
+
+def test_nodes_are_measured_before_an_attempt_if_a_suspect_has_no_substitute_or_an_unknown_one_may_have_failed(
+    tmp_path: Path,
+) -> None:
+    def why(hosts: str, kept: str = "", cause: str = "lost", blamed: str = "") -> str:
+        kept_nodes = Allocation(name="kept", hosts=tuple(kept)) if kept else None
+        launcher: Any = SimpleNamespace(hosts=lambda needed: tuple(hosts), allocation=lambda job: kept_nodes)
+        ended = AttemptState(1, {}, 0.0, cause=cause, blamed_hosts=list(blamed))
+        return Nodes(path, launcher, 2, lambda: NOW).why_measure(job, ended)
+
+    path = tmp_path / "nodes.jsonl"
+    job = Job(name="train", run_dir=tmp_path, argv=(), launch_dir=tmp_path, log_dir=tmp_path, nodes=2)
+    assert why("abc") == "one of them may have failed"
+    assert why("abc", blamed="a") == why("abc", cause="preempted") == ""
+    record(path, [entry("a")])
+    assert why("abc", blamed="a") == "a failed before", "with a spare host, one failure is enough"
+    assert why("ab", blamed="a") == ""
+    assert why("abc", kept="abc", blamed="a") == "", "the kept spare node replaces it"
+    assert why("abc", kept="ab", blamed="a") == "a failed before"

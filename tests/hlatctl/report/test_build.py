@@ -14,6 +14,7 @@ import conf.load
 from hlatctl.report import build as report_page
 from hlatctl.report.build import build
 from hlatctl.report.contamination import Hit, Overlap, Overlaps, Scanned
+from hlatctl.report.figures.figure import Figure
 from hlatctl.report.numbers import Numbers
 from hlatctl.report.record import Record, read_record
 from hlatctl.report.summary import summary_markdown
@@ -77,6 +78,25 @@ def test_the_same_journal_gives_the_same_bytes(make_run: MakeRun) -> None:
     names = "loss gradient_norm parameter_norm learning_rate throughput data_wait time"
     names += " evaluation_smoke_humaneval evaluation_smoke_mmlu"
     assert set(figures) == {f"{name}.{suffix}" for name in names.split() for suffix in ("svg", "csv")}
+
+
+def test_a_report_can_keep_the_figures_whose_data_are_unchanged(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    build(run)
+    (run.report / "figures" / "loss.csv").write_text("other data", encoding="utf-8")
+    before = {path: path.read_bytes() for path in run.report.rglob("*.*") if path.name != "loss.csv"}
+    drawn, svg = list[str](), Figure.svg
+
+    def draw(figure: Figure) -> str:
+        drawn.append(figure.name)
+        return svg(figure)
+
+    monkeypatch.setattr(Figure, "svg", draw)
+    build(run, redraws=False)
+    assert drawn == ["loss"]
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_redone_steps_are_counted_once(make_run: MakeRun) -> None:
