@@ -22,7 +22,7 @@ from flows.launch.kubernetes.api import Api
 from flows.launch.kubernetes.launcher import KubernetesLauncher
 from flows.launch.kubernetes.manifest import manifest, submitted, text_of
 from tests.kubernetes.control_plane import write_kubeconfig
-from tests.kubernetes.jobs import pod_of
+from tests.kubernetes.controllers import pod_of
 from tests.kubernetes.standin import Standin
 
 TOKEN = "0123456789abcdef0123456789abcdef"

@@ -207,7 +207,7 @@ def to_start_on_kubernetes(config: Config) -> Iterator[ConfigError]:
     yield from _runs_dir(config)
 
 
-def _kubernetes_rules_container(config: Config) -> Iterator[ConfigError]:
+def _no_container(config: Config) -> Iterator[ConfigError]:
     if config.cluster.container.image:
         yield ConfigError(
             f"cluster.container.image={config.cluster.container.image}: is for Slurm",
@@ -215,7 +215,7 @@ def _kubernetes_rules_container(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def _kubernetes_rules_names(config: Config) -> Iterator[ConfigError]:
+def _object_names(config: Config) -> Iterator[ConfigError]:
     settings = config.cluster.kubernetes
     for key in _NAMED:
         value = getattr(settings, key)
@@ -268,7 +268,7 @@ def _runs_dir(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def _kubernetes_rules_spare_nodes(config: Config) -> Iterator[ConfigError]:
+def _no_spare_nodes(config: Config) -> Iterator[ConfigError]:
     if config.cluster.spare_nodes:
         yield ConfigError(
             f"cluster.spare_nodes={config.cluster.spare_nodes}: with cluster.launcher=kubernetes the cluster's other "
@@ -283,11 +283,5 @@ def _invalid(key: str, value: object, rule: str) -> ConfigError:
 
 def of_kubernetes(config: Config) -> Iterator[ConfigError]:
     """Yield an error for each rule of Kubernetes' settings that a configuration breaks."""
-    for rule in (
-        _kubernetes_rules_container,
-        _kubernetes_rules_names,
-        _quantities,
-        _folders,
-        _kubernetes_rules_spare_nodes,
-    ):
+    for rule in (_no_container, _object_names, _quantities, _folders, _no_spare_nodes):
         yield from rule(config)

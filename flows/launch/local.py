@@ -1,11 +1,7 @@
 """Jobs as processes of this machine, each in a session of its own, so that they outlive the driver.
 
 The rendered shell script sets the environment and becomes ``hlatctl.node``, which writes a start record first and an
-end record last. ``flows.launch.local`` finds the job through these two files.
-
-Read the start and end records of a local job: its process, its other processes, its exit code.
-
-``hlatctl.node`` writes both files as JSON.
+end record last, as JSON. A job is found through these two files.
 """
 
 from __future__ import annotations
@@ -136,12 +132,7 @@ class LocalLauncher(Launcher):
         return JobPlan(job=job, script=_script(job), script_path=script_path)
 
     def submit(self, plan: JobPlan) -> Handle:
-        """Start the script in a new session and wait for its start record.
-
-        Raises:
-            StorageError: its files can't be written; nothing was started.
-            LaunchError: it did not start.
-        """
+        """Start the script in a new session and wait for its start record."""
         job, handle = plan.job, self.handle(plan)
         with writing(job):
             _prepare(plan, handle)

@@ -69,7 +69,9 @@ class Registry(Generic[_Row]):
         if name in self.built_in:
             return self.built_in[name]
         if name not in self:
-            raise self.unknown(name)
+            error = self.unknown(name)
+            error.hint += ", or install the package that adds it on this machine"
+            raise error
         entry = self._entry(name)
         if entry not in self._loaded:
             try:

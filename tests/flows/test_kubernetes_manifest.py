@@ -15,7 +15,6 @@ from conf.schema import ClusterConfig, KubernetesConfig
 from flows.launch.base import Job
 from flows.launch.kubernetes.launcher import KubernetesLauncher
 from flows.launch.kubernetes.manifest import label, manifest, object_name, submitted, text_of
-from hlatctl.run.errors import ConfigError
 from tests.flows.test_slurm_script import EVIL, ONE, TRAIN, UPDATE
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kubernetes"
@@ -109,11 +108,6 @@ def test_pods_run_as_the_user_of_the_driver_also_if_it_is_root(monkeypatch: pyte
     assert "runAsNonRoot" not in identity(), "the cluster would refuse its own user"
 
 
-def test_the_limits_of_training_are_not_those_of_a_job_without_its_processes() -> None:
-    (container,) = manifest(ONE, EVERYTHING)[1]["spec"]["template"]["spec"]["containers"]
-    assert "resources" not in container
-
-
 def test_an_evaluation_has_limits_and_nodes_of_its_own() -> None:
     own = dataclasses.replace(ONE, resources={"nvidia.com/gpu": "1"}, node_selector={"pool": "small"})
     pod = manifest(own, EVERYTHING)[1]["spec"]["template"]["spec"]
@@ -160,8 +154,3 @@ def test_values_never_become_syntax_of_kubernetes_or_of_a_shell() -> None:
     (script,) = container["args"]
     assert not re.search(r"(?<!\$)\$(?!\$)", script.replace("$$", ""))
     assert EVIL.replace("'", "'\"'\"'").replace("$", "$$") in script
-
-
-def test_a_variable_whose_name_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is not a name of an environment variable"):
-        manifest(dataclasses.replace(TRAIN, env={"A; touch x": "1"}), PLAIN)

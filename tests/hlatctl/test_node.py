@@ -80,14 +80,23 @@ def start(tmp_path: Path) -> Iterator[Start]:
         node.communicate()
 
 
+def said(node: subprocess.Popen[str]) -> str:
+    assert node.stdout
+    return node.stdout.readline()
+
+
 def _read(path: Path) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return value
 
 
-def test_a_request_to_stop_reaches_the_ranks_and_never_torchrun(tmp_path: Path, start: Start) -> None:
+@pytest.mark.parametrize("to_all", [False, True])
+def test_a_request_to_stop_reaches_the_ranks_and_never_torchrun(tmp_path: Path, start: Start, to_all: bool) -> None:
+    """Schedulers signal all processes of a job."""
     node = start(_LAUNCHER, os.fspath(tmp_path), _RANK, _TORCHRUN)
     wait_for(lambda: len(list(tmp_path.glob("*.ready"))) == 2)
+    for process in processes.of_job(_read(tmp_path / "job.pid")["token"]) if to_all else ():
+        processes.send(process, signal.SIGTERM)
     node.send_signal(signal.SIGTERM)
     wait_for(lambda: len(list(tmp_path.glob("*.saving"))) == 2)
     (tmp_path / "let-them-finish").touch()
@@ -99,24 +108,9 @@ def test_a_request_to_stop_reaches_the_ranks_and_never_torchrun(tmp_path: Path, 
     assert record["oom_kills"] is None or record["oom_kills"] >= 0
 
 
-def test_a_signal_to_all_processes_of_a_job_does_not_end_torchrun_before_its_ranks(
-    tmp_path: Path, start: Start
-) -> None:
-    node = start(_LAUNCHER, os.fspath(tmp_path), _RANK, _TORCHRUN)
-    wait_for(lambda: len(list(tmp_path.glob("*.ready"))) == 2)
-    for process in processes.of_job(_read(tmp_path / "job.pid")["token"]):
-        processes.send(process, signal.SIGTERM)
-    node.send_signal(signal.SIGTERM)
-    wait_for(lambda: len(list(tmp_path.glob("*.saving"))) == 2)
-    (tmp_path / "let-them-finish").touch()
-    assert node.wait(WAIT_S) == 75
-    assert not (tmp_path / "torchrun-got-sigterm").exists()
-
-
 def test_torchrun_without_ranks_is_ended_because_there_is_nothing_to_save(tmp_path: Path, start: Start) -> None:
     node = start("import time; print(flush=True); time.sleep(600)", _TORCHRUN)
-    assert node.stdout
-    node.stdout.readline()
+    said(node)
     node.send_signal(signal.SIGTERM)
     assert node.wait(WAIT_S) == 128 + signal.SIGKILL
     assert _read(tmp_path / "job.exit_code")["asked_to_stop"]
@@ -125,8 +119,7 @@ def test_torchrun_without_ranks_is_ended_because_there_is_nothing_to_save(tmp_pa
 @pytest.mark.skipif(sys.platform != "linux", reason="no other kernel ends a process with its parent")
 def test_a_command_ends_with_its_program(tmp_path: Path, start: Start) -> None:
     node = start("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
-    assert node.stdout
-    command = processes.identify(int(node.stdout.readline()))
+    command = processes.identify(int(said(node)))
     assert command
     node.kill()
     try:
@@ -160,19 +153,17 @@ def test_the_processes_of_an_attempt_that_is_over_are_ended(tmp_path: Path) -> N
     words = [sys.executable, "-m", "hlatctl.node", os.fspath(base), "--"]
     command = "import time; print('started', flush=True); time.sleep(600)"
     node = subprocess.Popen([*words, sys.executable, "-c", command], stdout=-1, stderr=-1, text=True)
-    assert node.stdout
-    node.stdout.readline()
+    said(node)
     fence.close(run, 1)
     fence.close(run, 2)
-    _, said = node.communicate(timeout=WAIT_S)
-    assert "attempt 2 is over, ending its processes" in said
+    _, errors = node.communicate(timeout=WAIT_S)
+    assert "attempt 2 is over, ending its processes" in errors
     assert node.returncode == 128 + signal.SIGKILL
 
 
 def test_a_single_process_is_asked_itself_and_its_signal_is_the_exit_code(tmp_path: Path, start: Start) -> None:
     node = start("import time; print(flush=True); time.sleep(600)")
-    assert node.stdout
-    node.stdout.readline()
+    said(node)
     node.send_signal(signal.SIGTERM)
     assert node.wait(WAIT_S) == 128 + signal.SIGTERM
     assert _read(tmp_path / "job.exit_code")["code"] == 128 + signal.SIGTERM
@@ -180,8 +171,7 @@ def test_a_single_process_is_asked_itself_and_its_signal_is_the_exit_code(tmp_pa
 
 def test_a_node_that_is_killed_while_it_stops_has_noted_that_it_was_asked(tmp_path: Path, start: Start) -> None:
     node = start("import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)")
-    assert node.stdout
-    node.stdout.readline()
+    said(node)
     assert node_records(tmp_path / "job")[0].asked_to_stop is False
     node.send_signal(signal.SIGTERM)
     wait_for(lambda: node_records(tmp_path / "job")[0].asked_to_stop)

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from tests.kubernetes.kubelets import Client
-from tests.kubernetes.roles import ADMIN
+from tests.kubernetes.store import ADMIN
 from tests.ports import free_ports
 from tests.waiting import wait_for
 

@@ -19,8 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.kubernetes.controllers import Controllers, disrupt
 from tests.kubernetes.kubelets import Client
-from tests.kubernetes.roles import ADMIN, allow
-from tests.kubernetes.store import KINDS, ApiError, Kind, Object, Place, Store, selected
+from tests.kubernetes.store import ADMIN, KINDS, ApiError, Kind, Object, Place, Store, allow, selected
 from tests.ports import free_port
 
 #: A node is unreachable if another one has renewed its lease so often since it has. The lab's nodes do it each second.

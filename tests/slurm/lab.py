@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.ports import free_ports
@@ -260,3 +261,30 @@ class Lab:
         (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         names = [f"127.0.0.1 localhost {socket.gethostname()}", *(f"127.0.0.1 {node}" for node in nodes)]
         (self.root / "hosts").write_text("\n".join(names) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A job that waits because of sbatch's ``--hold``; the name ends with its run, its attempt and what it does."""
+
+    number: str
+    partition: str
+    nodes: str
+    name: str
+
+    def of(self, run_id: str) -> bool:
+        return f"/{run_id}/" in self.name
+
+
+def held(lab: Lab) -> list[Held]:
+    lines = lab.command("squeue", "-h", "-t", "PENDING", "-o", "%r|%i|%P|%D|%j").stdout.splitlines()
+    words = [line.split("|", 4) for line in lines if line.startswith("JobHeldUser|")]
+    return [Held(number=number, partition=where, nodes=nodes, name=name) for _, number, where, nodes, name in words]
+
+
+def release(lab: Lab, *, but: str = "") -> bool:
+    """Release every held job, but not those of one run. Never true, so that a wait can release and look."""
+    for job in held(lab):
+        if not (but and job.of(but)):
+            lab.command("scontrol", "release", job.number)
+    return False

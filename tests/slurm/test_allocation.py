@@ -15,9 +15,9 @@ from conf.schema import ClusterConfig, SlurmConfig
 from flows.launch.base import Job
 from flows.launch.slurm import kept_nodes
 from flows.launch.slurm.launcher import SlurmLauncher
-from tests.flows.launch.contract import SLEEPS, end_of, submit
+from tests.flows.launch.contract import SLEEPS, end_of, fails, submit
 from tests.slurm.lab import Lab
-from tests.slurm.test_launcher import fails, job, runs
+from tests.slurm.test_launcher import job, runs
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes

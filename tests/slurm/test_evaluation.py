@@ -1,4 +1,4 @@
-"""A whole run on two nodes: training never waits for its evaluations, and the numbers equal those of one machine."""
+"""Evaluations alongside training, which never waits for them, and between two of its attempts, on its nodes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from hlatctl.run import files
 from hlatctl.run.fold import read_state
+from hlatctl.run.journal import read_events
 from tests.e2e.conftest import Cli
-from tests.slurm.held import held, release
-from tests.slurm.lab import Lab
+from tests.slurm.lab import Lab, held, release
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
@@ -69,3 +69,22 @@ def test_two_nodes_train_and_evaluate_beside_it_with_the_losses_and_scores_of_on
     assert scores(cli, RUN)["smoke_mmlu"]["n"] == 4
     assert len(scores(cli, RUN)) > 1, "and the validation loss"
     assert scores(cli, "local") == scores(cli, RUN)
+
+
+STORY = ["attempt_started", "attempt_ended", "eval_taken", "eval_finished"]
+PAUSED = ("eval.enabled=true", "eval.tasks=[validation]", "eval.validation_tokens=2048", "train.max_steps=8")
+
+
+def test_the_nodes_of_training_evaluate_between_two_attempts(lab: Lab, tmp_path: Path) -> None:
+    cli = Cli(tmp_path)
+    lab.wait_until_idle()
+    cluster = ("cluster=slurm", "cluster.nodes=1", "cluster.processes_per_node=1")
+    result = cli.train("one", *PAUSED, *cluster, "eval.placement=between", "eval.every_tokens=2048")
+    assert result.returncode == 0, result.stderr
+    ends = cli.events("one", "attempt_ended")
+    assert [(end["cause"], end["step"]) for end in ends] == [("evaluation", 4), ("finished", 8)]
+    run = cli.paths("one")
+    assert [event["kind"] for event in read_events(run) if event["kind"] in STORY] == [*STORY, *STORY]
+    rounds = [files.read_json(path)["allocation"] for path in sorted(run.launch(0).glob("e*.round"))]
+    assert rounds == ["allocation-0001"] * 4, "exports and evaluations of both milestones"
+    assert files.read_json(run.launch(2) / "train.round")["allocation"] == "allocation-0001"

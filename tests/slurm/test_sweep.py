@@ -11,8 +11,7 @@ from hlatctl.run.journal import read_events
 from hlatctl.run.paths import SweepPaths
 from hlatctl.run.sweep import SweepState, fold
 from tests.e2e.conftest import Cli
-from tests.slurm.held import held, release
-from tests.slurm.lab import Lab
+from tests.slurm.lab import Lab, held, release
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes

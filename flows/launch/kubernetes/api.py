@@ -168,15 +168,10 @@ _UNITS |= {f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGT
 
 
 def check_limits(cluster: ClusterConfig) -> str:
-    """Check that the cluster has nodes for a job of this shape.
+    """Check that the cluster has nodes for a job of this shape, as ``Launcher.check_limits``.
 
-    Returns:
-        A warning if too few fit now, because an autoscaler may add some; empty if there are enough.
-
-    Raises:
-        ConfigError: all nodes have one instance type, which is too small.
-        AwayError: the server does not answer.
-        LaunchError: the server refuses, or kubectl is not installed.
+    Too few fitting nodes are only a warning, because an autoscaler may add some. It is an error if all nodes have one
+    instance type, which is too small.
     """
     settings, api = cluster.kubernetes, Api(cluster.kubernetes)
     try:

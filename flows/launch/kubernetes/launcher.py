@@ -136,12 +136,7 @@ class KubernetesLauncher(Launcher):
         return patched
 
     def submit(self, plan: JobPlan) -> Handle:
-        """Create the job, and return once the cluster has accepted it. An older job of this place is removed first.
-
-        Raises:
-            StorageError: its files can't be written; nothing was created.
-            LaunchError: the cluster refuses it, or does not answer.
-        """
+        """Create the job, and return once the cluster has accepted it. An older job of this place is removed first."""
         handle, token = self.handle(plan), uuid.uuid4().hex
         self._remove(handle)
         with writing(plan.job):

@@ -116,12 +116,7 @@ class SlurmLauncher(Launcher):
         return JobPlan(job=job, script=script, script_path=path, nodes_script=nodes)
 
     def submit(self, plan: JobPlan) -> Handle:
-        """Submit the script, and return once the scheduler has accepted it.
-
-        Raises:
-            StorageError: its files can't be written; nothing was submitted.
-            LaunchError: the scheduler refuses it, or does not answer.
-        """
+        """Submit the script, and return once the scheduler has accepted it."""
         handle, token = self.handle(plan), uuid.uuid4().hex
         base = base_of(handle)
         with writing(plan.job):

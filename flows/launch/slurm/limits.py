@@ -100,13 +100,7 @@ def chosen(cluster: ClusterConfig, known: list[Partition], *, where: str = _TRAI
 
 
 def check(cluster: ClusterConfig) -> None:
-    """Check that jobs of this shape can eventually start.
-
-    Raises:
-        ConfigError: no partition can ever run one, Slurm refuses an option, or the environment can't be staged.
-        LaunchError: Slurm is not installed.
-        AwayError: the scheduler does not answer.
-    """
+    """Check that jobs of this shape can eventually start, as ``Launcher.check_limits``."""
     if cluster.stage_environment:
         Layout().check()
     may = chosen(cluster, partitions())
@@ -119,11 +113,7 @@ def check(cluster: ClusterConfig) -> None:
 
 
 def _check_default_time(cluster: ClusterConfig, partition: Partition) -> None:
-    """Check that a job without a time limit of its own has time before it is asked to stop.
-
-    Raises:
-        ConfigError: it would be asked immediately.
-    """
+    """Check that a job without a time limit of its own is not asked to stop immediately."""
     settings = cluster.slurm
     limit_s = partition.max_time_s if partition.default_time_s is None else partition.default_time_s
     least_s = settings.stop_before_limit_s + SIGNAL_EARLY_S
@@ -139,13 +129,7 @@ def _check_default_time(cluster: ClusterConfig, partition: Partition) -> None:
 
 
 def check_evaluations(config: Config) -> None:
-    """Check that evaluations alongside training, one node each, can eventually start.
-
-    Raises:
-        ConfigError: no partition can ever run one, or Slurm refuses an option.
-        LaunchError: Slurm is not installed.
-        AwayError: the scheduler does not answer.
-    """
+    """Check that evaluations alongside training, one node each, can eventually start, as ``Launcher.check_limits``."""
     own, training = config.eval.cluster, config.cluster.slurm
     devices = device_options(config.eval_devices, own.extra, config.cluster)
     if own == EvalClusterConfig() and not devices:

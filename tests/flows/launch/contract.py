@@ -31,11 +31,11 @@ def wait_here():
     time.sleep(600)
 wait_here()
 """
-#: The second node fails once the first one has written that it started.
+#: One node fails once another one has written a record. The others wait.
 FAILS = """
 import os, sys, time
 print("started", flush=True)
-while os.environ["NODE_RANK"] != "1" or not os.path.exists(sys.argv[1]):
+while os.environ["NODE_RANK"] != sys.argv[1] or not os.path.exists(sys.argv[2]):
     time.sleep(0.1)
 sys.exit(17)
 """
@@ -54,6 +54,13 @@ def python_job(folder: Path, code: str, *, nodes: int = 1, **env: str) -> Job:
         each_node=nodes > 1,
         nodes=nodes,
     )
+
+
+def fails(job: Job, node: int, *, after: tuple[str, int]) -> Job:
+    """A job one of whose nodes fails with code 17 once another one has written a record."""
+    kind, other = after
+    path = record(job.launch_dir / job.name, kind, other)
+    return dataclasses.replace(job, argv=("-c", FAILS, str(node), os.fspath(path)))
 
 
 def submit(launcher: Launcher, job: Job) -> Handle:
@@ -194,10 +201,8 @@ class ClusterContract(ProcessContract):
         raise NotImplementedError
 
     def test_the_node_that_fails_first_is_blamed_with_its_code(self, tmp_path: Path) -> None:
-        job = self.job(tmp_path, FAILS)
-        started = record(job.launch_dir / job.name, "pid")
-        handle = submit(self.launcher(), dataclasses.replace(job, argv=(*job.argv, os.fspath(started))))
-        status = end_of(self.launcher(), handle)
+        job = fails(self.job(tmp_path, ""), 1, after=("pid", 0))
+        status = end_of(self.launcher(), submit(self.launcher(), job))
         assert (status.state, status.exit_code, status.verdict) == ("failed", 17, "")
         assert len(status.hosts) == 2
         assert status.blamed_hosts == status.hosts[1:]

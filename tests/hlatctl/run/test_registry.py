@@ -65,7 +65,7 @@ def test_a_built_in_row_is_not_replaced(packages: Path) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"page\.shape=circle: not known\nhint: use one of: triangle$"):
+    with pytest.raises(ConfigError, match=r"page\.shape=circle: not known\nhint: use one of: triangle, or install"):
         SHAPES["circle"]
 
 
