@@ -47,7 +47,12 @@ def train(run: RunPaths, job: dict[str, Any]) -> None:
         assert training.model.uses_flex_attention == job.get("flex", False)
         if job.get("slow_s") and backend.rank == 1:
             honest = training.batches.next
-            training.batches.next = lambda: (time.sleep(job["slow_s"]), honest())[1]  # type: ignore[method-assign]
+
+            def late() -> Any:
+                time.sleep(job["slow_s"])
+                return honest()
+
+            training.batches.next = late  # type: ignore[method-assign]
         assert training.run() == 0
         if journal:
             journal.close()
