@@ -106,11 +106,7 @@ def scores(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
 
 
 def suspects(entries: Iterable[Entry], now_unix_s: float, *, replaceable: bool = False) -> set[str]:
-    """Return the hosts to measure before they are used again, by their entries since they last passed preflight.
-
-    Args:
-        replaceable: other hosts can replace them, so the limit is lower.
-    """
+    """Return the hosts to measure before they are used again; ``replaceable`` hosts have a lower limit."""
     enough = REPLACEABLE_SUSPECT_SCORE if replaceable else SUSPECT_SCORE
     since_passed: dict[str, list[Entry]] = {}
     for entry in entries:

@@ -177,11 +177,7 @@ class FlowContext:
             return self.state
 
     def watch(self) -> RunState:
-        """Refresh, and show the state to the observer; raise any unhandled request to end.
-
-        Raises:
-            RunBusyError: another process now drives the run.
-        """
+        """Refresh, show the state to the observer, and raise a pending request to end; RunBusyError: another driver."""
         self.signals.check()
         self._check_driver()
         state = self.refresh()

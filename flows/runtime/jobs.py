@@ -200,10 +200,9 @@ def _watch(
     timeout_s: float | None = None,
     timeout_key: str = "",
 ) -> bool | None:
-    """Wait until a job has done its newest work; see ``run_job`` for the arguments, results and errors.
+    """Wait until a job has done its newest work; see ``run_job``.
 
-    Returns:
-        None if it ended well without an answer to its order.
+    Returns None if it ended well without an answer to its order.
     """
     job, handle, launcher = one.job, one.handle, one.launcher
     oom_kills = launcher.oom_kills()

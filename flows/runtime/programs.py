@@ -56,7 +56,6 @@ def start(
     """Start a program that can import the packages of this process; every program outside of jobs starts here.
 
     Args:
-        words: see :func:`python_command`.
         env: the whole environment; by default this process's.
         error_file: where the program leaves an error that a person can act on.
         yields: run it at low priority; it must get a session of its own.

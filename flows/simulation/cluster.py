@@ -288,8 +288,7 @@ JobScript: TypeAlias = "Callable[[SimulatedCluster, Job], Script]"
 class SimulatedCluster:
     """The simulated cluster of a run. Its clock starts at the journal's last event.
 
-    Args:
-        scripts: what each kind of job does, by the first word of the job's name.
+    ``scripts`` has what each kind of job does, by the first word of the job's name.
     """
 
     def __init__(self, run: RunPaths, config: Config, scripts: Mapping[str, JobScript]) -> None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import conf.load
 from conf.schema import Config
@@ -254,20 +254,13 @@ def _asked_words(ctx: FlowContext, name: str, asked: Asked) -> tuple[str, ...]:
 _POLL_S = 0.2
 
 
-class Submit(Protocol):
-    """Runs a stage alongside the pipeline (``flows.pretrain.Caller.submit``)."""
-
-    def __call__(self, choose: Callable[[], tuple[str, Callable[[], Any]]], *, most: int) -> Future[Any]:
-        """Queue a stage that ``choose`` names once one of ``most`` threads is free."""
-
-
 class Evaluations:
     """Hands milestones to evaluators. Only the flow's own thread calls its methods.
 
-    ``eval.order`` and ``eval.concurrent`` may change during the run.
+    ``eval.order`` and ``eval.concurrent`` may change during the run. ``submit`` is that of ``flows.pretrain.Caller``.
     """
 
-    def __init__(self, ctx: FlowContext, submit: Submit) -> None:
+    def __init__(self, ctx: FlowContext, submit: Callable[..., Future[Any]]) -> None:
         self._ctx, self._submit = ctx, submit
         self._lock = threading.Lock()
         self._waiting: list[int] = []
