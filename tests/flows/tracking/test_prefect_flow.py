@@ -14,6 +14,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -204,8 +205,14 @@ view.end("finished")
 def test_a_sweep_and_its_trials_are_in_prefect_although_it_was_busy_when_they_began(config: Config) -> None:
     sweep = runs.create_sweep(Path(config.runs_dir), "rates", "overrides: []\n")
     with JournalWriter(sweep, FLOW_WRITER) as journal:
-        settings = {"folder": "/", "overrides": [], "objective": "loss", "direction": "min", "accelerators": False}
-        of = {"axes": [{"key": "optimizer.lr"}], "settings": {}, "arms": 2, "trials": 2}
+        settings: dict[str, Any] = {
+            "folder": "/",
+            "overrides": [],
+            "objective": "loss",
+            "direction": "min",
+            "accelerators": False,
+        }
+        of: dict[str, Any] = {"axes": [{"key": "optimizer.lr"}], "settings": {}, "arms": 2, "trials": 2}
         journal.append("sweep_created", sweep_id="rates", simulated=False, **settings, **of)
         for n in range(2):
             run = runs.create_run(sweep.root.parent, sweep.trial(n).run_id, load.dump(config))
@@ -215,7 +222,7 @@ def test_a_sweep_and_its_trials_are_in_prefect_although_it_was_busy_when_they_be
             links.keep_missed(run, missed=n == 0)
             point = {"optimizer.lr": f"0.{n + 1}"}
             journal.append("trial_asked", trial=n, run_id=run.run_id, arm=n, point=point, seed=None, overrides=[])
-            hours = {"process_hours": 1.0, "saved_process_hours": 0.0}
+            hours: dict[str, Any] = {"process_hours": 1.0, "saved_process_hours": 0.0}
             journal.append("trial_ended", trial=n, outcome="finished", why="", value=1.0, tokens=1, **hours)
         journal.append("sweep_finished", outcome="finished", message="")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
