@@ -117,7 +117,7 @@ def prefect_api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener, (home / "server.log").open("wb") as log:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         server = subprocess.Popen(
-            [sys.executable, "-P", "-m", "flows.tracking.prefect_server", str(listener.fileno())],
+            [sys.executable, "-P", "-m", "flows.tracking.servers", "prefect", str(listener.fileno())],
             pass_fds=[listener.fileno()],
             stdin=subprocess.PIPE,
             stdout=log,

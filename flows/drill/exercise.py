@@ -14,9 +14,8 @@ from conf.schema import Config
 from conf.validate import unsupported
 from flows import pretrain
 from flows.drill import arena as small_disk
-from flows.drill.arena import Arena, NotRecovered, NotTried
+from flows.drill.arena import Arena, NotRecovered, NotTried, Servers
 from flows.drill.faults import FAULTS, Seen, no_tracking
-from flows.drill.tracking import Servers
 from flows.runtime.driver import Signals
 from hlatctl.report.build import build
 from hlatctl.run.errors import ConfigError, LaunchError, suggest

@@ -18,8 +18,7 @@ from pathlib import Path
 from conf.registries import LAUNCHERS
 from conf.schema import Config
 from flows.drill import arena as small_disk
-from flows.drill.arena import Arena, NotRecovered, NotTried, last_rank
-from flows.drill.tracking import Servers
+from flows.drill.arena import Arena, NotRecovered, NotTried, Servers, last_rank
 from hlatctl.run import files
 from hlatctl.run.checkpoint import MANIFEST, steps_in
 from hlatctl.run.journal import Event, heartbeat, train_writer

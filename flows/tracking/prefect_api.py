@@ -173,7 +173,7 @@ def _start_own() -> None:
         port, auth = listener.getsockname()[1], local_server.new_auth()
         _use(f"http://127.0.0.1:{port}/api", auth)
         _own_server = programs.start_alongside(
-            programs.python_command("flows.tracking.prefect_server", str(listener.fileno())),
+            programs.python_command("flows.tracking.servers", "prefect", str(listener.fileno())),
             log,
             stdin=subprocess.PIPE,
             env={**os.environ, local_server.AUTH_ENV: auth},

@@ -43,7 +43,7 @@ class Server:
     Args:
         name: ``prefect`` or ``mlflow``; names its log and its option, ``--<name>-port``.
         listener: socket bound to its port on loopback.
-        argv: arguments after ``python -m flows.tracking.<name>_server FD``.
+        argv: arguments after ``python -m flows.tracking.servers NAME FD``.
         health: path that answers 200 without a password when the server is up.
         env: the whole environment.
         page: path of the page to open first.
@@ -230,7 +230,7 @@ def _spawned(server: Server, log: Path) -> subprocess.Popen[bytes]:
     fd = server.listener.fileno()
     with log.open("wb") as output:
         return programs.start_alongside(
-            programs.python_command(f"flows.tracking.{server.name}_server", str(fd), *server.argv),
+            programs.python_command("flows.tracking.servers", server.name, str(fd), *server.argv),
             output,
             stdin=subprocess.PIPE,
             env=server.env,
