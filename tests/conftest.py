@@ -27,7 +27,7 @@ settings.load_profile("hlatctl")
 
 
 #: The files and folders that take longest; a worker that began one of them last would end long after the others.
-_FIRST = (
+FIRST = (
     "e2e/test_drill.py",
     "slurm/",
     "e2e/test_train.py",
@@ -35,16 +35,14 @@ _FIRST = (
     "e2e/test_sweep.py",
     "e2e/test_survival.py",
     "trainer/test_layouts.py",
-    "flows/tracking/test_prefect_flow.py",
+    "flows/tracking/",
     "trainer/test_cache.py",
     "trainer/test_processes.py",
     "test_readme.py",
-    "flows/tracking/test_prefect_api.py",
     "eval/test_milestone.py",
-    "flows/tracking/mirrors/",
 )
 #: Files that share what is expensive to start, by what they share; one worker runs them.
-_TOGETHER = {"a Slurm cluster": ("slurm/",), "runs": _FIRST[2:5]}
+_TOGETHER = {"a Slurm cluster": ("slurm/",), "runs": FIRST[2:5]}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> int:
         name = item.path.relative_to(Path(__file__).parent).as_posix()
-        return next((number for number, first in enumerate(_FIRST) if name.startswith(first)), len(_FIRST))
+        return next((number for number, first in enumerate(FIRST) if name.startswith(first)), len(FIRST))
 
     items.sort(key=place)
 

@@ -253,10 +253,10 @@ def test_a_detached_run_is_followed_to_its_end(call: Call, undisturbed: str) -> 
 
 
 def test_resume_in_another_folder_finds_the_run(
-    call: Call, whole: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, whole: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert call("resume", "whole").returncode == 0
+    assert cli.run("resume", "whole").returncode == 0
 
 
 def test_a_checkpoint_is_evaluated_with_other_settings_on_request_and_separately(cli: Cli, whole: RunPaths) -> None:

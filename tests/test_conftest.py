@@ -1,8 +1,9 @@
-"""What the tests compose is what Hydra composes."""
+"""What holds for the whole suite: what tests compose is what Hydra composes, and what takes longest is begun first."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hydra import initialize_config_dir
@@ -10,6 +11,7 @@ from omegaconf import OmegaConf
 
 from conf.compose import CONF_DIR
 from tests import compositions
+from tests.conftest import FIRST
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,7 @@ def test_options_that_are_composed_once_give_what_hydra_composes(overrides: list
     with initialize_config_dir(config_dir=os.fspath(CONF_DIR), version_base="1.3"):
         expected = outcome(compositions.compose_with_hydra)
         assert [outcome(compositions.compose) for _ in range(2)] == [expected] * 2
+
+
+def test_the_files_that_are_begun_first_are_there() -> None:
+    assert [name for name in FIRST if not (Path(__file__).parent / name).exists()] == []
