@@ -26,7 +26,7 @@ from eval.plan import Figure
 from eval.pool import Pool
 from eval.scores import Score, Scores
 from eval.suites import Task
-from hlatctl.run.errors import ConfigError, EvaluationError
+from hlatctl.run.errors import ConfigError, EvaluationError, first_line
 from hlatctl.run.evaluations import BITS_PER_BYTE
 
 #: Samples for a bootstrapped standard error, as in the harness's command line; means need none.
@@ -201,7 +201,7 @@ def load(task: Task, scratch: Path, *, shots: int | None, seed: int) -> dict[str
         raise
     except Exception as error:  # datasets, jinja and functions of definitions raise all kinds of errors for bad items
         where = ", ".join(map(str, task.files.values())) or "the Hugging Face hub"
-        why = f"{type(error).__name__}: {_first_line(error)}"
+        why = f"{type(error).__name__}: {first_line(error)}"
         raise EvaluationError(
             f"{task.name}: can't be loaded from {where} ({why})",
             hint="`hlatctl eval data status` lists where each dataset is expected",
@@ -356,7 +356,3 @@ def _score(metrics: Metrics, key: str, n: int) -> Score:
         n=n,
         chance=float(chance) if isinstance(chance, int | float) else None,
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]
