@@ -27,7 +27,7 @@ from eval.serving.pool import Pool
 from eval.tasks import catalog
 from eval.tasks.plan import Figure
 from eval.tasks.suites import Task
-from hlatctl.run.errors import ConfigError, EvaluationError
+from hlatctl.run.errors import ConfigError, EvaluationError, first_line
 from hlatctl.run.evaluations import BITS_PER_BYTE
 
 #: Samples for a bootstrapped standard error, as in the harness's command line; means need none.
@@ -185,7 +185,7 @@ def load(task: Task, scratch: Path, *, shots: int | None, seed: int) -> dict[str
         raise
     except Exception as error:  # datasets, jinja and functions of definitions raise all kinds of errors for bad items
         where = ", ".join(map(str, task.files.values())) or "the Hugging Face hub"
-        why = f"{type(error).__name__}: {_first_line(error)}"
+        why = f"{type(error).__name__}: {first_line(error)}"
         raise EvaluationError(
             f"{task.name}: can't be loaded from {where} ({why})",
             hint="`hlatctl eval data status` lists where each dataset is expected",
@@ -335,7 +335,3 @@ def _score(metrics: Metrics, key: str, n: int) -> Score:
         n=n,
         chance=float(chance) if isinstance(chance, int | float) else None,
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]

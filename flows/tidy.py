@@ -37,6 +37,7 @@ from hlatctl.run.fold import read_state
 from hlatctl.run.journal import FLOW_WRITER, OPERATOR_WRITER, JournalWriter, read_events
 from hlatctl.run.lease import driver, hold_driver, hold_evaluator, holder
 from hlatctl.run.paths import RunPaths, SweepPaths
+from hlatctl.run.processes import name_of_user
 from hlatctl.run.redact import hide
 from hlatctl.run.runs import list_runs
 
@@ -96,7 +97,7 @@ def check_idle(run: RunPaths) -> None:
         )
     owner = run.root.stat().st_uid
     if os.geteuid() not in (0, owner):
-        raise StorageError(f"{run.root}: belongs to user {_user(owner)}", hint="ask that user to remove it")
+        raise StorageError(f"{run.root}: belongs to user {name_of_user(owner)}", hint="ask that user to remove it")
     if busy := driver(run):
         raise RunBusyError(f"run {run.run_id}: {busy} drives it", hint=f"`hlatctl stop {run.run_id}`, then try again")
     if isinstance(run, SweepPaths):
@@ -214,15 +215,6 @@ def _tree_bytes(folder: Path) -> int:
     for parent, _, names in os.walk(folder):
         total += sum(os.lstat(os.path.join(parent, name)).st_size for name in names)
     return total
-
-
-def _user(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def recreate(url: str, runs_dir: Path, *, argv: list[str]) -> tuple[RunPaths, int]:

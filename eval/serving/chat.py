@@ -8,7 +8,7 @@ from typing import Any
 
 from conf.schema import EvalConfig
 from eval.serving.model import missing_package
-from hlatctl.run.errors import ConfigError, EvaluationError
+from hlatctl.run.errors import ConfigError, EvaluationError, first_line
 
 _PLAIN = "eval.chat_template=false asks in plain text"
 
@@ -25,7 +25,7 @@ def digest(folder: Path, wanted: EvalConfig) -> str:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises all kinds of errors for damaged files
-        raise EvaluationError(f"{folder}: its tokenizer can't be loaded ({_first_line(error)})") from error
+        raise EvaluationError(f"{folder}: its tokenizer can't be loaded ({first_line(error)})") from error
     try:
         select(tokenizer, wanted.chat_template)
     except ConfigError as error:
@@ -67,7 +67,7 @@ def _try(tokenizer: Any, wanted: EvalConfig) -> None:
     except Exception as error:  # a template is a program; Jinja's errors have many types
         what = "a system prompt" if system and _takes(tokenizer, talk[1:]) else "the conversation"
         raise ConfigError(
-            f"eval.chat_template={_text(wanted.chat_template)}: the template refuses {what} ({_first_line(error)})",
+            f"eval.chat_template={_text(wanted.chat_template)}: the template refuses {what} ({first_line(error)})",
             hint="eval.system_prompt=null uses none" if what == "a system prompt" else _PLAIN,
         ) from None
 
@@ -82,7 +82,3 @@ def _takes(tokenizer: Any, talk: list[dict[str, str]]) -> bool:
 
 def _text(template: bool | str) -> str:
     return template if isinstance(template, str) else str(template).lower()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -26,7 +26,7 @@ from conf.devices import DEVICES
 from conf.registries import LAUNCHERS
 from conf.schema import Config
 from hlatctl.run import files, processes, startup
-from hlatctl.run.errors import DependencyError, EvaluationError, HlatctlError, from_record
+from hlatctl.run.errors import DependencyError, EvaluationError, HlatctlError, first_line, from_record
 from hlatctl.run.files import why
 from hlatctl.run.model_folder import WEIGHTS, Link, check_sizes, lacking, read_link
 from hlatctl.run.processes import node_name
@@ -242,7 +242,7 @@ def _reading(folder: Path) -> Iterator[None]:
     except HlatctlError:
         raise
     except Exception as error:  # transformers and safetensors raise all kinds of errors for damaged files
-        raise EvaluationError(f"--model={folder}: can't be loaded ({_first_line(error)})", hint=_EXPORT_HINT) from error
+        raise EvaluationError(f"--model={folder}: can't be loaded ({first_line(error)})", hint=_EXPORT_HINT) from error
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -330,7 +330,3 @@ def package_folder(name: str, distribution: str) -> Path:
     if spec is None or spec.origin is None:
         raise missing_package(distribution)
     return Path(spec.origin).parent
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

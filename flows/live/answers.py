@@ -19,18 +19,19 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from conf.of_run import check_step, of_run
-from flows.live import control
+from flows.control import request_stop
 from flows.live.json_response import as_json
 from flows.live.stream import Watcher
-from flows.runtime.programs import ask
+from flows.runtime import programs
 from flows.tracking import links
-from hlatctl.report.live import compared, curves, details, items
+from hlatctl.report.live import curves, details, items
 from hlatctl.report.live import index as ranks
 from hlatctl.report.live.curves import StepColumns
 from hlatctl.report.live.index import OpenRun
-from hlatctl.report.run_view import is_simulated
+from hlatctl.report.run_view import is_simulated, view_run
 from hlatctl.run.errors import ConfigError, DataError, RunBusyError, RunNotFoundError
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.processes import user_name
 
 _TIMEOUT_S = 300.0
 #: One at a time, because each one imports PyTorch and may replay thousands of batches.
@@ -53,7 +54,7 @@ def documents(run: RunPaths, step: int) -> dict[str, Any]:
         raise RunBusyError("the documents of another step are being read", hint="wait a few seconds, then retry")
     try:
         answer = json.loads(
-            ask(
+            programs.ask(
                 "trainer.data.at",
                 "--run-dir",
                 os.fspath(run.root),
@@ -82,6 +83,39 @@ def documents(run: RunPaths, step: int) -> dict[str, Any]:
             for document in sequence
         ],
     }
+
+
+def stop_run(run: RunPaths) -> dict[str, Any]:
+    """Ask a run to write a checkpoint and stop; doesn't wait for it.
+
+    Raises:
+        RunBusyError: the run has already ended.
+        StorageError: the request can't be written.
+    """
+    view = view_run(run)
+    if view.at_rest:
+        raise RunBusyError(f"run {run.run_id}: is already {view.status}", hint="reload the page to see its state")
+    request_stop(run, by=user_name(), wait_s=0.0)
+    return {"run_id": run.run_id, "status": view_run(run).status}
+
+
+def resume_run(run: RunPaths) -> dict[str, Any]:
+    """Start a driver for a run in a process of its own, and return when it drives the run.
+
+    Raises:
+        RunBusyError: the run has a driver, or there is nothing to continue.
+        HlatctlError: the driver doesn't start.
+    """
+    view = view_run(run)
+    if not view.ended:
+        where = view.driver_elsewhere or f"process {view.driver_pid}"
+        raise RunBusyError(f"run {run.run_id}: {where} drives it", hint="stop it first, or wait until it ends")
+    if not view.can_resume:
+        raise RunBusyError(
+            f"run {run.run_id}: is {view.status}", hint=f"`hlatctl status {run.run_id}` shows what can be done"
+        )
+    driver = programs.start_driver(run)
+    return {"run_id": run.run_id, "status": "running", "pid": driver.pid}
 
 
 #: Memory limit of the cached columns of steps: five runs of 2 M steps.
@@ -159,9 +193,9 @@ class Answers:
         """Return a comparison of several runs."""
         ids = list(dict.fromkeys(name for name in request.query_params.get("runs", "").split(",") if name))
         index = self.watcher.index
-        rows = [index.row(run_id) for run_id in ids[: compared.MOST_RUNS + 1]]
-        runs = [index.find(run_id) for run_id in ids[: compared.MOST_RUNS + 1]]
-        return as_json({"runs": rows, **compared.compared(runs, request.query_params.get("baselines") or None)})
+        rows = [index.row(run_id) for run_id in ids[: details.MOST_COMPARED + 1]]
+        runs = [index.find(run_id) for run_id in ids[: details.MOST_COMPARED + 1]]
+        return as_json({"runs": rows, **details.compared(runs, request.query_params.get("baselines") or None)})
 
     def ranks(self, request: Request) -> Response:
         """Return the heat map of the processes' times; null without any."""
@@ -211,11 +245,11 @@ class Answers:
 
     def stop(self, request: Request) -> Response:
         """Ask a run to stop."""
-        return as_json(control.stop(self._run(request)), 202)
+        return as_json(stop_run(self._run(request)), 202)
 
     def resume(self, request: Request) -> Response:
         """Continue a run."""
-        return as_json(control.resume(self._run(request)), 202)
+        return as_json(resume_run(self._run(request)), 202)
 
     def _run(self, request: Request) -> RunPaths:
         return self.watcher.index.find(request.path_params["run_id"])

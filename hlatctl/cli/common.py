@@ -6,7 +6,6 @@ evaluated milestone as RUN, RUN:TOKENS, or RUN with ``--at TOKENS``.
 
 from __future__ import annotations
 
-import getpass
 import json
 import re
 from contextlib import suppress
@@ -23,6 +22,7 @@ from hlatctl.run.errors import ConfigError, HlatctlError, RunNotFoundError
 from hlatctl.run.fold import read_state
 from hlatctl.run.labels import WARNING, noted
 from hlatctl.run.paths import RunPaths, SweepPaths
+from hlatctl.run.processes import user_name as user_name
 from hlatctl.run.runs import LATEST, list_runs, list_sweeps
 from hlatctl.units import count, one_line, printable
 
@@ -277,14 +277,6 @@ def write(text: object = "", *, nl: bool = True) -> None:
 def say(text: str = "") -> None:
     """Print a line on stderr, as :func:`write`."""
     typer.echo(printable(text), err=True)  # noqa: TID251
-
-
-def user_name() -> str:
-    """Return the name of this process's user."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in containers
-        return "unknown"
 
 
 def columns(rows: list[list[str]]) -> str:

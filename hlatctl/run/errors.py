@@ -348,6 +348,11 @@ def load_error(path: Path) -> HlatctlError | None:
         return None
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an exception's message, or the name of its type if it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def nearest(name: str, known: Sequence[str], similarity: float = 0.5) -> str | None:
     """Return the most similar of the known names, or None if none has at least this similarity (0 to 1)."""
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=similarity)), None)

@@ -39,7 +39,7 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from hlatctl.run.errors import DamagedFileError, HlatctlError, StorageError, cannot_write
+from hlatctl.run.errors import DamagedFileError, HlatctlError, StorageError, cannot_write, first_line
 
 #: Maximum time that a process takes to check whether a file is locked, if nothing delays it.
 _LOOK_S = 0.001
@@ -363,7 +363,7 @@ def why(error: Exception) -> str:
         return error.strerror or str(error)
     if isinstance(error, KeyError):
         return f"{error} is missing"
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return first_line(error)[:200]
 
 
 def _too_large(path: Path, size_bytes: int, most: int) -> OSError:

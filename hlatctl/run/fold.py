@@ -15,7 +15,7 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -45,73 +45,6 @@ from hlatctl.run.steps import Home, Rows, Segment, StepSeries, segment_name, wri
 BEHIND = "evaluation_behind"
 
 
-def evaluation_taken(state: RunState, event: Event) -> None:
-    """Apply ``eval_taken``: an evaluator takes a known milestone from the queue."""
-    state.milestones[int(event["milestone_tokens"])].taken_unix_s = float(event["time_unix_s"])
-
-
-def task_finished(state: RunState, event: Event) -> None:
-    """Store the time of a task that ran without a break; one that an earlier try began takes less."""
-    progress = state.milestones[int(event["milestone_tokens"])].progress
-    task = str(event["task"])
-    if progress and progress.task == task and progress.began_unix_s and not progress.done_before:
-        progress.task_wall_s[task] = float(event["time_unix_s"]) - progress.began_unix_s
-
-
-def evaluation_finished(state: RunState, milestone: MilestoneState, event: Event) -> None:
-    """Store the times of an evaluation under the run's first contract, before its progress is removed."""
-    if str(event.get("contract", "")) == state.contract:
-        if milestone.taken_unix_s is not None:
-            milestone.wall_s = float(event["time_unix_s"]) - milestone.taken_unix_s
-        if milestone.progress:
-            milestone.task_wall_s |= milestone.progress.task_wall_s
-    milestone.taken_unix_s = None
-
-
-def evaluation_caught_up(state: RunState) -> None:
-    """Allow another alarm once no milestone waits."""
-    if state.evaluation_behind:
-        state.evaluation_behind = any(milestone.waits for milestone in state.milestones.values())
-
-
-def evaluation_alarm(state: RunState, event: Event) -> None:
-    """Record the alarm that evaluation falls behind."""
-    state.evaluation_behind |= event.get("what") == BEHIND
-
-
-def job_queued(state: RunState, event: Event) -> None:
-    """Record that a job waits, with the earliest time of the same wait."""
-    name, reason = str(event["job"]), str(event.get("reason") or "")
-    since_unix_s = state.queued[name].since_unix_s if name in state.queued else float(event["time_unix_s"])
-    start = event.get("expected_start_unix_s")
-    start_unix_s, needs_person = None if start is None else float(start), event.get("code") == NO_SPARE_NODE
-    state.queued[name] = QueuedJob(reason, since_unix_s, start_unix_s, needs_person)
-
-
-def job_started(state: RunState, event: Event) -> None:
-    """Record that a job runs on its hosts."""
-    job_left_queue(state, event)
-    newest = state.attempt
-    if event["job"] == TRAIN_JOB and newest and newest.number == event["attempt"]:
-        newest.hosts = [str(host) for host in event.get("hosts") or []]
-
-
-def job_left_queue(state: RunState, event: Event) -> None:
-    """Record that a job no longer waits."""
-    state.queued.pop(str(event["job"]), None)
-
-
-def only_training_waits(state: RunState) -> None:
-    """Remove the jobs of stages, which end with their driver."""
-    state.queued = {name: job for name, job in state.queued.items() if name == TRAIN_JOB}
-
-
-def training_left(state: RunState) -> None:
-    """Record that training's job no longer waits, because its attempt has ended."""
-    state.queued.pop(TRAIN_JOB, None)
-
-
-Apply = Callable[[RunState, Event], None]
 _Numbered = TypeVar("_Numbered", AttemptState, AmendmentState, ProfileState)
 
 #: New bytes of journal after which the state is kept again: about 7,000 steps, which fold in 0.1 s.
@@ -126,37 +59,15 @@ _MAX_BYTES = 256 << 20
 _CODE = ("events", "fold", "journal", "labels", "state", "step_metrics", "steps", "stopping")
 
 
-def follow_kept(run: RunPaths, apply: Apply) -> tuple[RunState, JournalTail]:
-    """Return a run's state, and its journal to continue from there.
-
-    Raises:
-        StorageError: a file of the journal can't be read.
-    """
-    try:
-        return _continue(run, apply, *_kept(run, apply))
-    except (_UnfitError, OSError, *DAMAGED):
-        return _continue(run, apply, *_nothing(run, apply))
-
-
 class _UnfitError(Exception):
     """The stored state doesn't fit the journal."""
 
 
-def _nothing(run: RunPaths, apply: Apply) -> tuple[RunState, JournalTail]:
-    return RunState(steps=StepSeries(_home(run, apply))), JournalTail(run)
+def _home(run: RunPaths) -> Home:
+    return Home(run.fold, lambda: fold(JournalTail(run).stream()).steps.rows)
 
 
-def _home(run: RunPaths, apply: Apply) -> Home:
-    def rebuild() -> Rows:
-        state = RunState()
-        for event in JournalTail(run).stream():
-            apply(state, event)
-        return state.steps.rows
-
-    return Home(run.fold, rebuild)
-
-
-def _continue(run: RunPaths, apply: Apply, state: RunState, tail: JournalTail) -> tuple[RunState, JournalTail]:
+def _continue(run: RunPaths, state: RunState, tail: JournalTail) -> tuple[RunState, JournalTail]:
     """Apply the rest of the journal, and store the state on the way if there is much.
 
     Raises:
@@ -206,7 +117,7 @@ def _keep(run: RunPaths, state: RunState, tail: JournalTail) -> None:
                 path.unlink()
 
 
-def _kept(run: RunPaths, apply: Apply) -> tuple[RunState, JournalTail]:
+def _kept(run: RunPaths) -> tuple[RunState, JournalTail]:
     """Return the stored state.
 
     Raises:
@@ -224,7 +135,7 @@ def _kept(run: RunPaths, apply: Apply) -> tuple[RunState, JournalTail]:
     for stem, place in places.items():
         if _witness(run, stem, place[0]) != head["witnesses"][stem]:
             raise _UnfitError
-    state = from_plain(RunState, {**head["state"], "steps": StepSeries(_home(run, apply))})
+    state = from_plain(RunState, {**head["state"], "steps": StepSeries(_home(run))})
     state.steps.ranges = head["ranges"]
     _restore(state.steps.rows, run.fold, head, memoryview(content)[end + 1 :])
     tail = JournalTail(run)
@@ -308,7 +219,10 @@ def follow(run: RunPaths) -> tuple[RunState, JournalTail]:
     Raises:
         StorageError: a file of the journal can't be read.
     """
-    return follow_kept(run, apply)
+    try:
+        return _continue(run, *_kept(run))
+    except (_UnfitError, OSError, *DAMAGED):
+        return _continue(run, RunState(steps=StepSeries(_home(run))), JournalTail(run))
 
 
 def apply(state: RunState, event: Event) -> None:
@@ -339,7 +253,7 @@ def _head_started(state: RunState, event: Event) -> None:
     # The run is driven again: an earlier outcome, or request to stop an earlier driver, no longer counts.
     state.status, state.message = "running", ""
     stopping.fold_start(state, event)
-    only_training_waits(state)
+    state.queued = {name: job for name, job in state.queued.items() if name == TRAIN_JOB}  # others end with a driver
     for milestone in state.milestones.values():  # the driver that took them has ended
         milestone.taken_unix_s = None
 
@@ -421,7 +335,7 @@ def _attempt_ended(state: RunState, event: Event) -> None:
         attempt.signature = event.get("signature", "")
         attempt.next_max_checkpoint_step = event.get("max_checkpoint_step")
         attempt.blamed_hosts = [str(host) for host in event.get("blamed_hosts") or []]
-        training_left(state)
+        state.queued.pop(TRAIN_JOB, None)
         _fail_profile(state)
 
 
@@ -546,10 +460,16 @@ def _eval_finished(state: RunState, event: Event) -> None:
     # Scores under different contracts are never mixed. Show those under the run's first one.
     shown = milestone.judgements.get(state.contract, scores)
     milestone.scores, milestone.skipped, milestone.contract = shown.scores, shown.skipped, shown.contract
-    evaluation_finished(state, milestone, event)
+    if scores.contract == state.contract:
+        if milestone.taken_unix_s is not None:
+            milestone.wall_s = float(event["time_unix_s"]) - milestone.taken_unix_s
+        if milestone.progress:
+            milestone.task_wall_s |= milestone.progress.task_wall_s
+    milestone.taken_unix_s = None
     milestone.is_partial = bool(event.get("chosen")) and (milestone.is_partial or milestone.status != "evaluated")
     milestone.status, milestone.message, milestone.progress = "evaluated", "", None
-    evaluation_caught_up(state)
+    if state.evaluation_behind:  # another alarm is allowed once no milestone waits
+        state.evaluation_behind = any(milestone.waits for milestone in state.milestones.values())
 
 
 def _eval_failed(state: RunState, event: Event) -> None:
@@ -567,6 +487,37 @@ def _eval_stopped(state: RunState, event: Event) -> None:
     milestone.progress = milestone.taken_unix_s = None
     if milestone.status != "evaluated":
         milestone.status, milestone.message = "due", "interrupted by a stop"
+
+
+def _eval_taken(state: RunState, event: Event) -> None:
+    state.milestones[int(event["milestone_tokens"])].taken_unix_s = float(event["time_unix_s"])
+
+
+def _eval_task_finished(state: RunState, event: Event) -> None:
+    """Store the time of a task that ran without a break; one that an earlier try began takes less."""
+    progress = state.milestones[int(event["milestone_tokens"])].progress
+    task = str(event["task"])
+    if progress and progress.task == task and progress.began_unix_s and not progress.done_before:
+        progress.task_wall_s[task] = float(event["time_unix_s"]) - progress.began_unix_s
+
+
+def _job_queued(state: RunState, event: Event) -> None:
+    name, reason = str(event["job"]), str(event.get("reason") or "")
+    since_unix_s = state.queued[name].since_unix_s if name in state.queued else float(event["time_unix_s"])
+    start = event.get("expected_start_unix_s")
+    start_unix_s, needs_person = None if start is None else float(start), event.get("code") == NO_SPARE_NODE
+    state.queued[name] = QueuedJob(reason, since_unix_s, start_unix_s, needs_person)
+
+
+def _job_started(state: RunState, event: Event) -> None:
+    _job_left_queue(state, event)
+    newest = state.attempt
+    if event["job"] == TRAIN_JOB and newest and newest.number == event["attempt"]:
+        newest.hosts = [str(host) for host in event.get("hosts") or []]
+
+
+def _job_left_queue(state: RunState, event: Event) -> None:
+    state.queued.pop(str(event["job"]), None)
 
 
 def _run_finished(state: RunState, event: Event) -> None:
@@ -639,7 +590,7 @@ def _warning(state: RunState, event: Event) -> None:
 
 def _alarm(state: RunState, event: Event) -> None:
     _warning(state, event)
-    evaluation_alarm(state, event)
+    state.evaluation_behind |= event.get("what") == BEHIND
 
 
 _HANDLERS = {
@@ -661,11 +612,11 @@ _HANDLERS = {
     "checkpoint_deleted": _checkpoint_gone,
     "train_stopped": _train_stopped,
     "milestone": _milestone,
-    "eval_taken": evaluation_taken,
+    "eval_taken": _eval_taken,
     "eval_started": _eval_started,
     "eval_task_started": _eval_task_started,
     "eval_progress": _eval_progress,
-    "eval_task_finished": task_finished,
+    "eval_task_finished": _eval_task_finished,
     "eval_finished": _eval_finished,
     "eval_failed": _eval_failed,
     "eval_stopped": _eval_stopped,
@@ -676,9 +627,9 @@ _HANDLERS = {
     "alarm": _alarm,
     "environment_collision": _warning,
     "tracking_lost": _warning,
-    "job_queued": job_queued,
-    "job_started": job_started,
-    "job_left_queue": job_left_queue,
+    "job_queued": _job_queued,
+    "job_started": _job_started,
+    "job_left_queue": _job_left_queue,
     "labelled": _labelled,
     "archived": _archived,
     "config_amended": _config_amended,

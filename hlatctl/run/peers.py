@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pwd
 import socket
 import struct
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hlatctl.run.errors import LaunchError
+from hlatctl.run.processes import name_of_user
 
 #: Backends of ``torch.distributed`` that connect all processes when they create a group, and none later.
 _CONNECTS_AT_ONCE = ("gloo",)
@@ -123,8 +123,8 @@ def _all_accepted(known: Collection[str]) -> bool:
     for user in (users[end] for end in ends if end in users):
         if user != os.geteuid():
             raise LaunchError(
-                f"rank {os.environ.get('RANK', '0')}: a process of user {_name(user)} is connected instead of another "
-                "rank; only processes of the run's user may connect",
+                f"rank {os.environ.get('RANK', '0')}: a process of user {name_of_user(user)} is connected instead of "
+                "another rank; only processes of the run's user may connect",
                 hint="find the process with `ss -tp` as root, end it, and resume the run",
             )
     return all(end in users for end in ends)
@@ -159,10 +159,3 @@ def _own_sockets() -> dict[str, int]:
             if descriptor > _STDERR and target.startswith("socket:["):
                 found[target.removeprefix("socket:[").removesuffix("]")] = descriptor
     return found
-
-
-def _name(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)

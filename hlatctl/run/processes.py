@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import getpass
 import os
 import platform
+import pwd
 import re
 import resource
 import signal
@@ -345,6 +347,22 @@ def wait_and_close(process: subprocess.Popen[bytes]) -> None:
     for stream in (pipe_in(process), pipe_out(process)):
         with suppress(BrokenPipeError):
             stream.close()
+
+
+def user_name() -> str:
+    """Return the name of this process's user."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        return "unknown"
+
+
+def name_of_user(uid: int) -> str:
+    """Return the name of a user; the number of one whom this machine doesn't know."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 NODE_NAME_ENV = "HLATCTL_NODE_NAME"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -139,3 +140,26 @@ def test_a_process_that_ends_with_its_parent_lives_as_long_as_that() -> None:
     code = "from hlatctl.run import processes; processes.end_with_parent(); print('it runs')"
     said = subprocess.check_output([sys.executable, "-c", code], env=processes.child_environment(), text=True)
     assert said == "it runs\n"
+
+
+def test_a_smaller_control_group_limits_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_CGROUP", tmp_path)
+    host_bytes = processes.free_host_bytes()
+    assert host_bytes > 1 << 20
+    (tmp_path / "memory.current").write_text("3000\n")
+    for limit, free_bytes in (("5000\n", 2000), ("1000\n", 0)):
+        (tmp_path / "memory.max").write_text(limit)
+        assert processes.free_host_bytes() == free_bytes
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 700\n")
+    assert processes.free_host_bytes() == 2700, "files that were read are dropped first"
+    (tmp_path / "memory.max").write_text("max\n")
+    assert processes.free_host_bytes() > 1 << 20
+
+
+def test_the_kernel_is_asked_to_kill_this_process_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_ADJUSTMENT", tmp_path / "oom_score_adj")
+    processes.die_first()
+    assert (tmp_path / "oom_score_adj").read_text() == "1000"
+    monkeypatch.setattr(processes, "_ADJUSTMENT", tmp_path / "missing" / "oom_score_adj")
+    processes.die_first()
