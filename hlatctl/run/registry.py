@@ -11,6 +11,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -159,8 +160,11 @@ def _searched() -> list[str]:
 
     ``python -m`` puts that folder first, and anyone may have written there.
     """
-    here = not sys.flags.safe_path and sys.path[:1] in ([""], [os.getcwd()])
-    return [folder for folder in sys.path[here:] if folder]
+    folders = [folder for folder in sys.path if folder]
+    with suppress(OSError):  # the folder was removed
+        if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
+            return folders[1:]
+    return folders
 
 
 @functools.cache
