@@ -60,9 +60,6 @@ def compare_nodes(run: RunPaths, backend: Backend, timeout_s: float) -> tuple[di
 
     Each node writes a token into the run directory and reads the first node's; the first node reads all. A node whose
     folder differs from the first node's fails, before the job's timeout hides the reason.
-
-    Args:
-        timeout_s: timeout of the job.
     """
     first_of_node = os.environ.get("LOCAL_RANK", "0") == "0"
     own, problem = _write_token(run) if first_of_node else ({}, "")

@@ -23,7 +23,7 @@ from tests.trainer.conftest import ROOT
 def test_8b_on_512_gpus_has_no_tensor_on_the_host_and_the_planned_memory(tmp_path: Path) -> None:
     config = load.decode(
         {
-            "model": {**yaml.safe_load((ROOT / "conf/model/llama3_8b.yaml").read_text()), "num_layers": 8},
+            "model": {**yaml.safe_load((ROOT / "conf/model/llama3_8b.yaml").read_text()), "num_layers": 16},
             "precision": {"name": "mixed"},
             "parallel": {"data_parallel": "fsdp", "tensor_parallel_size": 8, "sequence_parallel": True},
             "train": {"seq_len": 8192, "global_batch_size": 64},

@@ -37,11 +37,7 @@ class Stopwatch(Protocol):
 
 
 class HostStopwatch:
-    """A stopwatch that reads the host's clock.
-
-    Args:
-        wait: waits for the device; called at the end.
-    """
+    """A stopwatch that reads the host's clock, at the end after ``wait``, which waits for the device."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self._wait, self._started_s = wait, time.perf_counter()
@@ -175,8 +171,7 @@ class Backend(Protocol):
     def build_model(self, *, document_end_id: int | None) -> Llama:
         """Return this process's part of the model, on its device, with the initial weights.
 
-        Args:
-            document_end_id: attend only within documents, which end with this token; None: attend across documents.
+        With ``document_end_id``, attention stays within documents, which end with this token.
         """
 
     def optimizer(self, model: Llama) -> Optimizer:
@@ -185,25 +180,17 @@ class Backend(Protocol):
     def forward_backward(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
         """Accumulate the gradients of this replica's (batch, seq) token ids and next ids, in host memory.
 
-        Returns:
-            This process's share of the mean loss of the whole batch; the shares of all processes add up to it.
+        Returns this process's share of the mean loss of the whole batch; the shares of all processes add up to it.
         """
 
     def update(
         self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, step: int, signal: int = 0
     ) -> Callable[[], StepMetrics]:
-        """Update the parameters with the clipped gradients of the whole batch.
+        """Update with the clipped gradients of the whole batch; return a reader of the step's metrics.
 
-        The loss share is reduced with the gradients. The device may do all this later. An eager device skips an update
-        that is not finite.
-
-        Args:
-            optimizer: holds the gradients.
-            loss_share: from :meth:`forward_backward`.
-            signal: this process's signal, which is summed over all processes (``STOP``, ``NEWS``, ``ENDS``).
-
-        Returns:
-            A function that returns the step's metrics; it may wait for the device.
+        The share of the loss from :meth:`forward_backward` and this process's signal (``STOP``, ``NEWS``, ``ENDS``) are
+        summed over all processes, with the gradients. The device may do all this later, so the reader may wait for it.
+        An eager device skips an update that is not finite.
         """
 
     def drift(self, optimizer: Optimizer) -> float:
@@ -239,29 +226,23 @@ class Backend(Protocol):
     def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy this process's shards to host memory; the copy is complete when this returns.
 
-        Args:
-            tensors: an optimizer's tensors. The copies keep each shard's position in the whole.
-            into: the result of an earlier call, whose memory is reused; empty: allocate memory.
+        The copies keep each shard's position in the whole. ``into`` is the result of an earlier call, whose memory is
+        reused, or empty.
         """
 
     def for_writing(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors of an optimizer in a form that another thread can read while training waits."""
 
     def save(self, tensors: dict[str, Tensor], folder: Path) -> ShardFile | None:
-        """Write this process's share of tensors into a folder durably; may run in another thread.
+        """Write this process's share of tensors from :meth:`to_host` or :meth:`for_writing` into a folder durably.
 
-        Args:
-            tensors: from :meth:`to_host` or :meth:`for_writing`.
-
-        Returns:
-            The file; None if other processes write all of this process's tensors.
+        May run in another thread. Returns None if other processes write all of this process's tensors.
         """
 
     def load(self, tensors: dict[str, Tensor], folder: Path, index: ShardIndex) -> Callable[[], None]:
         """Read tensors of an optimizer from a folder whose shards the index lists; may run in another thread.
 
-        Returns:
-            A function that the training thread calls to put them in place. On some devices it does nothing.
+        The training thread calls the returned function to put them in place. On some devices it does nothing.
         """
 
     def compile_counters(self) -> dict[str, int]:

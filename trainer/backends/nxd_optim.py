@@ -26,13 +26,10 @@ KV_REPLICAS = "kv"
 
 
 class NxdAdamW:
-    """AdamW over this process's shards.
+    """AdamW over this process's shards on the device, given by the parameter's name in our model.
 
-    Args:
-        shards: the shards on the device, by the parameter's name in our model.
-        config: betas, epsilon and decay; each step gets its learning rate.
-        nxd_config: the result of ``neuronx_distributed_config``.
-        dtype: dtype of master weights and moments with ZeRO-1; without it they have the parameters' dtype.
+    ``nxd_config`` is the result of ``neuronx_distributed_config``; ``dtype`` is that of master weights and moments with
+    ZeRO-1. Without it they have the parameters' dtype.
     """
 
     def __init__(
@@ -97,13 +94,9 @@ class NxdAdamW:
         self.library.zero_grad(set_to_none=True)
 
     def step(self, shares: Tensor, *, lr: float) -> Tensor:
-        """Update the parameters.
+        """Update the parameters; return sums over all processes, for ``StepMetrics.of``.
 
-        Args:
-            shares: this process's share of the loss, its signal, and its ``StepNumbers``.
-
-        Returns:
-            Sums over all processes, for ``StepMetrics.of``.
+        ``shares`` has this process's share of the loss, its signal, and its ``StepNumbers``.
         """
         # Everything that changes between steps must be data of the graph (``capturable``). torch-xla merges equal
         # Python numbers, so a bias correction that reaches 1 would change the graph.

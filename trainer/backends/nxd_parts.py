@@ -30,14 +30,7 @@ _FLASH_SEQ_TILE, _FLASH_HEAD_DIM = 2048, 128
 
 
 class NxdParts(Parts):
-    """See :class:`trainer.model.decoder.Parts`.
-
-    Args:
-        parallel: the parallelism degrees, and whether sequences are sharded.
-        dtype: dtype of the weights.
-        flash: use the attention kernel where the shape allows it.
-        heads: as for ``Parts``.
-    """
+    """See :class:`trainer.model.decoder.Parts`. ``flash``: use the attention kernel where the shape allows it."""
 
     def __init__(
         self, parallel: ParallelConfig, dtype: torch.dtype, *, flash: bool, heads: SharedHeads | None = None

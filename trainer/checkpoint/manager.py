@@ -60,9 +60,7 @@ class Restored:
 class CheckpointManager:
     """Saves and restores a run's checkpoints. All ranks call each method together, from the training thread.
 
-    Args:
-        journal: rank 0's journal; None on other ranks.
-        attempt: number of the attempt; nothing is written after its end.
+    Only rank 0 has a journal. Nothing is written after the end of the attempt.
     """
 
     def __init__(

@@ -55,11 +55,7 @@ class _GoneError(Exception):
 
 
 class Uploader:
-    """This process's part in copying a run's checkpoints. Nothing here raises a failure of the storage.
-
-    Args:
-        config: configuration of a run with ``checkpoint.remote_url``.
-    """
+    """This process's part in copying a run's checkpoints. Nothing here raises a failure of the storage."""
 
     def __init__(self, config: Config, run: RunPaths, backend: Backend, records: CheckpointRecords) -> None:
         assert config.checkpoint.remote_url is not None
@@ -181,7 +177,6 @@ class Uploader:
         return self._remote
 
     def _put(self, remote: Objects, folder: Path, copy: layout.Copy, entry: dict[str, Any]) -> None:
-        """Copy a file unless an earlier try has copied it."""
         path = f"{copy.name}/{entry['path']}"
         if self._closed or remote.size(path) == entry["bytes"]:
             return
@@ -289,11 +284,7 @@ _LIST_S = 120.0
 
 
 class Fetcher:
-    """Fetches newer checkpoints from a run's remote folder. All ranks call each method, from the training thread.
-
-    Args:
-        config: configuration of a run with ``checkpoint.remote_url``.
-    """
+    """Fetches newer checkpoints from a run's remote folder. All ranks call each method, from the training thread."""
 
     def __init__(
         self, config: Config, run: RunPaths, backend: Backend, tiers: Tiers, records: CheckpointRecords

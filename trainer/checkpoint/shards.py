@@ -167,11 +167,7 @@ class StoredChunk(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFile:
-    """A written shard.
-
-    Args:
-        entry: its entry in the manifest: ``path``, ``bytes``, ``sha256``.
-    """
+    """A written shard. ``entry`` is its entry in the manifest: ``path``, ``bytes``, ``sha256``."""
 
     entry: dict[str, Any]
     chunks: list[StoredChunk]
@@ -341,8 +337,7 @@ class ShardIndex:
     def why_incomplete(self, sizes: Mapping[str, int]) -> str | None:
         """Return which tensor is not whole or not within its files, as ``"name: reason"``; None if all are.
 
-        Args:
-            sizes: the bytes of each file.
+        ``sizes`` are the bytes of each file.
         """
         for tensor in self.tensors():
             chunks = [chunk for _, chunk in tensor.chunks]
@@ -418,11 +413,7 @@ class _Read(NamedTuple):
 def save_tensors(tensors: Mapping[str, Tensor], folder: Path, *, number: int = 1) -> ShardFile | None:
     """Write this process's share of tensors by name; return None if other processes write all of them.
 
-    Raises a StorageError if it can't be written.
-
-    Args:
-        tensors: this process's shards; one process writes what several have.
-        number: number of this process, from 1.
+    Processes are numbered from 1; one process writes what several have. Raises a StorageError if it can't be written.
     """
     chunks = chunks_to_write(tensors)
     if not chunks:
@@ -441,12 +432,9 @@ def save_whole(tensors: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def load_tensors(tensors: Mapping[str, Tensor], folder: Path, index: ShardIndex | None = None) -> None:
-    """Read into this process's shards in place, converted to their dtypes.
+    """Read into this process's shards in place, converted to their dtypes; without an index, read that first.
 
     Raises a CheckpointError if a tensor is missing, has another shape, or can't be read.
-
-    Args:
-        index: the folder's index; None: read it.
     """
     index = index or read_index(folder)
     reads: dict[str, list[_Read]] = {}

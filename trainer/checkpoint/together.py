@@ -24,8 +24,7 @@ Failure = dict[str, str]
 def on_rank0(backend: Backend, work: Callable[[], Any], place: object) -> Any:
     """Call short work on rank 0; return its JSON value, or raise its error, on every rank, in the training thread.
 
-    Args:
-        place: the folder named in errors that name none.
+    ``place`` is the folder named in errors that name none.
     """
     value, failure = None, None
     if backend.rank == 0:

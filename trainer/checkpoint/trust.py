@@ -49,12 +49,7 @@ _TEMPORARY = ".tmp-"
 
 
 class Tiers:
-    """The folders that hold a run's checkpoints.
-
-    Args:
-        run: the run directory, on shared storage.
-        attempt: the attempt that writes; 0: none.
-    """
+    """The folders that hold a run's checkpoints, for an attempt that writes; 0: none."""
 
     def __init__(self, config: Config, run: RunPaths, attempt: int = 0) -> None:
         self.shared = run.checkpoints
@@ -225,12 +220,9 @@ class CheckpointRecords:
         self._read_journal()
 
     def candidates(self, max_step: int | None = None) -> Iterator[tuple[int, Path]]:
-        """Yield step and folder of each checkpoint of this run, newest first. Nothing is verified.
+        """Yield step and folder of each checkpoint of this run, newest first, up to ``max_step``. Nothing is verified.
 
         Raises a CheckpointError if checkpoints were committed, and no further one can be tried.
-
-        Args:
-            max_step: ignore newer checkpoints (after a walk back).
         """
         for step, folder in self._tiers.copies():
             if max_step is not None and step > max_step:
@@ -270,8 +262,7 @@ class CheckpointRecords:
     def may_be(self, step: int, is_of: Callable[[str], bool]) -> bool:
         """Return whether a copy belongs to this run: every commit is in the journal, unless the journal is lost.
 
-        Args:
-            is_of: returns whether the copy has the manifest with this SHA-256.
+        ``is_of`` returns whether the copy has the manifest with this SHA-256.
         """
         return not self._manifests or (step in self._manifests and is_of(self._manifests[step]))
 
@@ -366,8 +357,7 @@ _POLL_S = 0.05
 class ReadBack:
     """Follows a file that another thread writes from beginning to end. Linux only; elsewhere it reads nothing.
 
-    Args:
-        path: the file, which need not exist yet. It may be renamed once :meth:`written` was called.
+    The file need not exist yet. It may be renamed once :meth:`written` was called.
     """
 
     def __init__(self, path: Path) -> None:

@@ -156,10 +156,7 @@ class Writer:
     def _write(self, tensors: dict[str, Tensor], save: Save, *, stall_s: float | None) -> bool:
         """Write and commit together with the other ranks; return whether the checkpoint is committed.
 
-        Args:
-            tensors: must not change meanwhile.
-            save: the rest of the checkpoint.
-            stall_s: how long training waited; None: it waits until the commit.
+        ``stall_s`` is how long training waited; None: it waits until the commit.
         """
         temporary = self._tiers.temporary(save.step)
         try:

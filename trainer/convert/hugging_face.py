@@ -148,11 +148,7 @@ def to_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[str,
 
 
 def from_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-    """Return weights by our names: the inverse of :func:`to_hugging_face`.
-
-    Raises:
-        KeyError: the name of a missing weight.
-    """
+    """Return weights by our names, the inverse of :func:`to_hugging_face`; a KeyError names a missing one."""
     ours = {name: weights[theirs] for name, theirs in _NAMES.items() if name != "head.weight"}
     if not model.tie_embeddings:
         ours["head.weight"] = weights[_NAMES["head.weight"]]
@@ -202,9 +198,6 @@ def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
     """Return the model that a ``config.json`` of transformers 4 or 5 describes, named after its folder.
 
     Raises a CheckpointError if its family is unknown, or a value is unsupported, out of range or of a wrong type.
-
-    Args:
-        described: content of the file.
     """
     family = next((family for family in FAMILIES if family.model_type == described.get("model_type")), None)
     if family is None:

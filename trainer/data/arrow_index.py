@@ -116,10 +116,7 @@ def index_file(path: Path, column: str, report: Report) -> Indexed | None:
 def held_out_rows(fingerprint: str, rows: int, fraction: float) -> Rows:
     """Return the rows of a file that are held out, 0-based and sorted, chosen by a hash of (file, row).
 
-    Takes about 15 ns a row. Copies of a file hold out the same rows.
-
-    Args:
-        fraction: share of the rows to hold out, less than 1.
+    Takes about 15 ns a row. Copies of a file hold out the same rows. ``fraction`` is less than 1.
     """
     limit = np.uint64(int(fraction * 2**64))
     parts = [np.empty(0, dtype=np.int64)]
@@ -138,7 +135,6 @@ def _mixed(numbers: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]
 
 
 def _place(buffer: Any, whole: Any) -> int:
-    """Return the position of a buffer in the file."""
     if buffer is None or not buffer.size:
         return _NONE
     position = int(buffer.address - whole.address)
@@ -202,11 +198,7 @@ class Table:
 
 
 class TableWriter:
-    """Appends files to the table of a source; only counts are kept in memory.
-
-    Args:
-        name: prefix of the table's files, before the kind.
-    """
+    """Appends files to the table of a source, whose files begin with ``name``; only counts are kept in memory."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._paths = {kind: folder / f"{name}-{kind}.bin" for kind in _KINDS}

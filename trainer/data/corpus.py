@@ -76,10 +76,7 @@ def check(config: Config) -> list[Corpus]:
 
 
 def check_vocabulary(config: Config, vocab_size: int) -> None:
-    """Refuse a tokenizer that is larger than the model's embedding.
-
-    Raises a ConfigError if the tokenizer is larger than ``model.vocab_size``.
-    """
+    """Raise a ConfigError if a tokenizer is larger than the model's embedding (``model.vocab_size``)."""
     if vocab_size > config.model.vocab_size:
         divisor = config.parallel.tensor_parallel_size
         raise ConfigError(
@@ -173,13 +170,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """Inputs that one process converts, in order.
-
-    Args:
-        number: number of the unit, from 0.
-        fraction: share of the documents to hold out.
-        skip: skip damage instead of raising an error.
-    """
+    """Inputs that one process converts, in order; the units are numbered from 0."""
 
     number: int
     pieces: tuple[Piece, ...]
@@ -263,9 +254,6 @@ class Split:
 
     A hash of (unit, position in the unit) decides. In unit 0, the first document is for training, and the last one is
     held out if no other is, so neither side of a corpus is empty.
-
-    Args:
-        validation_fraction: share of the documents held out.
     """
 
     def __init__(self, folder: Path, validation_fraction: float, unit: int) -> None:
@@ -513,11 +501,7 @@ class _File:
 
 @dataclass(kw_only=True)
 class InPlace:
-    """The files of one source that are used where they lie.
-
-    Args:
-        table: table of these files and of the prepared files that follow.
-    """
+    """The files of one source that are used where they lie; the table also has the prepared files that follow."""
 
     table: TableWriter
     rows: int = 0

@@ -198,7 +198,6 @@ def _write_validation(prepared: Prepared, sources: list[Source], folder: Path) -
 
 
 def _sample(texts: RemoteDocuments[str], in_place: InPlace) -> Iterator[str]:
-    """Yield evenly spread texts, about :data:`_VALIDATION_BYTES` in total."""
     average = in_place.text_bytes / in_place.rows if in_place.rows else 0
     positions = range(0, len(texts), max(1, round(len(texts) * average / _VALIDATION_BYTES)))
     yield from (text for text in in_order(texts, positions) if text.strip())

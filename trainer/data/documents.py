@@ -146,12 +146,9 @@ class _Picked(Sequence[str]):
 
 
 class Source:
-    """One corpus of a mixture: its training documents and their origins.
+    """One corpus of a mixture, by its index in ``dataset.json``: its training documents and their origins.
 
     Raises a DataError if a file of the index is missing or damaged.
-
-    Args:
-        index: index of the source in ``dataset.json``.
     """
 
     def __init__(self, dataset: dict[str, Any], index: int) -> None:
@@ -362,11 +359,7 @@ class TokenFile:
 
 
 class RemoteIds:
-    """The ids of a ``.bin`` file in object storage; a slice is one request.
-
-    Args:
-        dtype: type of the ids.
-    """
+    """The ids of a ``.bin`` file in object storage; a slice is one request."""
 
     def __init__(self, remote: RemoteObject, dtype: np.dtype[Any]) -> None:
         self._remote, self._dtype, self.itemsize = remote, dtype, dtype.itemsize
@@ -382,12 +375,7 @@ class RemoteIds:
 
 
 class Writer:
-    """Writes a pair of files; each document is one sequence.
-
-    Args:
-        prefix: path of the files without suffix.
-        dtype: type of the ids, from :func:`dtype_for`.
-    """
+    """Writes a pair of files, given by their path without suffix; each document is one sequence."""
 
     def __init__(self, prefix: Path, dtype: np.dtype[Any]) -> None:
         self._prefix, self._dtype = prefix, dtype
@@ -451,12 +439,9 @@ class TokenCorpus:
 
 
 def find(path: Path) -> TokenCorpus | None:
-    """Return the corpus of token ids at a path; None if there is something else.
+    """Return the corpus of token ids at a folder, a prefix, or one file of a pair; None if there is something else.
 
     Raises a DataError if a pair is incomplete, ``token_ids.json`` is damaged, or there is text next to the ids.
-
-    Args:
-        path: a folder, a prefix, or one file of a pair.
     """
     if not path.is_dir():
         prefix = path.with_suffix("") if path.suffix in _SUFFIXES else path
@@ -625,12 +610,7 @@ def describe_pair(prefix: Path) -> dict[str, Any]:
 
 
 def check_counts(entry: dict[str, Any], *, documents: int, tokens: int) -> None:
-    """Refuse a pair of files that differs from its entry. Raises a DataError if they differ.
-
-    Args:
-        entry: entry of the pair, with ``path``, ``documents`` and ``tokens``.
-        documents, tokens: the numbers in the files.
-    """
+    """Raise a DataError if the numbers of documents and tokens of a pair of files differ from its entry."""
     for name, found in (("documents", documents), ("tokens", tokens)):
         if found != entry[name]:
             raise DataError(
@@ -640,11 +620,7 @@ def check_counts(entry: dict[str, Any], *, documents: int, tokens: int) -> None:
 
 
 class TokenSource:
-    """One corpus of token ids of a mixture, with the interface of :class:`Source`.
-
-    Args:
-        index: index of the source in ``dataset.json``.
-    """
+    """One corpus of token ids of a mixture, with the interface of :class:`Source`."""
 
     def __init__(self, dataset: dict[str, Any], index: int) -> None:
         entry, described = dataset["sources"][index], dataset["tokenizer"]

@@ -104,13 +104,7 @@ def open_lines(path: Path) -> Iterator[Iterable[tuple[bytes, int]]]:
 
 
 class LineRange:
-    """The lines of a file that begin in a range of bytes.
-
-    Args:
-        path: an uncompressed file.
-        start: first byte.
-        end: byte after the last one.
-    """
+    """The lines of an uncompressed file that begin in a range of bytes, without the byte at ``end``."""
 
     def __init__(self, path: Path, start: int, end: int) -> None:
         self.path, self._start, self._end = path, start, end
@@ -266,12 +260,7 @@ def find_files(path: Path) -> list[Path]:
 
 
 def unread_files(path: Path, read: Collection[Path]) -> dict[str, int]:
-    """Count the unread files below a folder by suffix, without hidden ones.
-
-    Args:
-        path: ``data.path``.
-        read: the files below it that are read.
-    """
+    """Count the files below a folder that aren't among the read ones, by suffix, without hidden ones."""
     others = map(Path, _files_below(path))
     return dict(Counter(p.suffix or p.name for p in others if p not in read))
 
@@ -426,7 +415,6 @@ def _dictionary_rows(path: Path, values: pa.Array, first: int, report: Report) -
 
 
 def _decodable_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[TextRow]:
-    """Yield the rows that are valid UTF-8, and report the others."""
     for number, value in enumerate(values, start=first):
         try:
             yield number, value.as_py()

@@ -44,10 +44,9 @@ State = list[list[int]]
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens (rows, seq_len + 1) and the batch's number; in the reading process also their spans and positions.
+    """Tokens (rows, seq_len + 1) and the batch's number.
 
-    Args:
-        after: the rows' positions after the batch.
+    The reading process also has the rows' spans, and their positions after the batch.
     """
 
     tokens: Tokens
@@ -57,12 +56,7 @@ class Batch:
 
 
 class Batches:
-    """A process's share of each step's sequences.
-
-    Args:
-        batch: number of the last batch taken before.
-        ahead: how many batches the thread may prepare.
-    """
+    """A process's share of each step's sequences, after a batch; a thread prepares up to ``ahead`` batches."""
 
     def __init__(self, *, batch: int, ahead: int) -> None:
         self.batch = batch
@@ -127,11 +121,7 @@ class Batches:
 
 
 class NoBatches(Batches):
-    """The batches of a pipeline stage that needs no tokens: zeros of the right shape.
-
-    Args:
-        shape: (sequences, seq_len).
-    """
+    """The batches of a pipeline stage that needs no tokens: zeros (sequences, seq_len)."""
 
     def __init__(self, shape: tuple[int, int]) -> None:
         super().__init__(batch=0, ahead=1)
@@ -153,9 +143,7 @@ _PATH_BYTES = 103
 class Sender:
     """Sends batches to other processes, from one thread.
 
-    Args:
-        path: path of the socket; an old one there is removed.
-        receivers: how many processes will connect. The socket's name is removed once all have.
+    An old socket at the path is removed. The socket's name is removed once all receivers have connected.
     """
 
     def __init__(self, path: Path, receivers: int) -> None:
@@ -210,12 +198,9 @@ class Sender:
 
 
 class ReceivedBatches(Batches):
-    """The batches that another process on this node reads and sends.
+    """The batches that another process on this node reads and sends; its socket may appear later.
 
-    Args:
-        path: the sender's socket, which may appear later.
-        shape: shape of the tokens, (sequences, seq_len + 1).
-        ahead: how many batches to receive before they are needed.
+    Their tokens have the shape (sequences, seq_len + 1).
     """
 
     def __init__(self, path: Path, shape: tuple[int, int], *, ahead: int) -> None:

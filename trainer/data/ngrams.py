@@ -62,13 +62,7 @@ def _normal_run(run: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Block:
-    """Some documents for one scan.
-
-    Args:
-        text: normalized text, one line per document.
-        starts: where each document begins in the text.
-        documents: the documents' numbers.
-    """
+    """Some documents for one scan: normalized text with a line per document, where each begins, and their numbers."""
 
     text: bytes
     starts: list[int]
@@ -193,8 +187,7 @@ class Table:
     def find(self, block: Words, known: Flags) -> Iterator[tuple[int, int]]:
         """Yield the number of each n-gram that is in a text and not yet known, and its first byte there.
 
-        Args:
-            known: a flag for each n-gram, ``[len(self)]``; the flags of found ones are set.
+        ``known`` has a flag for each n-gram, ``[len(self)]``; the flags of found ones are set.
         """
         if not len(self) or len(block) < self.words:
             return

@@ -67,10 +67,9 @@ class _Task:
 
 
 class Items:
-    """The n-grams of all items, numbered over all tasks. Raises a DataError if the file can't be read.
+    """The n-grams of all items, numbered over all tasks, from JSON Lines with ``task``, ``item`` and ``text``.
 
-    Args:
-        path: JSON Lines with ``task``, ``item`` and ``text``.
+    Raises a DataError if the file can't be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -207,9 +206,7 @@ def write_part(path: Path, part: Part, identity: Mapping[str, Any]) -> None:
 def read_part(path: Path, identity: Mapping[str, Any], *, ngrams: int, chunks: int) -> Part:
     """Return a part; an empty one if there is none to continue.
 
-    Args:
-        identity: identity of the scan, which the file must have.
-        ngrams, chunks: their numbers in the scan.
+    The file must have the identity, and only numbers of n-grams and chunks of the scan.
     """
     try:
         record = files.read_sealed_json(path)

@@ -81,9 +81,8 @@ _MOST_EMPTY = 100_000
 class Position:
     """The position of a row's next token.
 
-    Args:
-        token: number of tokens taken from the open document.
-        finished: for each source, the number of finished documents and of their tokens.
+    ``token`` tokens of the open document are taken. ``finished`` has, for each source, the number of finished documents
+    and of their tokens.
     """
 
     token: int

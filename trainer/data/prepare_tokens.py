@@ -101,12 +101,9 @@ def _entries(corpus: TokenCorpus) -> list[dict[str, Any]]:
 
 
 def write_token_dataset(config: Config, corpora: Sequence[TokenCorpus], partial: Path, target: Path) -> None:
-    """Write the files of a prepared folder. Raises a DataError if a checked id is not in the vocabulary.
+    """Write the files of a prepared folder, whose final name is ``target``, from :func:`check_tokens`.
 
-    Args:
-        corpora: result of :func:`check_tokens`.
-        partial: the folder to write to.
-        target: its final name.
+    Raises a DataError if a checked id is not in the vocabulary.
     """
     folder = partial / "tokenizer"
     shutil.rmtree(folder, ignore_errors=True)  # of a killed preparation
@@ -190,13 +187,9 @@ def _blocks(size: int) -> list[int]:
 
 
 def fetch_indexes(config: Config, *, whole: bool) -> None:
-    """Fill the parts of stand-ins that :func:`check_tokens`, or the whole preparation, reads.
+    """Fill the parts of stand-ins that :func:`check_tokens`, or the ``whole`` preparation, reads.
 
-    Raises a DataError if the storage can't be read.
-
-    Args:
-        config: configuration with paths of stand-ins; other paths are ignored.
-        whole: fill what a preparation needs; otherwise, what a check needs.
+    Paths that aren't in stand-ins are ignored. Raises a DataError if the storage can't be read.
     """
     ranges: list[tuple[Path, int, int]] = []
     for source in config.data.inputs:

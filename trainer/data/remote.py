@@ -63,11 +63,7 @@ class RemoteDocuments(Protocol[Document]):
 
 
 class ReadAhead:
-    """Documents that rows read in an order that is known in advance.
-
-    Args:
-        readers: number of rows and sources that share the process.
-    """
+    """Documents that rows read in an order that is known in advance; ``readers`` rows and sources share the process."""
 
     def __init__(self, documents: RemoteDocuments[Any], readers: int) -> None:
         self._documents = documents
@@ -77,11 +73,9 @@ class ReadAhead:
         self._lock, self._closed = threading.Lock(), False
 
     def read(self, row: int, nth: int, position_of: Callable[[int], int]) -> Any:
-        """Return a row's ``nth`` document, and request those that follow. A row reads them in order.
+        """Return the ``nth`` document in a row's order, and request those that follow. A row reads them in order.
 
-        Args:
-            nth: number of the document in the row's order.
-            position_of: returns a document's position by its number.
+        ``position_of`` returns a document's position by its number.
         """
         waiting = self._waiting.setdefault(row, deque())
         depth = self._depth.setdefault(row, min(_FIRST_AHEAD, self._most))
@@ -180,8 +174,7 @@ _S3_OPTIONS = {"config_kwargs": {"max_pool_connections": IN_FLIGHT, "retries": {
 def connect_corpus(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for reading a corpus with many requests in flight, and the path in it.
 
-    Raises:
-        StorageError, DependencyError: as :func:`hlatctl.cache.store.connect`.
+    Raises as :func:`hlatctl.cache.store.connect`.
     """
     return connect(url, **(_S3_OPTIONS if url.startswith(("s3://", "s3a://")) else {}))
 
@@ -463,12 +456,10 @@ def in_words(message: str) -> str:
 
 
 def fetch(path: Path, start: int = 0, size: int | None = None, *, whole_lines: bool = False) -> None:
-    """Fill a range of a stand-in's file from its object. Raises a DataError if the object can't be read.
+    """Fill a range of a stand-in's file from its object; without a size, all that follows.
 
-    Args:
-        start: first byte.
-        size: bytes; None: all that follow.
-        whole_lines: also the byte before, and the rest of the last line, up to a limit: readers refuse a longer line.
+    ``whole_lines``: also the byte before, and the rest of the last line, up to a limit: readers refuse a longer line.
+    Raises a DataError if the object can't be read.
     """
     remote = _object(path)
     end = remote.size if size is None else min(start + size, remote.size)
@@ -555,7 +546,6 @@ def tidy(folder: Path, keep: Sequence[str]) -> None:
 
 
 def _make(root: Path, listing: Listing) -> Path:
-    """Make a stand-in; return the path of the corpus in it."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     listing.write(root / _LISTING)

@@ -28,14 +28,10 @@ _SAMPLE_TOKENS = 200
 
 
 def survey(config: Config, dataset: dict[str, Any], *, documents: int) -> dict[str, Any]:
-    """Return the contents of a prepared corpus.
+    """Return the contents of a prepared corpus, after tokenizing so many documents of each source.
 
-    Args:
-        documents: number of documents of each source to tokenize.
-
-    Returns:
-        ``sources`` (see :func:`_survey_source`); totals as in ``dataset.json``; ``sample``: the first tokens of the
-        first packed sequence as text.
+    They are ``sources`` (see :func:`_survey_source`), totals as in ``dataset.json``, and ``sample``: the first tokens
+    of the first packed sequence as text.
     """
     described = tokenizer_of(dataset)
     encode, eos_id = make_encoder(described), dataset["tokenizer"]["eos_id"]

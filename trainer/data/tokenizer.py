@@ -217,12 +217,9 @@ _BPE_PROBES = ("</s> as text",)
 
 
 def convert(path: Path, texts: Iterable[str]) -> Tokenizer:
-    """Return the fast tokenizer of a ``.model`` file.
+    """Return the fast tokenizer of a ``.model`` file; both must give the same ids on these real texts.
 
     Raises a DataError if the model is unreadable or of an unknown type, or the two disagree.
-
-    Args:
-        texts: real text on which both must give the same ids.
     """
     proto = _read(path)
     tokenizer = _build(path, proto)
@@ -325,11 +322,7 @@ _UNKNOWN = b"?"  # not valid ids, which have four bytes each
 
 
 def make_encoder(tokenizer: Tokenizer) -> Encode:
-    """Return the fastest exact encoder of a tokenizer; it may change the tokenizer.
-
-    Args:
-        tokenizer: result of :func:`load`.
-    """
+    """Return the fastest exact encoder of a tokenizer from :func:`load`; it may change the tokenizer."""
     whole = _Whole(tokenizer)
     return _ByWord(tokenizer, whole) if splits_at_words(json.loads(tokenizer.to_str())) else whole
 
@@ -426,11 +419,7 @@ _SENTENCEPIECE = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 
 def decoder(tokenizer: Tokenizer, vocab_size: int) -> Decode:
-    """Return a function that turns ids into UTF-8 text; special tokens become spaces.
-
-    Args:
-        vocab_size: all ids are smaller.
-    """
+    """Return a function that turns ids below ``vocab_size`` into UTF-8 text; special tokens become spaces."""
     kinds = _decoders(json.loads(tokenizer.to_str()).get("decoder"))
     of_token = _of_byte_level() if kinds == {"ByteLevel"} else _of_pieces if _is_sentencepiece(kinds) else None
     if of_token is None:

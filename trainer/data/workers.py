@@ -43,13 +43,9 @@ def count(*, documents: int = 0, input_bytes: int = 0) -> None:
 
 
 class Progress:
-    """Shows documents/s, MB/s and the time left every 10 s: on stderr, and in a file for the flow.
+    """Shows documents/s, MB/s and the time left every 10 s: on stderr, and in a file for the flow if one is given.
 
-    Args:
-        what: what is being done.
-        total_bytes: total bytes of input.
-        file: file for the newest line; None: only print it.
-        things: name of what ``documents`` counts.
+    ``things`` is the name of what ``documents`` counts.
     """
 
     def __init__(self, what: str, total_bytes: int, file: Path | None, *, things: str = "documents") -> None:

@@ -102,10 +102,7 @@ class RMSNorm(nn.RMSNorm):
 class SlicedRMSNorm(nn.Module):
     """A norm over a last dimension that is sliced over the tensor-parallel processes.
 
-    Args:
-        width: width of the slice.
-        eps: constant added to the mean square of all slices.
-        tp: the tensor-parallel group, which exchanges one number per token.
+    ``width`` is that of the slice. The processes exchange one number per token.
     """
 
     def __init__(self, width: int, eps: float, tp: TensorParallel) -> None:

@@ -55,12 +55,9 @@ def find_tool(name: str) -> str:
 
 
 def tool_output(*command: str, timeout_s: float, env: dict[str, str] | None = None) -> str:
-    """Return what a tool prints. Raises a ToolError if it failed, or did not end in time.
+    """Return what a tool prints, within a time limit; ``env`` are variables in addition to those of this process.
 
-    Args:
-        command: the tool's name and arguments.
-        timeout_s: time limit of the whole command.
-        env: variables in addition to those of this process.
+    Raises a ToolError if it failed, or did not end in time.
     """
     try:
         result = subprocess.run(
@@ -218,11 +215,7 @@ def check_software(config: Config, versions: dict[str, str]) -> Check:
 
 
 def disagreement(by_host: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Return the problem of each host whose versions differ from most hosts'; empty if all agree.
-
-    Args:
-        by_host: each host's versions by name.
-    """
+    """Return the problem of each host whose versions, by name, differ from most hosts'; empty if all agree."""
     problems: dict[str, str] = {}
     for name in sorted({name for versions in by_host.values() for name in versions}):
         all_versions = [versions.get(name, "none") for versions in by_host.values()]
@@ -367,12 +360,7 @@ _SLURM_JOB = "SLURM_JOB_ID"
 
 
 def nccom_command(cores: int, nodes: int, report: Path, slurm_job_id: str = "") -> tuple[str, ...]:
-    """Return the command line, which also checks the results.
-
-    Args:
-        cores: total NeuronCores of all nodes.
-        nodes: number of nodes; more than one needs a Slurm job.
-    """
+    """Return the command line for all cores of the nodes, which also checks the results; several need a Slurm job."""
     across = f"-N {nodes} --slurm-mode --slurm-job-id {slurm_job_id}" if nodes > 1 else ""
     options = f"-r {cores} {across} allr -b {_SIZE} -e {_SIZE} -d fp32 --check --non-interactive"
     return ("nccom-test", *options.split(), "--report-to-json-file", os.fspath(report))

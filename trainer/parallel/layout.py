@@ -125,8 +125,7 @@ def make_layout(config: Config, device_type: str, world_size: int) -> Layout:
 def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backend: str | None) -> None:
     """Set up recomputation, compilation and sharding of a model on the meta device.
 
-    Args:
-        compile_backend: torch.compile's backend; None: nothing is compiled.
+    Without torch.compile's backend nothing is compiled.
     """
     if compile_backend == "inductor":
         _keep_to_own_cache()
@@ -240,10 +239,7 @@ def parameter_shards(named: Iterable[tuple[str, nn.Parameter]], layout: Layout) 
 def loss_of(model: Llama, hidden: Tensor, targets: Tensor, layout: Layout) -> Tensor:
     """Return the mean loss of this process's tokens, which is equal on all tensor-parallel ranks.
 
-    Args:
-        model: the last pipeline stage.
-        hidden: output of the stage.
-        targets: next ids of whole sequences (batch, seq).
+    The last pipeline stage has the hidden states. ``targets`` are the next ids of whole sequences (batch, seq).
     """
     z_loss, weight = layout.config.train.z_loss, model.output_weight
     if layout.cp is not None:
@@ -269,12 +265,9 @@ class _Bucket:
 
 
 class OverlappedSum:
-    """Sums an optimizer's gradients over replicas.
+    """Sums the gradients of an optimizer of whole parameters over the replicas, which all have them.
 
-    Args:
-        optimizer: optimizer of whole parameters, which every replica has.
-        group: process group of the replicas.
-        passes: number of backward passes in a step.
+    A step has ``passes`` backward passes.
     """
 
     def __init__(self, optimizer: AdamW, group: dist.ProcessGroup, passes: int) -> None:

@@ -18,9 +18,7 @@ from trainer.parallel.layout import Layout
 class Pipeline:
     """Runs the micro-batches of a step through all stages.
 
-    Args:
-        model: this process's layers, sharded and initialized.
-        loss: computes the loss from a micro-batch's hidden states and targets; called for the last stage.
+    ``loss`` computes the loss from a micro-batch's hidden states and targets; it is called for the last stage.
     """
 
     def __init__(self, model: Llama, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor], device: torch.device):

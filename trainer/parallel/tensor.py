@@ -37,8 +37,7 @@ _reduce_scatter: Any = getattr(functional, "reduce_scatter_single", None) or fun
 class TensorParallel:
     """A tensor-parallel group.
 
-    Args:
-        sequence: between :meth:`leave` and :meth:`enter`, each process has only a slice of the sequence.
+    With ``sequence``, each process has only a slice of the sequence between :meth:`leave` and :meth:`enter`.
     """
 
     group: ProcessGroup

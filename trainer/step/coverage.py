@@ -88,12 +88,9 @@ def cached_graphs(config: Config) -> set[str]:
 
 
 def check(config: Config, run: RunPaths, backend: Backend, before: set[str]) -> None:
-    """Write ``coverage.json``. Graphs that are new in the cache were missing before.
+    """Write ``coverage.json``. Graphs that are new in the cache, compared with ``before``, were missing.
 
     Raises a CompileError if a graph was missing on any process.
-
-    Args:
-        before: the result of :func:`cached_graphs` before the short attempt.
     """
     mine = {
         "host": node_name(),

@@ -74,8 +74,7 @@ _OWN_PAGES = Path("/proc/self/statm")
 class StepFigures:
     """Computes the figures of a process's steps: speed, share of the device's peak, and memory.
 
-    Args:
-        peak_flops_per_s: peak of one device; None: unknown, so MFU is unknown too.
+    Without the peak of one device, MFU is unknown.
     """
 
     def __init__(self, config: Config, device: torch.device, peak_flops_per_s: float | None) -> None:
@@ -209,12 +208,8 @@ class _PendingStep:
 class Training:
     """One process's part of one training attempt. The constructor restores the newest checkpoint.
 
-    Raises an HlatctlError if data, checkpoints or storage can't be used.
-
-    Args:
-        journal: rank 0's journal; None on other ranks.
-        attempt: number of the attempt; nothing is written after its end.
-        max_checkpoint_step: ignore newer checkpoints.
+    Only rank 0 has a journal. Nothing is written after the end of the attempt. Checkpoints newer than
+    ``max_checkpoint_step`` are ignored. Raises an HlatctlError if data, checkpoints or storage can't be used.
     """
 
     def __init__(

@@ -28,11 +28,7 @@ _TO_SIGMA = 1 / statistics.NormalDist().inv_cdf(0.75)
 
 
 class NormAlarm:
-    """Compares each gradient norm with the ``WINDOW_STEPS`` before it.
-
-    Args:
-        state: earlier value of :attr:`state`; checkpoints store it.
-    """
+    """Compares each gradient norm with the ``ALARM_WINDOW_STEPS`` before it; checkpoints store its state."""
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
         state = state or {}
@@ -96,10 +92,7 @@ class Monitor:
     """Detects gradient spikes, gradient norms that trigger an alarm, and a loss close to zero.
 
     A spike begins at a norm that is above the mean of the last 20 steps by more than 0.1. It ends at the first norm
-    that isn't, and its length is the number of steps in between.
-
-    Args:
-        state: earlier value of :attr:`state`; checkpoints store it.
+    that isn't, and its length is the number of steps in between. Checkpoints store the state.
     """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:

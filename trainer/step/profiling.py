@@ -81,12 +81,9 @@ _ERROR_LENGTH = 300
 
 
 class Profiling:
-    """The profiles of one attempt. Costs nothing until one is requested.
+    """The profiles of one attempt, after whose end nothing is written. Costs nothing until one is requested.
 
-    Args:
-        attempt: number of the attempt; nothing is written after its end.
-        backend: its processes meet when the steps are recorded.
-        note: journals an event, on rank 0.
+    The backend's processes meet when the steps are recorded. ``note`` journals an event, on rank 0.
     """
 
     def __init__(self, run: RunPaths, attempt: int, backend: Backend, note: Callable[..., None]) -> None:
