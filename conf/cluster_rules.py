@@ -191,7 +191,7 @@ def _image(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def _kubernetes_rules_container(config: Config) -> Iterator[ConfigError]:
+def _no_slurm_container(config: Config) -> Iterator[ConfigError]:
     if config.cluster.container.image:
         yield ConfigError(
             f"cluster.container.image={config.cluster.container.image}: is for Slurm",
@@ -199,7 +199,7 @@ def _kubernetes_rules_container(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def _kubernetes_rules_names(config: Config) -> Iterator[ConfigError]:
+def _object_names(config: Config) -> Iterator[ConfigError]:
     settings = config.cluster.kubernetes
     for key in _NAMED:
         value = getattr(settings, key)
@@ -252,7 +252,7 @@ def _runs_dir(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def _kubernetes_rules_spare_nodes(config: Config) -> Iterator[ConfigError]:
+def _no_spare_nodes(config: Config) -> Iterator[ConfigError]:
     if config.cluster.spare_nodes:
         yield ConfigError(
             f"cluster.spare_nodes={config.cluster.spare_nodes}: with cluster.launcher=kubernetes the cluster's other "
@@ -265,7 +265,7 @@ def _invalid(key: str, value: object, rule: str) -> ConfigError:
     return ConfigError(f"cluster.kubernetes.{key}={value!r}: {rule}", hint=f"correct cluster.kubernetes.{key}")
 
 
-_RULES = (_kubernetes_rules_container, _kubernetes_rules_names, _quantities, _folders, _kubernetes_rules_spare_nodes)
+_RULES = (_no_slurm_container, _object_names, _quantities, _folders, _no_spare_nodes)
 
 
 def _of_kubernetes(config: Config) -> Iterator[ConfigError]:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from conf.schema import Config, ModelConfig
+from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.checkpoint import why_invalid
 from hlatctl.run.errors import CheckpointError, ConfigError
@@ -38,8 +38,7 @@ def check_initial_weights(config: Config) -> None:
     reason = why_invalid(folder, checksums=False, of_run=False)
     if reason:
         raise damaged(folder, reason)
-    # A checkpoint of an older version lacks newer keys; their defaults describe the earlier behaviour.
-    theirs = asdict(ModelConfig()) | _model_of(folder)
+    theirs = _model_of(folder)
     ours = {key: value for key, value in asdict(config.model).items() if key not in _FREE_KEYS}
     differing = [key for key, value in ours.items() if theirs.get(key) != value]
     if differing:

@@ -60,17 +60,6 @@ def test_missing_folder_and_damaged_files_are_named(weights: Path, tmp_path: Pat
         check_initial_weights(beginning_with(weights))
 
 
-def test_weights_of_an_older_version_have_the_defaults_of_newer_keys(weights: Path) -> None:
-    old = asdict(ModelConfig())
-    del old["rope_scaling"]
-    files.write_json(weights / MODEL, old)
-    (weights / "manifest.json").unlink()
-    write_manifest(weights, step=0, tokens=0, world={})
-    check_initial_weights(beginning_with(weights))
-    with pytest.raises(ConfigError, match=r"model\.rope_scaling=llama3 \(the weights: none\)"):
-        check_initial_weights(beginning_with(weights, rope_scaling="llama3"))
-
-
 def test_checkpoint_that_does_not_say_its_model_is_refused(weights: Path) -> None:
     for name in (MODEL, "manifest.json"):
         (weights / name).unlink()
