@@ -319,8 +319,10 @@ def _check_options(overrides: Sequence[str]) -> None:
         if key.partition(".")[0].partition("/")[0] == "hydra":
             raise ConfigError(f"{text}: Hydra's own settings are fixed", hint="--config-dir names folders of options")
         if key.partition(".")[0] == folders.SIMULATION:
-            hint = "`hlatctl forecast` takes it, and so do `hlatctl train` and `hlatctl sweep` with --dry-run"
-            raise ConfigError(f"{text}: describes a simulated cluster, and nothing is simulated here", hint=hint)
+            raise ConfigError(
+                f"{text}: describes the simulated cluster of a new dry run or of a forecast",
+                hint="add --dry-run to `hlatctl train` or `hlatctl sweep`, or use `hlatctl forecast`",
+            )
         group = key.partition("@")[0]
         if group in known and ("/" in value or ".." in value) and not value.startswith("{"):
             raise _unknown_option(group, value)
