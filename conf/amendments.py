@@ -13,12 +13,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from conf.load import decode
+from conf.load import decode_dataclass
 from conf.schema import Config
 from hlatctl.run.state import AmendmentState
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_T = TypeVar("_T", bound="DataclassInstance")
 When = Literal["at_once", "next_attempt", "next_driver", "never"]
 
 #: When a change begins, in words.
@@ -186,17 +190,20 @@ def changes_between(before: Config, after: Config) -> Changes:
     return {key: [old[key], new[key]] for key in old if old[key] != new[key]}
 
 
-def with_changes(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return a configuration with other values of some fields.
+def with_changes(config: _T, values: Mapping[str, Any], prefix: str = "") -> _T:
+    """Return a configuration, or another dataclass of the schema, with other values of some fields.
+
+    Args:
+        prefix: beginning of all keys, such as ``"simulation."``.
 
     Raises:
         ConfigError: a key is unknown, or a value has the wrong type.
     """
     plain = dataclasses.asdict(config)
     for key, value in values.items():
-        *groups, name = key.split(".")
+        *groups, name = key.removeprefix(prefix).split(".")
         functools.reduce(dict.__getitem__, groups, plain)[name] = value
-    return decode(plain)
+    return decode_dataclass(type(config), plain, prefix)
 
 
 def new_values(amendments: Sequence[AmendmentState]) -> dict[str, Any]:

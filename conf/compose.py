@@ -1,5 +1,8 @@
 """Composition of a configuration from YAML groups and overrides, in Hydra's grammar.
 
+A configuration that contains a secret is refused before anything is created, because config.yaml stores every value.
+Errors name the key and never repeat the value; ``hlatctl.run.redact`` defines what looks like a secret.
+
 The schema's defaults are stored in Hydra's ConfigStore as plain values, because OmegaConf makes frozen dataclasses
 read-only and rejects ``Literal``. Hydra refuses unknown keys, and ``conf.load.decode`` checks types.
 """
@@ -14,13 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conf import folders
+from conf import folders, tracking
 from conf.listing import is_url
 from conf.load import decode, flatten, parse_yaml
 from conf.schema import CodeConfig, Config, EvalConfig
-from conf.secrets import check_overrides, check_values
 from conf.validate import validate
 from hlatctl.run.errors import ConfigError, nearest, suggest
+from hlatctl.run.redact import is_secret_name, secret_in
 
 RUNS_DIR_ENV = "HLATCTL_RUNS_DIR"
 CONF_DIR = folders.OURS
@@ -316,8 +319,10 @@ def _check_options(overrides: Sequence[str]) -> None:
         if key.partition(".")[0].partition("/")[0] == "hydra":
             raise ConfigError(f"{text}: Hydra's own settings are fixed", hint="--config-dir names folders of options")
         if key.partition(".")[0] == folders.SIMULATION:
-            hint = "`hlatctl forecast` takes it, and so do `hlatctl train` and `hlatctl sweep` with --dry-run"
-            raise ConfigError(f"{text}: describes a simulated cluster, and nothing is simulated here", hint=hint)
+            raise ConfigError(
+                f"{text}: describes the simulated cluster of a new dry run or of a forecast",
+                hint="add --dry-run to `hlatctl train` or `hlatctl sweep`, or use `hlatctl forecast`",
+            )
         group = key.partition("@")[0]
         if group in known and ("/" in value or ".." in value) and not value.startswith("{"):
             raise _unknown_option(group, value)
@@ -452,3 +457,101 @@ def _not_there(key: str, overrides: Sequence[str], of_run: Config | None) -> Con
 def _unknown_option(group: str, option: str) -> ConfigError:
     hint = suggest(option, groups().get(group, []), prefix=f"{group}=")
     return ConfigError(f"{group}={option}: no such option", hint=hint)
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Refuse overrides that contain a secret, even if a later override replaces them: the command line is stored.
+
+    Raises:
+        ConfigError: names the override's key.
+    """
+    for override in overrides:
+        key, _, value = override.partition("=")
+        key = key.lstrip("+~")
+        variable = key.removeprefix("backend.env.")
+        if variable != key and is_secret_name(variable) and value not in ("", "null") and not override.startswith("~"):
+            raise _named(key)
+        tracking.check_notify_override(key, value)
+        for error in _problem(key, override):
+            raise error
+
+
+def check_values(plain: dict[str, Any]) -> None:
+    """Refuse composed values that contain a secret.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    for key, text in _strings(plain, ""):
+        tracking.check_notify_override(key, text)
+        for error in _problem(key, text):
+            raise error
+    for name, value in (plain["backend"].get("env") or {}).items():
+        if value is not None and is_secret_name(name):
+            raise _named(f"backend.env.{name}")
+
+
+def _problem(key: str, value: str) -> Iterator[ConfigError]:
+    kind = secret_in(value)
+    if kind and key == "tracking.mlflow_uri":
+        yield ConfigError(
+            f"{key}: contains {kind}, which would be written into config.yaml and the journal",
+            hint="remove it and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+        )
+    elif kind:
+        yield ConfigError(
+            f"{key}: contains {kind}, which would be written into config.yaml and the journal",
+            hint="remove it and set it in the shell that starts the run",
+        )
+
+
+def _named(key: str) -> ConfigError:
+    return ConfigError(
+        f"{key}: has the name of a secret, and its value would be written into config.yaml and the journal",
+        hint="remove it and set it in the shell that starts the run",
+    )
+
+
+def _strings(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _strings(item, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _strings(item, f"{key}[{index}]")
+    elif isinstance(value, str):
+        yield key, value
+
+
+def as_experiment(overrides: Sequence[str], folder: Path, remark: str) -> str:
+    """Return YAML that composes, as ``experiment=``, to the same configuration as the overrides, except ``runs_dir``.
+
+    Args:
+        folder: base of relative paths.
+        remark: comment at the top of the file.
+
+    Raises:
+        ConfigError: as ``conf.compose.compose``.
+    """
+    import yaml
+
+    config = dataclasses.asdict(compose(overrides, folder))
+    with folders.using([], others=False):  # the file contains everything that differs from our defaults
+        without = dataclasses.asdict(compose(["~experiment"], folder))
+    differs = _difference(config, without)
+    differs.pop("runs_dir", None)
+    text = yaml.safe_dump(differs, sort_keys=False, allow_unicode=True)
+    return f"# @package _global_\n# {remark}\n{text}"
+
+
+def _difference(value: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return the items that differ from the other mapping or are missing in it."""
+    differs: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict) and isinstance(other.get(key), dict):
+            inner = _difference(item, other[key])
+            if inner:
+                differs[key] = inner
+        elif key not in other or item != other[key]:
+            differs[key] = item
+    return differs

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from conf import folders
+from conf.amendments import with_changes
 from conf.constraints import violations
-from conf.load import decode_dataclass, dotted_keys, dump, flatten, load_dataclass, parse_yaml
+from conf.load import dotted_keys, dump, flatten, load_dataclass, parse_yaml
 from conf.schema import SimulationConfig
 from conf.space import parse_override
 from hlatctl.run import files
@@ -59,17 +60,10 @@ def _typed(text: str) -> dict[str, Any]:
 
 def _settings(values: dict[str, Any]) -> SimulationConfig:
     known = [f"simulation.{key}" for key in flatten(SimulationConfig())]
-    plain: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in known:
-            hint = suggest(key, known, otherwise="`hlatctl config keys simulation` lists the keys")
-            raise ConfigError(f"{key}: unknown key", hint=hint)
-        *groups, name = key.split(".")[1:]
-        group = plain
-        for each in groups:
-            group = group.setdefault(each, {})
-        group[name] = value
-    settings = decode_dataclass(SimulationConfig, plain, "simulation.")
+    for key in (key for key in values if key not in known):
+        hint = suggest(key, known, otherwise="`hlatctl config keys simulation` lists the keys")
+        raise ConfigError(f"{key}: unknown key", hint=hint)
+    settings = with_changes(SimulationConfig(), values, "simulation.")
     for error in violations(settings, "simulation."):
         raise error
     return settings

@@ -29,40 +29,6 @@ from conf.schema.simulation import FailureRatesConfig, SimulationConfig
 from conf.schema.tracking import NotifyConfig, NotifyKind, TrackingConfig
 from conf.schema.train import BackendConfig, CheckpointConfig, ForkConfig, OptimizerConfig, RecoveryConfig, TrainConfig
 
-__all__ = [
-    "BackendConfig",
-    "BaselineConfig",
-    "CheckpointConfig",
-    "ClusterConfig",
-    "CodeConfig",
-    "Config",
-    "ContainerConfig",
-    "DataConfig",
-    "EvalClusterConfig",
-    "EvalConfig",
-    "EvalGroupConfig",
-    "FailureRatesConfig",
-    "ForkConfig",
-    "HardwareConfig",
-    "KubernetesConfig",
-    "ModelConfig",
-    "NotifyConfig",
-    "NotifyKind",
-    "OptimizerConfig",
-    "ParallelConfig",
-    "PrecisionConfig",
-    "PrecisionName",
-    "PreflightConfig",
-    "RecoveryConfig",
-    "SimulationConfig",
-    "SlurmConfig",
-    "SourceConfig",
-    "SweepConfig",
-    "TokenizerConfig",
-    "TrackingConfig",
-    "TrainConfig",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Config:

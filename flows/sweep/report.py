@@ -10,7 +10,7 @@ from pathlib import Path
 
 from conf import folders
 from conf import space as spaces
-from conf.experiment_file import as_experiment
+from conf.compose import as_experiment
 from flows.sweep.create import MOCK
 from flows.sweep.study import Study
 from hlatctl.report import sweep as pages

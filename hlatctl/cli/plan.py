@@ -75,8 +75,7 @@ def plan(
     from flows.stages.validate import refused
     from hlatctl import machine_checks
     from hlatctl.plan.budget import budget, epochs
-    from hlatctl.plan.sections import corpus_section, sections
-    from hlatctl.plan.this_machine import measured
+    from hlatctl.plan.sections import corpus_section, measured, sections
 
     planned, speed = measured(config)
     flow, tables = describe(config), sections(planned, compose, speed)
@@ -103,7 +102,7 @@ def plan(
                 "launch_script": flow.launch_script,
                 "nodes_script": flow.nodes_script,
                 "environment_collisions": flow.collisions,
-                "budget": dataclasses.asdict(budget(config)),
+                "budget": budget(config),
                 "plan": {
                     section.title: [dataclasses.asdict(figure) for figure in section.figures] for section in tables
                 },
@@ -134,8 +133,7 @@ def _rest(run: RunPaths, overrides: list[str], *, as_json: bool) -> None:
     from conf.amendments import IN_WORDS, changes_between, rule_of
     from conf.compose import amend, compose
     from conf.of_run import of_run
-    from hlatctl.plan.sections import MEMORY, TIME, continuation_section, rate_chart, sections
-    from hlatctl.plan.this_machine import measured
+    from hlatctl.plan.sections import MEMORY, TIME, continuation_section, measured, rate_chart, sections
     from hlatctl.run.fold import read_state
     from hlatctl.units import value_text
 

@@ -13,56 +13,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.schema import Config
-from conf.sizes import checkpoint_bytes, checkpoints_kept, fast_dir_bytes, flops_per_token, parameters, runs_dir_bytes
+from conf.sizes import checkpoint_bytes, checkpoints_kept, flops_per_token, parameters, runs_dir_bytes
 from conf.tracking import copied_steps
 
+#: Properties of a configuration that are part of its budget.
+_COUNTED = (
+    "total_steps",
+    "tokens_per_step",
+    "total_tokens",
+    "milestones",
+    "world_size",
+    "data_parallel_size",
+    "micro_batch_size",
+    "grad_accum_steps",
+)
 
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What a run needs.
 
-    Args:
-        flops_per_token: forward and backward pass.
-        checkpoints_kept: maximum number of stored checkpoints, without the one being written.
-        disk_bytes: size of these checkpoints and the one being written.
+def budget(config: Config) -> dict[str, Any]:
+    """Return what a run needs, for programs.
+
+    ``flops_per_token`` is of a forward and a backward pass, ``checkpoints_kept`` the maximum without the one that is
+    being written, and ``disk_bytes`` the size of these and of that one.
     """
-
-    parameters: int
-    flops_per_token: int
-    total_steps: int
-    tokens_per_step: int
-    total_tokens: int
-    total_flops: int
-    milestones: dict[int, int]
-    world_size: int
-    data_parallel_size: int
-    micro_batch_size: int
-    grad_accum_steps: int
-    checkpoint_bytes: int
-    checkpoints_kept: int
-    disk_bytes: int
-
-
-def budget(config: Config) -> Budget:
-    """Return the budget of a configuration."""
-    total_parameters = parameters(config.model).total
     per_token = flops_per_token(config.model, config.train.seq_len)
-    return Budget(
-        parameters=total_parameters,
-        flops_per_token=per_token,
-        total_steps=config.total_steps,
-        tokens_per_step=config.tokens_per_step,
-        total_tokens=config.total_tokens,
-        total_flops=per_token * config.total_tokens,
-        milestones=config.milestones,
-        world_size=config.world_size,
-        data_parallel_size=config.data_parallel_size,
-        micro_batch_size=config.micro_batch_size,
-        grad_accum_steps=config.grad_accum_steps,
-        checkpoint_bytes=checkpoint_bytes(config),
-        checkpoints_kept=checkpoints_kept(config),
-        disk_bytes=runs_dir_bytes(config),
-    )
+    return {
+        "parameters": parameters(config.model).total,
+        "flops_per_token": per_token,
+        "total_flops": per_token * config.total_tokens,
+        **{name: getattr(config, name) for name in _COUNTED},
+        "checkpoint_bytes": checkpoint_bytes(config),
+        "checkpoints_kept": checkpoints_kept(config),
+        "disk_bytes": runs_dir_bytes(config),
+    }
 
 
 _HOUR_S, _DAY_S = 3600.0, 86400.0
@@ -138,43 +120,30 @@ MLFLOW_BYTES_PER_ROW = 287
 
 @dataclass(frozen=True, kw_only=True)
 class Volume:
-    """Volumes of a run. Rates are None without a step time.
+    """Volumes of a run besides the sizes in ``conf.sizes``. Rates are None without a step time.
 
     Args:
         loader_tokens_per_s: rate of each replica's loader.
         checkpoint_every_s: time between checkpoints.
         checkpoint_bytes_per_s: rate at which all nodes together finish a checkpoint before the next one begins.
-        checkpoint_bytes_per_node: one node's part of a checkpoint.
-        disk_bytes: size of the stored checkpoints and the one being written.
-        fast_disk_bytes: size of those in ``checkpoint.fast_dir``; 0 if it is not set.
     """
 
     loader_tokens_per_s: float | None
-    checkpoint_bytes: int
-    checkpoint_bytes_per_node: int
     checkpoint_every_s: float | None
     checkpoint_bytes_per_s: float | None
-    checkpoints_kept: int
-    disk_bytes: int
-    fast_disk_bytes: int
     journal_bytes: int
     mlflow_bytes: int
 
 
 def volume(config: Config, step_s: float | None) -> Volume:
     """Return the volumes of the whole run."""
-    one, steps = checkpoint_bytes(config), config.total_steps
+    steps = config.total_steps
     every_s = None if step_s is None else step_s * config.checkpoint.every_steps
     tracked = config.tracking.enabled
     return Volume(
         loader_tokens_per_s=None if step_s is None else config.tokens_per_step / step_s / config.data_parallel_size,
-        checkpoint_bytes=one,
-        checkpoint_bytes_per_node=one // config.cluster.nodes,
         checkpoint_every_s=every_s,
-        checkpoint_bytes_per_s=None if every_s is None else one / every_s,
-        checkpoints_kept=checkpoints_kept(config),
-        disk_bytes=runs_dir_bytes(config),
-        fast_disk_bytes=fast_dir_bytes(config),
+        checkpoint_bytes_per_s=None if every_s is None else checkpoint_bytes(config) / every_s,
         journal_bytes=steps * JOURNAL_BYTES_PER_STEP,
         mlflow_bytes=copied_steps(steps) * MLFLOW_ROWS_PER_STEP * MLFLOW_BYTES_PER_ROW if tracked else 0,
     )

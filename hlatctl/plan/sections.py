@@ -5,13 +5,23 @@ One section shows the rest of a run that has begun, and how its learning rate co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from conf.registries import LAUNCHERS
 from conf.schema import Config
-from conf.sizes import FAST_CHECKPOINTS
+from conf.sizes import (
+    FAST_CHECKPOINTS,
+    checkpoint_bytes,
+    checkpoints_kept,
+    fast_dir_bytes,
+    flops_per_token,
+    parameters,
+    runs_dir_bytes,
+)
 from conf.training_rules import learning_rate
-from hlatctl.machine_speed import Speed
-from hlatctl.plan.budget import GOOD_EPOCHS, Budget, Epochs, Volume, budget, cost, volume
+from hlatctl.machine_speed import Speed, measure
+from hlatctl.plan.budget import GOOD_EPOCHS, Epochs, cost, volume
 from hlatctl.plan.memory import Memory, memory
 from hlatctl.plan.published import Compose, points
 from hlatctl.plan.search import remedies
@@ -49,6 +59,30 @@ class Section:
     figures: list[Figure]
 
 
+Measure = Callable[[tuple[int, int, int], int, int], Speed | None]
+
+
+def measured(config: Config, speed_of: Measure = measure) -> tuple[Config, Speed | None]:
+    """Return a configuration with measured values in place of unknown ones, and the measurement.
+
+    It measures only if the plan has no step time without it, and the run would train in FP32 on this machine's
+    processor, because the speed of other hardware differs. The product has the shape of a feed-forward projection of
+    one micro-batch.
+    """
+    cluster = config.cluster
+    here = LAUNCHERS[cluster.launcher].jobs_run == "here" and cluster.nodes == 1 and config.backend.device == "cpu"
+    if not here or config.precision.name != "fp32" or not missing(config):
+        return config, None
+    shape = (config.micro_batch_size * config.train.seq_len, config.model.hidden_size, config.model.intermediate_size)
+    speed = speed_of(shape, cluster.processes_per_node, cluster.threads_per_process)
+    if speed is None:
+        return config, None
+    names = ("fp32_flops_per_s", "memory_bytes_per_s", "link_bytes_per_s")
+    unknown = {name: getattr(speed, name) for name in names if getattr(cluster.hardware, name) is None}
+    hardware = replace(cluster.hardware, **unknown)
+    return replace(config, cluster=replace(cluster, hardware=hardware)), speed
+
+
 def sections(config: Config, compose: Compose, speed: Speed | None = None) -> list[Section]:
     """Return the whole plan of a configuration, the most important figures first.
 
@@ -60,7 +94,7 @@ def sections(config: Config, compose: Compose, speed: Speed | None = None) -> li
     time, need = step_time(config), memory(config)
     plan = [
         Section("memory, time and cost", _in_short(config, need, time)),
-        Section("the run", _run(config, budget(config))),
+        Section("the run", _run(config)),
         Section(MEMORY, _memory(config, need)),
         Section(TIME, _time(config, time, speed)),
     ]
@@ -121,21 +155,23 @@ def _verdict(need: Memory) -> str:
     return "fits" if need.fits else "DOES NOT FIT"
 
 
-def _run(config: Config, needs: Budget) -> list[Figure]:
+def _run(config: Config) -> list[Figure]:
+    weights, per_token = parameters(config.model).total, flops_per_token(config.model, config.train.seq_len)
+    flops = per_token * config.total_tokens
     layout = (
-        f"{needs.world_size}, data-parallel {needs.data_parallel_size}, micro-batch {needs.micro_batch_size}, "
-        f"gradient accumulation {needs.grad_accum_steps}"
+        f"{config.world_size}, data-parallel {config.data_parallel_size}, micro-batch {config.micro_batch_size}, "
+        f"gradient accumulation {config.grad_accum_steps}"
     )
-    milestones = ", ".join(f"{count(tokens)} (step {step})" for step, tokens in needs.milestones.items())
+    milestones = ", ".join(f"{count(tokens)} (step {step})" for step, tokens in config.milestones.items())
     return [
-        Figure("parameters", needs.parameters, f"{needs.parameters:,}", DERIVED),
-        Figure("FLOPs per token", needs.flops_per_token, f"{needs.flops_per_token:,} (forward, backward)", DERIVED),
-        Figure("FLOPs in all", needs.total_flops, f"{needs.total_flops:.3g}", DERIVED),
-        Figure("steps", needs.total_steps, f"{needs.total_steps:,} of {needs.tokens_per_step:,} tokens", DERIVED),
-        Figure("tokens", needs.total_tokens, f"{needs.total_tokens:,}", DERIVED),
+        Figure("parameters", weights, f"{weights:,}", DERIVED),
+        Figure("FLOPs per token", per_token, f"{per_token:,} (forward, backward)", DERIVED),
+        Figure("FLOPs in all", flops, f"{flops:.3g}", DERIVED),
+        Figure("steps", config.total_steps, f"{config.total_steps:,} of {config.tokens_per_step:,} tokens", DERIVED),
+        Figure("tokens", config.total_tokens, f"{config.total_tokens:,}", DERIVED),
         Figure("nodes", config.cluster.nodes, f"{config.cluster.nodes} of {config.cluster.name}", GIVEN),
-        Figure("processes", needs.world_size, layout, DERIVED),
-        Figure("milestones", len(needs.milestones), milestones or "none", DERIVED),
+        Figure("processes", config.world_size, layout, DERIVED),
+        Figure("milestones", len(config.milestones), milestones or "none", DERIVED),
     ]
 
 
@@ -237,17 +273,21 @@ def _amount(value: float) -> str:
 
 def _volume(config: Config, time: StepTime | None) -> list[Figure]:
     volumes = volume(config, None if time is None else time.total_s)
-    disk = f"{size(volumes.disk_bytes)} ({volumes.checkpoints_kept} kept, one being written)"
+    one, kept = checkpoint_bytes(config), runs_dir_bytes(config)
+    a_node_s, fast = one // config.cluster.nodes, fast_dir_bytes(config)
+    disk = f"{size(kept)} ({checkpoints_kept(config)} kept, one being written)"
     checkpoint = [
-        Figure("checkpoint", volumes.checkpoint_bytes, size(volumes.checkpoint_bytes), DERIVED),
-        Figure("of it a node's", volumes.checkpoint_bytes_per_node, size(volumes.checkpoint_bytes_per_node), DERIVED),
+        Figure("checkpoint", one, size(one), DERIVED),
+        Figure("of it a node's", a_node_s, size(a_node_s), DERIVED),
     ]
     stored = [
-        Figure("checkpoints on disk", volumes.disk_bytes, disk, DERIVED),
-        *_fast_dir(volumes),
+        Figure("checkpoints on disk", kept, disk, DERIVED),
         Figure("journal", volumes.journal_bytes, size(volumes.journal_bytes), MEASURED),
         Figure("MLflow's database", volumes.mlflow_bytes, size(volumes.mlflow_bytes), MEASURED),
     ]
+    if fast:
+        text = f"{size(fast)} ({FAST_CHECKPOINTS} at once)"
+        stored.insert(1, Figure("checkpoints in checkpoint.fast_dir", fast, text, DERIVED))
     loader, every_s, rate = volumes.loader_tokens_per_s, volumes.checkpoint_every_s, volumes.checkpoint_bytes_per_s
     if loader is None or every_s is None or rate is None:
         return [*checkpoint, *stored]
@@ -259,13 +299,6 @@ def _volume(config: Config, time: StepTime | None) -> list[Figure]:
         Figure("written in time at", rate, rates, CALIBRATED),
         *stored,
     ]
-
-
-def _fast_dir(volumes: Volume) -> list[Figure]:
-    if not volumes.fast_disk_bytes:
-        return []
-    text = f"{size(volumes.fast_disk_bytes)} ({FAST_CHECKPOINTS} at once)"
-    return [Figure("checkpoints in checkpoint.fast_dir", volumes.fast_disk_bytes, text, DERIVED)]
 
 
 def _trust(compose: Compose, cluster: str) -> list[Figure]:

@@ -53,7 +53,7 @@ def test_a_wrong_setting_is_named(text: str, error: str, hint: str) -> None:
 
 @pytest.mark.parametrize("text", ["simulation.seed=1", "simulation=llama3_405b"])
 def test_a_real_run_takes_none_and_the_error_says_what_does(text: str) -> None:
-    with pytest.raises(ConfigError, match="describes a simulated cluster") as caught:
+    with pytest.raises(ConfigError, match="describes the simulated cluster of a new dry run") as caught:
         compose([text])
     assert "--dry-run" in caught.value.hint
 

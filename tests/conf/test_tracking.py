@@ -1,4 +1,4 @@
-"""What tracking.mirrors needs is checked before a run exists; a URL of notify.urls is refused and never repeated."""
+"""What tracking.mirrors and notify.urls need is checked before a run exists, and no URL of a service is repeated."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ import pytest
 
 from conf.compose import compose
 from conf.load import load
-from conf.sizes import checkpoint_bytes
-from hlatctl.plan.budget import budget
+from conf.sizes import checkpoint_bytes, runs_dir_bytes
 from hlatctl.plan.sections import sections
 from hlatctl.run import files
 from hlatctl.run.errors import PreflightError, load_error
@@ -82,7 +81,7 @@ def test_a_new_run_needs_the_disk_space_that_its_plan_shows(
     demand = preflight.checkpoints_bytes(config, RunPaths(tmp_path / "run"))
     (section,) = [s for s in sections(config, compose) if s.title == "data, disk and tracking"]
     (figure,) = [figure for figure in section.figures if figure.name == "checkpoints on disk"]
-    assert demand == figure.value == budget(config).disk_bytes
+    assert demand == figure.value == runs_dir_bytes(config)
 
 
 def test_space_for_checkpoints_that_are_written_already_is_not_needed_again(
