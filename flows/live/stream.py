@@ -80,7 +80,7 @@ class Watcher:
                 followed, is_watched = list(self._followed), bool(self._waiting)
             try:
                 changed = self.index.poll(followed)
-                now = {run_id: self._version(run_id) for run_id in followed}
+                now = {run_id: self.version(run_id) for run_id in followed}
                 if changed or now != versions:
                     self.tell()
                 versions = now
@@ -91,10 +91,11 @@ class Watcher:
             self._wake.wait(pause_s if self.index.complete else _READING_PAUSE_S)
             self._wake.clear()
 
-    def _version(self, run_id: str) -> int:
+    def version(self, run_id: str | None) -> int:
+        """Return a number that grows when a run changes; 0 for one that can't be read, and for none."""
         with suppress(HlatctlError):
-            return self.index.open(run_id).version
-        return -1
+            return self.index.open(run_id).version if run_id else 0
+        return 0
 
 
 #: A comment is sent at least this often, so that proxies and browsers keep the connection.
@@ -113,7 +114,7 @@ async def changes(watcher: Watcher, servers: Callable[[], dict[str, Any]], run_i
     index = watcher.index
     revision, is_complete, shown = index.revision, index.complete, _without_times(servers())
     with watcher.page(run_id) as changed:
-        version = await asyncio.to_thread(_version, watcher, run_id)
+        version = await asyncio.to_thread(watcher.version, run_id)
         yield b"retry: 2000\n\n"
         while True:
             with suppress(TimeoutError):
@@ -148,12 +149,6 @@ def message(event: str, data: Any) -> bytes:
 
 def _without_times(servers: dict[str, Any]) -> dict[str, Any]:
     return {name: {**state, "waited_s": None} for name, state in servers.items()}
-
-
-def _version(watcher: Watcher, run_id: str | None) -> int:
-    with suppress(HlatctlError):
-        return watcher.index.open(run_id).version if run_id else 0
-    return 0
 
 
 def _news(watcher: Watcher, run_id: str, version: int) -> tuple[int, int | None]:
