@@ -99,9 +99,10 @@ def sync(
     wandb: Annotated[bool, typer.Option("--wandb", help="Copy to Weights & Biases only.")] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Copy missing journal entries to MLflow and the other mirrors.
+    """Copy missing entries to MLflow and the mirrors.
 
-    Copies the entries of one run, or of all runs. Also marks flow runs in Prefect as Crashed if their process has died.
+    Copies the entries of one run, or of all runs. Also adds to Prefect what it missed, and marks flow runs
+    there as Crashed if their process has died.
 
     With --tensorboard or --wandb, copies to that service only, also runs that were trained without it.
     """
