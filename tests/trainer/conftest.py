@@ -41,6 +41,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 Finish = Callable[..., str]
 EventsOf = Callable[..., list[dict[str, Any]]]
 TrainHere = Callable[[RunPaths, int], int]
+TrainRun = Callable[..., RunPaths]
 #: Does jobs (``tests.trainer.ranks``) in as many processes, and returns their results on rank 0.
 Ranks = Callable[[int, list[dict[str, Any]]], list[Any]]
 
@@ -241,6 +242,19 @@ def train_here() -> Iterator[TrainHere]:
     yield lambda run, attempt: main(["--run-dir", os.fspath(run.root), "--attempt", str(attempt)])
     signal.signal(signal.SIGTERM, before)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def train_run(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> TrainRun:
+    """Make a run with changes of the configuration, and train its first attempt in this process to the end."""
+    numbers = itertools.count(1)
+
+    def train(**changes: Any) -> RunPaths:
+        run = make_run(tmp_path / f"run-{next(numbers)}", **changes)
+        assert train_here(run, 1) == 0
+        return run
+
+    return train
 
 
 @pytest.fixture(scope="session")

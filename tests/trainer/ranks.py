@@ -26,6 +26,7 @@ from hlatctl.run.paths import RunPaths
 from tests.trainer.flex_on_cpu import cpu_like_an_accelerator
 
 if TYPE_CHECKING:
+    from trainer.data.loader import Batches
     from trainer.parallel.layout import Layout
 
 _POLL_S = 0.02
@@ -46,16 +47,20 @@ def train(run: RunPaths, job: dict[str, Any]) -> None:
         assert readers == config.data_parallel_size, "one process of each replica reads"
         assert training.model.uses_flex_attention == job.get("flex", False)
         if job.get("slow_s") and backend.rank == 1:
-            honest = training.batches.next
-
-            def late() -> Any:
-                time.sleep(job["slow_s"])
-                return honest()
-
-            training.batches.next = late  # type: ignore[method-assign]
+            _slow_down(training.batches, job["slow_s"])
         assert training.run() == 0
         if journal:
             journal.close()
+
+
+def _slow_down(batches: Batches, seconds: float) -> None:
+    honest = batches.next
+
+    def late() -> tuple[Tensor, Tensor]:
+        time.sleep(seconds)
+        return honest()
+
+    batches.next = late  # type: ignore[method-assign]
 
 
 def drift(run: RunPaths, job: dict[str, Any]) -> list[float]:

@@ -22,7 +22,7 @@ from hlatctl.run.errors import DISK_FULL, CheckpointError, StorageError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import JournalWriter, eval_writer, read_events, train_writer
 from hlatctl.run.paths import RunPaths
-from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
+from tests.trainer.conftest import EventsOf, MakeRun, TrainHere, TrainRun
 from tests.trainer.damage import WAYS, damage
 from tests.waiting import WAIT_S
 from trainer.backends.torch_native import TorchNative
@@ -31,21 +31,23 @@ from trainer.checkpoint.shards import ShardFile, describe_tensors, read_tensors
 from trainer.checkpoint.trust import CheckpointRecords, ReadBack, Tiers, why_incomplete
 
 
-@pytest.fixture
-def trained(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> RunPaths:
-    """24 steps, checkpoints of 8, 16 and 24."""
-    run = make_run(tmp_path / "trained")
+@pytest.fixture(scope="module")
+def once_trained(tmp_path_factory: pytest.TempPathFactory, make_run: MakeRun, train_here: TrainHere) -> RunPaths:
+    run = make_run(tmp_path_factory.mktemp("once") / "trained")
     assert train_here(run, 1) == 0
     return run
 
 
+@pytest.fixture
+def trained(tmp_path: Path, once_trained: RunPaths) -> RunPaths:
+    """24 steps, checkpoints of 8, 16 and 24."""
+    return RunPaths(Path(shutil.copytree(once_trained.root, tmp_path / "trained")))
+
+
 @pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16_sr"])
-def test_a_checkpoint_has_the_size_that_plan_and_preflight_compute(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, precision: str
-) -> None:
+def test_a_checkpoint_has_the_size_that_plan_and_preflight_compute(train_run: TrainRun, precision: str) -> None:
     """The tensors to the byte; the other files are estimated, so their 64 KiB may be more than they take."""
-    run = make_run(tmp_path / precision, precision={"name": precision}, train={"max_steps": 1})
-    assert train_here(run, 1) == 0
+    run = train_run(precision={"name": precision}, train={"max_steps": 1})
     config, folder = load(run.config), run.checkpoint(1)
     tensors = describe_tensors(folder).values()
     written = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -54,7 +56,7 @@ def test_a_checkpoint_has_the_size_that_plan_and_preflight_compute(
 
 
 def test_ranks_describe_their_shards_only_at_the_first_save(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
+    train_run: TrainRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[Any] = []
     gather = TorchNative.to_rank0_beside
@@ -64,8 +66,7 @@ def test_ranks_describe_their_shards_only_at_the_first_save(
         return gather(backend, value)
 
     monkeypatch.setattr(TorchNative, "to_rank0_beside", noted)
-    run = make_run(tmp_path / "again")
-    assert train_here(run, 1) == 0
+    run = train_run()
     assert checkpoint_steps(run) == [8, 16, 24]
     assert ["loader" in value for value in sent] == [False, True, True, True], "the blocks, then only the ranks' states"
     first, last = ((run.checkpoint(step) / "tensors.jsonl").read_bytes() for step in (8, 24))
@@ -209,11 +210,8 @@ def test_planted_pickles_are_never_loaded(trained: RunPaths, train_here: TrainHe
     assert exploded.exists(), "the planted file works when it is loaded"
 
 
-def test_every_degree_of_trust_is_journalled_in_its_order(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere
-) -> None:
-    run = make_run(tmp_path / "trust", checkpoint={"every_steps": 8, "survived_after_steps": 8})
-    assert train_here(run, 1) == 0
+def test_every_degree_of_trust_is_journalled_in_its_order(train_run: TrainRun) -> None:
+    run = train_run(checkpoint={"every_steps": 8, "survived_after_steps": 8})
     events = [e for e in read_events(run) if e["kind"].startswith("checkpoint_") and e["step"] == 8]
     degrees = [event["kind"].removeprefix("checkpoint_") for event in events]
     assert degrees[:3] == ["written", "committed", "verified"]
@@ -229,10 +227,9 @@ def test_every_degree_of_trust_is_journalled_in_its_order(
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_async_and_sync_checkpoints_have_the_same_bits(
-    mode: str, trained: RunPaths, tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+    mode: str, trained: RunPaths, train_run: TrainRun, train_here: TrainHere, events_of: EventsOf
 ) -> None:
-    run = make_run(tmp_path / mode, checkpoint={"every_steps": 8, "mode": mode})
-    assert train_here(run, 1) == 0
+    run = train_run(checkpoint={"every_steps": 8, "mode": mode})
     for step in (8, 16, 24):
         ours, theirs = read_tensors(run.checkpoint(step), bool), read_tensors(trained.checkpoint(step), bool)
         assert ours.keys() == theirs.keys()
@@ -243,7 +240,7 @@ def test_async_and_sync_checkpoints_have_the_same_bits(
 
 
 def test_save_during_another_is_skipped_with_when_busy_skip(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+    train_run: TrainRun, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
 
@@ -259,15 +256,14 @@ def test_save_during_another_is_skipped_with_when_busy_skip(
     save, note = TorchNative.save, CheckpointRecords.note
     monkeypatch.setattr(TorchNative, "save", write_slowly)
     monkeypatch.setattr(CheckpointRecords, "note", note_and_release)
-    run = make_run(tmp_path / "busy", checkpoint={"every_steps": 10, "when_busy": "skip"})
-    assert train_here(run, 1) == 0
+    run = train_run(checkpoint={"every_steps": 10, "when_busy": "skip"})
     (skipped,) = events_of(run, "checkpoint_skipped")
     assert (skipped["step"], skipped["reason"]) == (20, "the previous checkpoint is still being written")
     assert checkpoint_steps(run) == [10, 24], "the final save waits"
 
 
 def test_full_disk_skips_interval_saves_and_training_continues(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+    train_run: TrainRun, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Path] = []
     real = shutil.disk_usage
@@ -277,8 +273,7 @@ def test_full_disk_skips_interval_saves_and_training_continues(
         return real(path)._replace(free=1000) if len(asked) in (2, 3) else real(path)
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
-    run = make_run(tmp_path / "full", checkpoint={"every_steps": 6})
-    assert train_here(run, 1) == 0
+    run = train_run(checkpoint={"every_steps": 6})
     assert [event["step"] for event in events_of(run, "checkpoint_skipped")] == [12, 18]
     (alarm,) = events_of(run, "alarm")
     assert (alarm["step"], alarm["what"]) == (12, "disk_full")
@@ -366,7 +361,7 @@ def test_permanent_checkpoints_and_unevaluated_milestones_stay(
 
 
 def test_newest_verified_checkpoint_stays_when_newer_ones_are_rejected(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+    train_run: TrainRun, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = ReadBack.written
 
@@ -377,8 +372,7 @@ def test_newest_verified_checkpoint_stays_when_newer_ones_are_rejected(
         written(read_back)
 
     monkeypatch.setattr(ReadBack, "written", damaged)
-    run = make_run(tmp_path / "verified", checkpoint={"every_steps": 4, "keep": 1})
-    assert train_here(run, 1) == 0
+    run = train_run(checkpoint={"every_steps": 4, "keep": 1})
     rejected = events_of(run, "checkpoint_rejected")
     assert [event["step"] for event in rejected] == [8, 12, 16, 20, 24]
     assert rejected[0]["reason"].endswith(".safetensors: checksum differs")
@@ -387,10 +381,9 @@ def test_newest_verified_checkpoint_stays_when_newer_ones_are_rejected(
 
 
 def test_fast_folder_is_read_first_and_then_the_run_directory(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+    tmp_path: Path, train_run: TrainRun, train_here: TrainHere, events_of: EventsOf
 ) -> None:
-    run = make_run(tmp_path / "tiers", checkpoint={"every_steps": 8, "fast_dir": str(tmp_path / "nvme")})
-    assert train_here(run, 1) == 0
+    run = train_run(checkpoint={"every_steps": 8, "fast_dir": str(tmp_path / "nvme")})
     (near,) = (tmp_path / "nvme").iterdir()
     assert checkpoint_steps(run) == [8, 16, 24]
     assert [path.name for path in near.iterdir()] == ["step-00000024"], "the fast folder holds only the newest"
@@ -413,14 +406,12 @@ def test_fast_folder_is_read_first_and_then_the_run_directory(
 
 
 def test_copy_of_an_earlier_run_with_the_same_name_is_not_used(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
+    tmp_path: Path, train_run: TrainRun, events_of: EventsOf
 ) -> None:
     fast = {"every_steps": 8, "fast_dir": str(tmp_path / "nvme")}
-    run = make_run(tmp_path / "again", checkpoint=fast)
-    assert train_here(run, 1) == 0
+    run = train_run(checkpoint=fast)
     shutil.rmtree(run.root)
-    run = make_run(tmp_path / "again", checkpoint=fast, seed=7)
-    assert train_here(run, 1) == 0
+    run = train_run(checkpoint=fast, seed=7)
     assert events_of(run, "train_started", 1)[0]["resumed_from_step"] == 0
 
 

@@ -13,7 +13,7 @@ import torch
 
 from hlatctl.run import files
 from hlatctl.run.checkpoint import write_manifest
-from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
+from tests.trainer.conftest import EventsOf, TrainRun
 from tests.trainer.rank_threads import on_ranks
 from tests.waiting import wait_for
 from trainer.checkpoint import trust
@@ -94,7 +94,7 @@ def test_a_shard_is_read_again_only_if_it_came_back_differently(
 
 
 def test_checkpoints_that_came_back_while_they_were_written_are_verified_without_another_reading(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+    train_run: TrainRun, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[str] = []
     sha256_file = files.sha256_file
@@ -104,8 +104,7 @@ def test_checkpoints_that_came_back_while_they_were_written_are_verified_without
         return sha256_file(path)
 
     monkeypatch.setattr(files, "sha256_file", noted)
-    run = make_run(tmp_path / "run")
-    assert train_here(run, 1) == 0
+    run = train_run()
     assert [event["step"] for event in events_of(run, "checkpoint_verified")] == [8, 16, 24]
     assert "manifest.json" not in hashed
     assert "state.json" in hashed

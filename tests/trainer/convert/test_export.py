@@ -17,6 +17,7 @@ from hlatctl.run import files
 from hlatctl.run.checkpoint import write_manifest
 from hlatctl.run.errors import CheckpointError, DataError, StorageError
 from hlatctl.run.paths import RunPaths
+from tests.trainer.conftest import TrainRun
 from trainer.convert import export as module
 from trainer.convert.export import main as export
 from trainer.convert.export import read_weights
@@ -97,13 +98,10 @@ def test_weights_can_be_exported_in_another_number_format(trained: RunPaths, tmp
     assert torch.equal(theirs.state_dict()["model.embed_tokens.weight"], expected)
 
 
-def test_bfloat16_checkpoint_is_exported_as_it_is_or_as_float32(
-    make_run: Callable[..., RunPaths], train_here: Callable[[RunPaths, int], int], tmp_path: Path
-) -> None:
+def test_bfloat16_checkpoint_is_exported_as_it_is_or_as_float32(train_run: TrainRun, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    run = make_run(tmp_path / "run", precision={"name": "bf16_sr"}, train={"max_steps": 2})
-    assert train_here(run, 1) == 0
+    run = train_run(precision={"name": "bf16_sr"}, train={"max_steps": 2})
     export(arguments(run, tmp_path / "as-is"))
     export(arguments(run, tmp_path / "exact", "--dtype", "float32"))
     as_is, exact = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("as-is", "exact"))

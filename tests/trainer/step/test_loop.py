@@ -20,7 +20,7 @@ from hlatctl.run.checkpoint import batches_drawn, read_rank_states
 from hlatctl.run.errors import NONFINITE, DataError, TrainingError
 from hlatctl.run.journal import read_events
 from hlatctl.run.step_metrics import others
-from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
+from tests.trainer.conftest import EventsOf, MakeRun, TrainHere, TrainRun
 from trainer.backends.base import StepMetrics
 from trainer.backends.torch_native import TorchNative
 from trainer.model.attention import Mask
@@ -39,13 +39,10 @@ def test_loss_that_is_not_finite_ends_the_run(
     assert not events_of(run, "train_stopped")
 
 
-def test_accumulated_micro_batches_train_like_one_batch(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf
-) -> None:
+def test_accumulated_micro_batches_train_like_one_batch(train_run: TrainRun, events_of: EventsOf) -> None:
     losses = []
     for micro_batch_size in (4, 1):
-        run = make_run(tmp_path / f"micro-{micro_batch_size}", train={"micro_batch_size": micro_batch_size})
-        assert train_here(run, 1) == 0
+        run = train_run(train={"micro_batch_size": micro_batch_size})
         losses.append([event["loss"] for event in events_of(run, "step")])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     step = events_of(run, "step")[-1]
@@ -55,7 +52,7 @@ def test_accumulated_micro_batches_train_like_one_batch(
 
 
 def test_a_number_that_a_layer_or_a_backend_adds_is_journalled_with_its_step(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+    train_run: TrainRun, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Noisy(Layer):
         def _layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
@@ -75,8 +72,7 @@ def test_a_number_that_a_layer_or_a_backend_adds_is_journalled_with_its_step(
     first: list[Layer] = []
     monkeypatch.setattr("trainer.model.decoder.Layer", Noisy)
     monkeypatch.setattr("trainer.backends.torch_native.TorchNative", Counting)
-    run = make_run(tmp_path / "run", train={"max_steps": 2, "micro_batch_size": 1})
-    assert train_here(run, 1) == 0
+    run = train_run(train={"max_steps": 2, "micro_batch_size": 1})
     steps = events_of(run, "step")
     assert [step["router_entropy"] for step in steps] == [0.5, 0.5], "the mean of two layers and four micro-batches"
     assert all(1 < step["largest_id"] < 512 for step in steps)
@@ -103,26 +99,17 @@ def test_numbers_are_means_over_the_processes_that_add_them() -> None:
         assert (metrics.grad_norm, metrics.param_norm) == (2.0, 3.0)
 
 
-def test_every_process_begins_with_the_random_state_of_the_seed(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere
-) -> None:
-    run = make_run(tmp_path / "run", train={"max_steps": 1}, seed=7)
-    assert train_here(run, 1) == 0
+def test_every_process_begins_with_the_random_state_of_the_seed(train_run: TrainRun) -> None:
+    run = train_run(train={"max_steps": 1}, seed=7)
     expected = bytes(torch.Generator().manual_seed(7).get_state().numpy()).hex()
     assert read_rank_states(run.checkpoint(1)).rng == [{"torch": expected}]
 
 
 def test_missing_compiler_is_a_warning_and_training_runs_uncompiled(
-    tmp_path: Path,
-    make_run: MakeRun,
-    train_here: TrainHere,
-    events_of: EventsOf,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    train_run: TrainRun, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CXX", "a-compiler-that-is-not-installed")
-    run = make_run(tmp_path / "uncompiled", backend={"compile": True})
-    assert train_here(run, 1) == 0
+    run = train_run(backend={"compile": True})
     (warning,) = events_of(run, "warning")
     assert warning["message"].startswith("no C++ compiler (g++ or $CXX) found: training runs uncompiled")
     assert f"warning: {warning['message']}" in capsys.readouterr().err
@@ -130,11 +117,10 @@ def test_missing_compiler_is_a_warning_and_training_runs_uncompiled(
 
 
 def test_spikes_are_journalled_with_the_mean_they_exceed(
-    tmp_path: Path, make_run: MakeRun, train_here: TrainHere, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+    train_run: TrainRun, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.step.monitor.THRESHOLD", -1e9)
-    run = make_run(tmp_path / "spikes")
-    assert train_here(run, 1) == 0
+    run = train_run()
     norms = [event["grad_norm"] for event in events_of(run, "step")]
     (spike,) = events_of(run, "gradient_spike")
     assert spike["step"] == 21
@@ -162,15 +148,10 @@ def poisoned_at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def test_update_that_is_not_finite_is_skipped_with_on_nonfinite_skip(
-    tmp_path: Path,
-    make_run: MakeRun,
-    train_here: TrainHere,
-    events_of: EventsOf,
-    poisoned_at_step: Callable[[int], None],
+    train_run: TrainRun, events_of: EventsOf, poisoned_at_step: Callable[[int], None]
 ) -> None:
     poisoned_at_step(11)
-    run = make_run(tmp_path / "skip", train={"on_nonfinite": "skip"})
-    assert train_here(run, 1) == 0
+    run = train_run(train={"on_nonfinite": "skip"})
     steps = events_of(run, "step")
     assert [event["step"] for event in steps] == [step for step in range(1, 25) if step != 11]
     (nonfinite,) = events_of(run, "nonfinite")
@@ -182,9 +163,7 @@ def test_update_that_is_not_finite_is_skipped_with_on_nonfinite_skip(
 @pytest.mark.parametrize("precision", ["fp32", "bf16_sr"])
 def test_a_host_that_runs_ahead_of_the_device_trains_the_same_bits(
     precision: str,
-    tmp_path: Path,
-    make_run: MakeRun,
-    train_here: TrainHere,
+    train_run: TrainRun,
     events_of: EventsOf,
     poisoned_at_step: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
@@ -194,10 +173,7 @@ def test_a_host_that_runs_ahead_of_the_device_trains_the_same_bits(
     for ahead in (0, 1):
         poisoned_at_step(5)
         monkeypatch.setattr(TorchNative, "steps_ahead", ahead)
-        run = make_run(
-            tmp_path / str(ahead), train={"on_nonfinite": "skip", "max_steps": 9}, precision={"name": precision}
-        )
-        assert train_here(run, 1) == 0
+        run = train_run(train={"on_nonfinite": "skip", "max_steps": 9}, precision={"name": precision})
         steps.append([[event[key] for key in ("step", "loss", "grad_norm")] for event in events_of(run, "step")])
         assert files.read_json(run.checkpoint(9) / "state.json")["optimizer_steps"] == 8
         monkeypatch.undo()
@@ -247,9 +223,8 @@ def test_rollback_continues_from_the_previous_checkpoint_without_the_batch(
     assert rows[0][0] == batches_drawn(run, 24, read_events(run)) == 25
 
 
-def test_finished_run_has_nothing_left_to_do(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> None:
-    run = make_run(tmp_path / "done")
-    assert train_here(run, 1) == 0
+def test_finished_run_has_nothing_left_to_do(train_run: TrainRun, train_here: TrainHere) -> None:
+    run = train_run()
     assert train_here(run, 2) == 0
     kinds = [event["kind"] for event in read_events(run) if event["attempt"] == 2]
     assert kinds == ["checkpoint_verified", "train_started", "train_stopped"]
