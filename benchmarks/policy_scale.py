@@ -20,7 +20,7 @@ _PAPER, _GOAL = 98.81, 99.3
 _LIMIT_S = 60.0
 #: Llama 3 405B (arXiv 2407.21783): the shape is that of table 3; 54 days of its steps are 750,000.
 _LLAMA_3 = (
-    "experiment=llama_tiny tracking=none eval.enabled=false cluster=mock cluster.nodes=2048 "
+    "experiment=llama_tiny tracking=none eval.enabled=false cluster=simulated cluster.nodes=2048 "
     "cluster.processes_per_node=8 model.hidden_size=16384 model.intermediate_size=53248 model.num_layers=126 "
     "model.num_heads=128 model.num_kv_heads=8 model.vocab_size=128256 tokenizer.train_vocab_size=128256 "
     "parallel.tensor_parallel_size=8 parallel.pipeline_parallel_size=2 train.seq_len=8192 train.global_batch_size=2048 "

@@ -68,7 +68,7 @@ LAUNCHERS = Registry(
             script="manifest",
             device_hint="if its pod has no device, ask for one with eval.cluster.resources",
         ),
-        "mock": LauncherKind(
+        "simulated": LauncherKind(
             code="flows.simulation.cluster:SimulatedLauncher",
             jobs_run="nowhere",
             simulation="flows.simulation.jobs:simulated_cluster",

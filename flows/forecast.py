@@ -119,7 +119,7 @@ def _bare(config: Config, folder: str) -> Config:
     return replace(
         config,
         runs_dir=folder,
-        cluster=replace(config.cluster, launcher="mock"),
+        cluster=replace(config.cluster, launcher="simulated"),
         tracking=replace(config.tracking, enabled=False),
     )
 

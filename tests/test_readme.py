@@ -51,7 +51,7 @@ def small(cli_overrides: list[str], command: list[str]) -> list[str]:
     """The command with everything small that it does not say itself."""
     said = {word.split("=")[0] for word in command}
     said |= {"tokenizer.train_vocab_size"} if "tokenizer.path" in said else set()
-    said |= {"eval.enabled"} if "--dry-run" in said else set()  # a mock cluster evaluates at once
+    said |= {"eval.enabled"} if "--dry-run" in said else set()  # a simulated cluster evaluates at once
     return [*command, *(o for o in cli_overrides if o.split("=")[0] not in said)]
 
 

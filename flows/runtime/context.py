@@ -276,7 +276,7 @@ def open_context(
 def cache_root(config: Config) -> Path:
     """Return the folder of prepared corpora and compiled graphs that runs share; dry runs have their own."""
     root = cache_dir(Path(config.runs_dir))
-    return root / "mock" if is_simulated(config) else root
+    return root / "simulated" if is_simulated(config) else root
 
 
 def is_simulated(config: Config) -> bool:

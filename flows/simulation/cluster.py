@@ -450,7 +450,7 @@ _POLL_S = 0.5
 class SimulatedLauncher(Launcher):
     """Simulates jobs instead of running them; without a cluster it only renders them."""
 
-    name = "mock"
+    name = "simulated"
 
     def __init__(self, config: Config, cluster: SimulatedCluster | None = None) -> None:
         self._cluster = cluster
@@ -468,7 +468,7 @@ class SimulatedLauncher(Launcher):
     def submit(self, plan: JobPlan) -> Handle:
         """Start the simulated job."""
         if self._cluster is None:
-            raise LaunchError(f"job {plan.job.name}: cluster.launcher=mock simulates jobs only inside a flow")
+            raise LaunchError(f"job {plan.job.name}: cluster.launcher=simulated simulates jobs only inside a flow")
         handle = self.handle(plan)
         plan.script_path.parent.mkdir(parents=True, exist_ok=True)
         plan.script_path.write_text(plan.script, encoding="utf-8")

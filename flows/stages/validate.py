@@ -171,7 +171,7 @@ def refuse_simulation(config: Config, *, hint: str, done: str = "trained") -> No
     """Raise a ConfigError with this hint if jobs would be simulated, so that nothing would be done."""
     if is_simulated(config):
         raise ConfigError(
-            f"cluster.launcher=mock: simulates jobs and starts none, so nothing would be {done} "
+            f"cluster.launcher=simulated: simulates jobs and starts none, so nothing would be {done} "
             f"(cluster.name={config.cluster.name}, cluster.nodes={config.cluster.nodes})",
             hint=hint,
         )

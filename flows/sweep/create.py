@@ -20,6 +20,7 @@ from conf.of_run import of_run
 from conf.registries import LAUNCHERS
 from conf.schema import Config, SimulationConfig
 from conf.space import Space, Variations
+from flows.runtime.context import is_simulated
 from flows.runtime.programs import ask_about
 from flows.stages.compile import graph_key
 from flows.stages.validate import check as check_inputs
@@ -127,7 +128,7 @@ class _Pace:
 
     def step_s(self, config: Config) -> float | None:
         """Return the seconds of a step; None if there is no such earlier run."""
-        if config.cluster.launcher == "mock":
+        if is_simulated(config):
             return None
         key = _shape(config)
         if key not in self._known:
@@ -144,7 +145,7 @@ class _Pace:
                     config = of_run(run)
                 except HlatctlError:
                     continue  # `hlatctl runs` reports damaged runs
-                if config.cluster.launcher != "mock":
+                if not is_simulated(config):
                     self._configs.append((index, config))
         return self._configs
 
@@ -155,7 +156,7 @@ def _shape(config: Config) -> tuple[str, int, int]:
 
 _PROCESSES = "cluster.processes_per_node"
 #: Override of a dry run: trials are simulated.
-MOCK = "cluster.launcher=mock"
+SIMULATED = "cluster.launcher=simulated"
 #: Maximum number of arms that are checked before a sweep begins. Arms that are drawn later are checked then.
 _MOST_CHECKED = 1000
 _TIMEOUT_S = 120
@@ -192,7 +193,7 @@ def prepare(arguments: Sequence[str], *, folder: Path, simulated: bool) -> Prepa
     settings = None
     if simulated:
         arguments, settings = simulation.split(spaces.expand(arguments))
-        arguments, settings = [*arguments, MOCK], dataclasses.replace(settings, shows_recovery=False)
+        arguments, settings = [*arguments, SIMULATED], dataclasses.replace(settings, shows_recovery=False)
     prepared = _checked(_with_slots(spaces.parse(arguments, folder)), simulated=simulated)
     return dataclasses.replace(prepared, simulation=settings)
 

@@ -339,7 +339,7 @@ class _Driver:
             config = book.variations.compose(asked.point)
             check(book.objective, config)
             if self._player is None:  # a drawn arm is not known earlier
-                refuse_simulation(config, hint="remove the values that set cluster.launcher=mock")
+                refuse_simulation(config, hint="remove the values that set cluster.launcher=simulated")
         except HlatctlError as error:
             self._end(asked, "failed", error.message)
             return None

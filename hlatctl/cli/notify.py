@@ -39,6 +39,7 @@ def notify(
     The driver sends messages by itself (notify.urls, notify.on). This command sends the rest of a run that has ended.
     """
     from conf.of_run import of_run
+    from flows.runtime.context import is_simulated
 
     found = find_run(run, runs_dir)
     config = of_run(found)
@@ -48,7 +49,7 @@ def notify(
         return
     if not config.notify.urls:
         raise ConfigError("notify.urls=[]: names no service", hint=_HOW.format(run_id=found.run_id))
-    if config.cluster.launcher == "mock" and not test:
+    if is_simulated(config) and not test:
         raise ConfigError(
             f"run {found.run_id}: is simulated, and sends no messages",
             hint=f"`hlatctl notify {found.run_id} --print` shows what a real run would send",

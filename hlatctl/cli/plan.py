@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _SIMULATED = (
-    f"{MARK}: cluster.launcher=mock starts no jobs. `hlatctl train` with this configuration needs --dry-run;\n"
+    f"{MARK}: cluster.launcher=simulated starts no jobs. `hlatctl train` with this configuration needs --dry-run;\n"
     "the launch script below is for {launcher}."
 )
 
@@ -209,7 +209,7 @@ def _search(config: Config, as_json: bool) -> None:
         write(f"no layout fits {config.cluster.nodes} nodes of {config.cluster.name}")
 
 
-_LAUNCHER = "cluster.launcher=mock"
+_LAUNCHER = "cluster.launcher=simulated"
 
 
 def forecast(

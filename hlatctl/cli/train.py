@@ -108,7 +108,7 @@ def _drive_sweep(sweep: SweepPaths) -> None:
 
 
 #: Added by --dry-run: a simulated cluster plays every job; the stages and the journal are real.
-_DRY_RUN_OVERRIDE = "cluster.launcher=mock"
+_DRY_RUN_OVERRIDE = "cluster.launcher=simulated"
 _SIMULATE = "add --dry-run to simulate it, or run `hlatctl plan` with the same configuration"
 
 

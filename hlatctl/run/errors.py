@@ -359,7 +359,7 @@ def nearest(name: str, known: Sequence[str], similarity: float = 0.5) -> str | N
 
 
 def suggest(name: str, known: Sequence[str], *, prefix: str = "", otherwise: str = "") -> str:
-    """Return a hint such as ``did you mean cluster=local? known: local, mock``.
+    """Return a hint such as ``did you mean cluster=local? known: local, simulated``.
 
     Args:
         name: the unknown name.

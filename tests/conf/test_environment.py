@@ -16,7 +16,7 @@ TORCH_NEURON = {"torch": "2.14.0", "torch-neuronx": "2.14.3.0"}
 
 
 def nxd(*overrides: str) -> Config:
-    return compose(["backend=nxd", "cluster=mock", *overrides])
+    return compose(["backend=nxd", "cluster=simulated", *overrides])
 
 
 @pytest.mark.parametrize(("precision", "value"), [("bf16_sr", "1"), ("mixed", "0"), ("bf16", "0"), ("fp32", "0")])

@@ -22,14 +22,14 @@ def test_each_kind_of_origin_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     mine.parent.mkdir()
     mine.write_text(OWN)
     project.write_text("overrides: [tracking=none, optimizer.beta1=0.8]\n")
-    typed = ["experiment=mine", "cluster=mock", "train.tokens=1M"]
+    typed = ["experiment=mine", "cluster=simulated", "train.tokens=1M"]
     with using([tmp_path]):
         found = origins(typed, compose(typed))
     expected = {
         "seed": str(mine),
         "optimizer.beta1": str(project),
         "optimizer.beta2": "conf/optimizer/adamw.yaml",  # one of hlat_7b's defaults
-        "cluster.launcher": "conf/cluster/mock.yaml",
+        "cluster.launcher": "conf/cluster/simulated.yaml",
         "train.seq_len": "conf/experiment/quickstart.yaml",
         "train.tokens": COMMAND_LINE,
     }

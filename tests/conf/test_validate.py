@@ -45,7 +45,7 @@ def test_a_key_without_effect_is_named_with_what_it_needs(overrides: list[str], 
         (["parallel.activation_checkpointing=budget"], "parallel.activation_memory_budget"),
         (["optimizer.schedule=wsd"], "optimizer.wsd_decay_fraction"),
         (["train.on_nonfinite=skip"], "train.max_nonfinite_steps"),
-        (["cluster=mock"], "cluster.slurm.partition"),
+        (["cluster=simulated"], "cluster.slurm.partition"),
         ([], "optimizer.lr"),
     ],
 )

@@ -63,7 +63,7 @@ def accept(line: str) -> None:
         if command.name not in _COMPOSE or context.params.get("of") or _MORE & set(line.split()):
             check_keys(overrides)
         else:
-            composed(*overrides, *(["cluster.launcher=mock"] if context.params.get("dry_run") else []))
+            composed(*overrides, *(["cluster.launcher=simulated"] if context.params.get("dry_run") else []))
 
 
 @functools.cache

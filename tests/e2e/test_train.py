@@ -101,7 +101,7 @@ def test_a_dry_run_journals_the_same_events_as_the_run_itself(whole: RunPaths, t
     simulated = replace(
         config,
         runs_dir=str(tmp_path),
-        cluster=replace(config.cluster, launcher="mock"),
+        cluster=replace(config.cluster, launcher="simulated"),
         tracking=replace(config.tracking, enabled=False),
     )
     run = pretrain.create(simulated, argv=[], simulated=SimulationConfig(shows_recovery=False))

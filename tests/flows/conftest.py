@@ -45,7 +45,7 @@ def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def mock_config(composed: Config, tmp_path: Path) -> Config:
+def simulated_config(composed: Config, tmp_path: Path) -> Config:
     return dataclasses.replace(composed, runs_dir=str(tmp_path / "runs"))
 
 
@@ -54,7 +54,7 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Config:
     """The configuration of most tests here, composed once: that takes longer than many of them."""
     return compose(
         [
-            "cluster=mock",
+            "cluster=simulated",
             "tracking=none",
             "recovery.backoff_s=0",
             f"runs_dir={tmp_path_factory.mktemp('composed')}",

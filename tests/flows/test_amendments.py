@@ -100,7 +100,7 @@ def test_values_that_the_run_has_already_change_nothing(run: RunPaths) -> None:
         ("train.micro_batch_size=3", "train.micro_batch_size=3"),
         ("train.max_steps=70", "train.max_steps=70: end after step 70, and the run has trained 70 steps"),
         ("precision=bf16_sr", "precision.name=bf16_sr: the checkpoints have the weights and moments of fp32"),
-        ("cluster=mock", "cluster.launcher=mock: a run is simulated from its beginning or not at all"),
+        ("cluster=simulated", "cluster.launcher=simulated: a run is simulated from its beginning or not at all"),
         ("cluster.nodes=2", "cluster.nodes=2: cluster.launcher=local runs on this machine only"),
         ("backend.env.HF_TOKEN=abc", "backend.env.HF_TOKEN: has the name of a secret"),
     ],
@@ -345,9 +345,11 @@ def drive(run: RunPaths) -> None:
 
 
 @pytest.mark.processes
-def test_a_finished_run_that_becomes_longer_trains_on_with_the_schedule_of_its_new_length(mock_config: Config) -> None:
+def test_a_finished_run_that_becomes_longer_trains_on_with_the_schedule_of_its_new_length(
+    simulated_config: Config,
+) -> None:
     cluster = SimulationConfig(shows_recovery=False, step_events=None)
-    run = pretrain.create(mock_config, argv=[], simulated=cluster)
+    run = pretrain.create(simulated_config, argv=[], simulated=cluster)
     drive(run)
     assert read_state(run).step == 306
     drive(run)
@@ -362,7 +364,7 @@ def test_a_finished_run_that_becomes_longer_trains_on_with_the_schedule_of_its_n
 
 @pytest.mark.processes
 def test_an_amendment_that_comes_during_the_preparation_begins_with_the_first_attempt(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared: list[str] = []
 
@@ -374,7 +376,7 @@ def test_an_amendment_that_comes_during_the_preparation_begins_with_the_first_at
                 journal.append(CONFIG_AMENDED, number=1, changes=changes, by="ana", why="", at_step=None)
 
     monkeypatch.setattr("flows.pretrain.check_coverage", meanwhile)
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     drive(run)
     state = read_state(run)
     assert prepared == ["cosine", "linear"]
@@ -383,8 +385,8 @@ def test_an_amendment_that_comes_during_the_preparation_begins_with_the_first_at
     assert [e["stage"] for e in read_events(run) if e["kind"] == "stage_finished"].count("preflight") == 1
 
 
-def test_a_simulated_run_is_amended_only_while_it_rests(mock_config: Config) -> None:
-    run = pretrain.create(mock_config, argv=[])
+def test_a_simulated_run_is_amended_only_while_it_rests(simulated_config: Config) -> None:
+    run = pretrain.create(simulated_config, argv=[])
     with hold_driver(run), pytest.raises(ConfigError, match="is simulated and runs now"):
         amend(run, "optimizer.lr=1e-4")
     with pytest.raises(ConfigError, match="simulated training doesn't end for an amendment"):

@@ -1,4 +1,4 @@
-"""Evaluations on the mock cluster: which milestones are evaluated, and what runs alongside a run's driver."""
+"""Evaluations on the simulated cluster: which milestones are evaluated, and what runs alongside a run's driver."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def unevaluated(mock_config: Config) -> RunPaths:
+def unevaluated(simulated_config: Config) -> RunPaths:
     """A run whose training is finished, without evaluations."""
-    run = pretrain.create(replace(mock_config, eval=replace(mock_config.eval, enabled=False)), argv=[])
+    run = pretrain.create(replace(simulated_config, eval=replace(simulated_config.eval, enabled=False)), argv=[])
     pretrain.drive(run)
-    for step in mock_config.milestones:  # a run without evaluations keeps no checkpoints of them
+    for step in simulated_config.milestones:  # a run without evaluations keeps no checkpoints of them
         if not run.checkpoint(step).is_dir():
-            write_checkpoint(run, mock_config, step)
+            write_checkpoint(run, simulated_config, step)
     return run
 
 
@@ -52,10 +52,10 @@ def _drive(
 
 
 def test_every_pending_milestone_is_evaluated_and_the_run_stays_finished(
-    unevaluated: RunPaths, mock_config: Config, recorder: Recorder
+    unevaluated: RunPaths, simulated_config: Config, recorder: Recorder
 ) -> None:
-    tokens = sorted(mock_config.milestones.values())
-    folders = _drive(unevaluated, mock_config)
+    tokens = sorted(simulated_config.milestones.values())
+    folders = _drive(unevaluated, simulated_config)
     assert folders == [unevaluated.eval(at) for at in tokens]
     assert json.loads((folders[0] / "results.json").read_text(encoding="utf-8"))["contract"] == "simulated"
     state = _state(unevaluated)
@@ -63,53 +63,53 @@ def test_every_pending_milestone_is_evaluated_and_the_run_stays_finished(
     assert state.status == "finished"
     assert {e["writer"] for e in read_events(unevaluated) if e["kind"] == "milestone"} == {EVALUATE_WRITER}
     before = len(read_events(unevaluated))
-    assert _drive(unevaluated, mock_config, recorder) == folders
+    assert _drive(unevaluated, simulated_config, recorder) == folders
     assert f"evaluation at {tokens[0]:,} tokens: done before" in recorder.messages
     kinds = [event["kind"] for event in read_events(unevaluated)[before:]]
     assert [kind for kind in kinds if kind.startswith("eval")] == []
 
 
-def test_one_milestone_or_one_checkpoint_may_be_chosen(unevaluated: RunPaths, mock_config: Config) -> None:
-    tokens = sorted(mock_config.milestones.values())
-    assert _drive(unevaluated, mock_config, at=tokens[1]) == [unevaluated.eval(tokens[1])]
+def test_one_milestone_or_one_checkpoint_may_be_chosen(unevaluated: RunPaths, simulated_config: Config) -> None:
+    tokens = sorted(simulated_config.milestones.values())
+    assert _drive(unevaluated, simulated_config, at=tokens[1]) == [unevaluated.eval(tokens[1])]
     assert sorted(_state(unevaluated).milestones) == [tokens[1]]
-    own = 50 * mock_config.tokens_per_step
-    write_checkpoint(unevaluated, mock_config, 50)
-    assert _drive(unevaluated, mock_config, step=50) == [unevaluated.eval(own)]
+    own = 50 * simulated_config.tokens_per_step
+    write_checkpoint(unevaluated, simulated_config, 50)
+    assert _drive(unevaluated, simulated_config, step=50) == [unevaluated.eval(own)]
     with pytest.raises(
         ConfigError, match=r"--at=5: .* has no milestone of 5 tokens\nhint: nearest: 409\.6K \(409600\), 833"
     ):
-        _drive(unevaluated, mock_config, at=5)
+        _drive(unevaluated, simulated_config, at=5)
 
 
 def test_a_milestone_without_a_checkpoint_is_reported(
-    mock_config: Config, unevaluated: RunPaths, recorder: Recorder, tmp_path: Path
+    simulated_config: Config, unevaluated: RunPaths, recorder: Recorder, tmp_path: Path
 ) -> None:
-    fresh = pretrain.create(mock_config, argv=[])
+    fresh = pretrain.create(simulated_config, argv=[])
     with pytest.raises(EvaluationError, match=r"no checkpoint of a milestone yet; the first is at 833\.3K tokens"):
-        _drive(fresh, mock_config)
+        _drive(fresh, simulated_config)
     with pytest.raises(CheckpointError, match=r"--at=833.3K: .* has no checkpoint of step 102"):
-        _drive(fresh, mock_config, at=833_333)
+        _drive(fresh, simulated_config, at=833_333)
     unevaluated.checkpoint(102).rename(tmp_path / "gone")
-    assert 833_333 in mock_config.milestones.values()
-    assert len(_drive(unevaluated, mock_config, recorder)) == 2
+    assert 833_333 in simulated_config.milestones.values()
+    assert len(_drive(unevaluated, simulated_config, recorder)) == 2
     with pytest.raises(CheckpointError, match="has no checkpoint of step 102"):
-        _drive(unevaluated, mock_config, at=833_333)
+        _drive(unevaluated, simulated_config, at=833_333)
 
 
 def test_a_final_failure_is_reported_and_the_next_call_continues(
-    unevaluated: RunPaths, mock_config: Config, monkeypatch: pytest.MonkeyPatch
+    unevaluated: RunPaths, simulated_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(SCRIPTS, "eval", lambda cluster, job: _fails())
         with pytest.raises(EvaluationError, match=r"3 of 3 evaluations failed, the last: job eval-.* exit code 1"):
-            _drive(unevaluated, mock_config)
+            _drive(unevaluated, simulated_config)
     assert [e["final"] for e in read_events(unevaluated) if e["kind"] == "eval_failed"] == [False, True] * 3
-    assert len(_drive(unevaluated, mock_config)) == 3
+    assert len(_drive(unevaluated, simulated_config)) == 3
 
 
 def test_the_runs_driver_copies_the_scores_to_mlflow(
-    unevaluated: RunPaths, mock_config: Config, monkeypatch: pytest.MonkeyPatch
+    unevaluated: RunPaths, simulated_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[RunState] = []
 
@@ -118,15 +118,15 @@ def test_the_runs_driver_copies_the_scores_to_mlflow(
         return []
 
     monkeypatch.setattr(follower, "start", start)
-    first, second, _ = sorted(mock_config.milestones.values())
-    _drive(unevaluated, mock_config, at=first)
+    first, second, _ = sorted(simulated_config.milestones.values())
+    _drive(unevaluated, simulated_config, at=first)
     assert [state.milestones[first].status for state in copied] == ["evaluated"]
     with hold_driver(unevaluated):
-        _drive(unevaluated, mock_config, at=second)
+        _drive(unevaluated, simulated_config, at=second)
     assert len(copied) == 1, "the run's driver copies them"
 
 
-def test_two_processes_do_not_evaluate_one_run_at_once(unevaluated: RunPaths, mock_config: Config) -> None:
+def test_two_processes_do_not_evaluate_one_run_at_once(unevaluated: RunPaths, simulated_config: Config) -> None:
     def refuse(holder: object) -> None:
         raise AssertionError
 
@@ -134,16 +134,18 @@ def test_two_processes_do_not_evaluate_one_run_at_once(unevaluated: RunPaths, mo
         hold(unevaluated.evaluator_lock, refuse),
         pytest.raises(RunBusyError, match=r"run .*: process \d+ on .* is evaluating it"),
     ):
-        _drive(unevaluated, mock_config)
+        _drive(unevaluated, simulated_config)
 
 
-def test_an_external_model_gets_a_run_that_contains_only_its_evaluation(mock_config: Config, tmp_path: Path) -> None:
+def test_an_external_model_gets_a_run_that_contains_only_its_evaluation(
+    simulated_config: Config, tmp_path: Path
+) -> None:
     folder = tmp_path / "my model"
     folder.mkdir()
     (folder / "config.json").write_text('{"max_position_embeddings": 77}', encoding="utf-8")
-    run, _ = evaluate.create(mock_config, folder, argv=["hlatctl", "eval"])
+    run, _ = evaluate.create(simulated_config, folder, argv=["hlatctl", "eval"])
     assert run.run_id.startswith("eval-my-model-")
-    assert _drive(run, replace(mock_config, train=replace(mock_config.train, seq_len=77))) == [run.eval(0)]
+    assert _drive(run, replace(simulated_config, train=replace(simulated_config.train, seq_len=77))) == [run.eval(0)]
     state = _state(run)
     assert (state.status, state.evaluates, state.milestones[0].status) == ("finished", str(folder), "evaluated")
     assert "seq_len: 77" in run.config.read_text(encoding="utf-8")
@@ -151,13 +153,13 @@ def test_an_external_model_gets_a_run_that_contains_only_its_evaluation(mock_con
 
 
 def test_an_external_model_whose_files_have_changed_is_evaluated_again(
-    mock_config: Config, tmp_path: Path, recorder: Recorder
+    simulated_config: Config, tmp_path: Path, recorder: Recorder
 ) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"max_position_embeddings": 77}', encoding="utf-8")
-    run, _ = evaluate.create(mock_config, folder, argv=["hlatctl", "eval"])
-    config = replace(mock_config, train=replace(mock_config.train, seq_len=77))
+    run, _ = evaluate.create(simulated_config, folder, argv=["hlatctl", "eval"])
+    config = replace(simulated_config, train=replace(simulated_config.train, seq_len=77))
     _drive(run, config)
     (folder / "model.safetensors").write_bytes(b"other weights")
     _drive(run, config, recorder)

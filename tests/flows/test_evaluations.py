@@ -35,9 +35,9 @@ def milestones(events: list[Event], kind: str) -> list[int]:
 
 
 def test_the_oldest_milestone_is_next_and_one_alarm_says_that_evaluation_falls_behind(
-    mock_config: Config, recorder: Recorder
+    simulated_config: Config, recorder: Recorder
 ) -> None:
-    events = drive(slow(mock_config), recorder, evaluation_s=1000.0)
+    events = drive(slow(simulated_config), recorder, evaluation_s=1000.0)
     announced = milestones(events, "milestone")
     assert len(announced) == 6
     assert milestones(events, "eval_taken") == milestones(events, "eval_started") == announced
@@ -49,8 +49,8 @@ def test_the_oldest_milestone_is_next_and_one_alarm_says_that_evaluation_falls_b
     assert alarm["message"] in recorder.messages
 
 
-def test_two_evaluators_take_the_newest_milestones_first(mock_config: Config) -> None:
-    events, now, at_once = drive(slow(mock_config, concurrent=2, order="newest")), 0, []
+def test_two_evaluators_take_the_newest_milestones_first(simulated_config: Config) -> None:
+    events, now, at_once = drive(slow(simulated_config, concurrent=2, order="newest")), 0, []
     for event in events:
         now += (event["kind"] == "eval_started") - (event["kind"] == "eval_finished")
         at_once.append(now)
@@ -60,9 +60,9 @@ def test_two_evaluators_take_the_newest_milestones_first(mock_config: Config) ->
 
 
 def test_training_ends_its_attempt_at_each_milestone_and_waits_for_the_evaluation(
-    mock_config: Config, recorder: Recorder
+    simulated_config: Config, recorder: Recorder
 ) -> None:
-    events = drive(slow(mock_config, placement="between"), recorder, evaluation_s=HOUR_S)
+    events = drive(slow(simulated_config, placement="between"), recorder, evaluation_s=HOUR_S)
     story = [event["kind"] for event in events if event["kind"] in STORY]
     assert story == [*STORY] * 6
     ended = [event for event in events if event["kind"] == "attempt_ended"]

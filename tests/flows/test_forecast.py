@@ -21,7 +21,7 @@ from conf.compose import compose
 from conf.schema import SimulationConfig
 from flows import forecast
 
-config = compose(["cluster=mock", "eval.enabled=false", "train.max_steps=100000", "train.seq_len=512"])
+config = compose(["cluster=simulated", "eval.enabled=false", "train.max_steps=100000", "train.seq_len=512"])
 forecast.play_all(config, SimulationConfig(), 10_000, print)
 """
 

@@ -79,7 +79,7 @@ def test_what_can_t_generate_is_refused_before_a_process_starts(tmp_path: Path) 
     assert (error.message, error.hint) == ("--step=4: run run has no such checkpoint", "steps with a checkpoint: 3")
     for target in (FolderTarget(tmp_path), RunTarget(run, 3, 3)):
         assert "--step=4: chooses a checkpoint of a run" in _refused(target, step=4).message
-    run.config.write_text(dump(replace(_CONFIG, cluster=ClusterConfig(launcher="mock"))), encoding="utf-8")
+    run.config.write_text(dump(replace(_CONFIG, cluster=ClusterConfig(launcher="simulated"))), encoding="utf-8")
     error = _refused(RunTarget(run))
     assert isinstance(error, ConfigError)
     assert "is simulated" in error.message

@@ -35,7 +35,7 @@ UPDATE = "HLATCTL_UPDATE_GOLDEN"
 
 
 def nxd(config: Config, **backend: Any) -> Config:
-    composed = compose(["backend=nxd", "cluster=mock"]).backend
+    composed = compose(["backend=nxd", "cluster=simulated"]).backend
     return dataclasses.replace(config, backend=dataclasses.replace(composed, **backend))
 
 
@@ -52,11 +52,11 @@ def test_the_launch_environment_is_the_golden_one(name: str) -> None:
 
 
 def test_what_the_shell_has_otherwise_is_told_in_the_plan_and_in_the_journal(
-    mock_config: Config, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    simulated_config: Config, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NEURON_FUSE_SOFTMAX", "0")
     told = "NEURON_FUSE_SOFTMAX: is '0' in this environment; the configuration's value is used: '1'"
-    config = nxd(mock_config)
+    config = nxd(simulated_config)
     assert describe(config).collisions == [told]
     assert "export NEURON_FUSE_SOFTMAX=1\n" in describe(config).launch_script
     assert "\nunset XLA_USE_BF16\n" in describe(config).launch_script
@@ -68,8 +68,8 @@ def test_what_the_shell_has_otherwise_is_told_in_the_plan_and_in_the_journal(
     assert told in state.warnings
 
 
-def test_a_dry_run_compiles_under_the_neuron_compiler_and_passes_the_gate(mock_config: Config) -> None:
-    run = pretrain.create(nxd(mock_config), argv=[])
+def test_a_dry_run_compiles_under_the_neuron_compiler_and_passes_the_gate(simulated_config: Config) -> None:
+    run = pretrain.create(nxd(simulated_config), argv=[])
     state = pretrain.drive(run)
     assert (state.status, state.stages["coverage"].status) == ("finished", "finished")
     script = (run.launch(0) / "compile.sh").read_text()
@@ -79,13 +79,15 @@ def test_a_dry_run_compiles_under_the_neuron_compiler_and_passes_the_gate(mock_c
     assert "NEURON_FUSE_SOFTMAX" not in (run.launch(0) / "warm-cache.sh").read_text(), "no device is used there"
 
 
-def test_a_missing_graph_ends_the_run_before_training(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_graph_ends_the_run_before_training(
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lacks_one(cluster: SimulatedCluster, job: Job) -> Script:
         yield 1.0
         dump_error(CompileError("graphs that a short attempt needs and the cache lacks: 1"), job.error_file)
         return CompileError.exit_code
 
-    run = pretrain.create(nxd(mock_config), argv=[])
+    run = pretrain.create(nxd(simulated_config), argv=[])
     with monkeypatch.context() as patch:
         patch.setitem(SCRIPTS, "coverage", lacks_one)
         with pytest.raises(CompileError, match="the cache lacks: 1"):
@@ -94,21 +96,21 @@ def test_a_missing_graph_ends_the_run_before_training(mock_config: Config, monke
     assert pretrain.drive(run).stages["coverage"].status == "finished"
 
 
-def test_the_gate_is_passed_once_a_run_and_only_where_it_is_asked_for(mock_config: Config) -> None:
+def test_the_gate_is_passed_once_a_run_and_only_where_it_is_asked_for(simulated_config: Config) -> None:
     from flows.runtime.context import open_context
     from flows.stages.compile import check_coverage
 
-    run = pretrain.create(nxd(mock_config), argv=[])
+    run = pretrain.create(nxd(simulated_config), argv=[])
     pretrain.drive(run)
     ctx = open_context(run)
     check_coverage(ctx)
     assert ctx.state.stages["coverage"].message == "every graph was found before"
     ctx.close()
-    assert describe(mock_config).stages[6].why == "backend.coverage_gate=false"
+    assert describe(simulated_config).stages[6].why == "backend.coverage_gate=false"
 
 
-def test_on_a_cpu_nothing_is_compiled_ahead_for_torch_xla(mock_config: Config) -> None:
-    config = nxd(mock_config, device="cpu")
+def test_on_a_cpu_nothing_is_compiled_ahead_for_torch_xla(simulated_config: Config) -> None:
+    config = nxd(simulated_config, device="cpu")
     why = "backend.device=cpu: torch-xla keeps no compiled graphs there"
     planned = {stage.name: stage for stage in describe(config).stages}
     state = pretrain.drive(pretrain.create(config, argv=[]))
@@ -119,12 +121,12 @@ def test_on_a_cpu_nothing_is_compiled_ahead_for_torch_xla(mock_config: Config) -
 
 
 def test_the_wrong_neuron_stack_is_refused_before_anything_is_made(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.stages.validate.package_versions", lambda names: {"torch-neuronx": "2.14.3.0"})
     with pytest.raises(DependencyError, match=r"torch-neuronx 2\.14\.3\.0 is installed, which is TorchNeuron"):
-        pretrain.create(nxd(mock_config), argv=[])
-    assert not Path(mock_config.runs_dir).exists()
+        pretrain.create(nxd(simulated_config), argv=[])
+    assert not Path(simulated_config.runs_dir).exists()
 
 
 def module(folder: Path, name: str, *, done: bool = True, content: str = "") -> None:

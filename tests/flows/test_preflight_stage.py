@@ -62,9 +62,9 @@ def one_of_two_breaks(config: Config, monkeypatch: pytest.MonkeyPatch, **recover
 
 @pytest.mark.processes
 def test_a_run_that_trained_waits_in_the_queue_until_a_node_is_repaired(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
-    run = pretrain.create(one_of_two_breaks(mock_config, monkeypatch), argv=[], simulated=NO_SPARE)
+    run = pretrain.create(one_of_two_breaks(simulated_config, monkeypatch), argv=[], simulated=NO_SPARE)
     state = pretrain.drive(run, recorder)
     assert (state.status, state.queued) == ("finished", {})
     assert state.attempts[0].rejected_hosts == ["simulated-1"], "its end was a node's fault"
@@ -79,9 +79,9 @@ def test_a_run_that_trained_waits_in_the_queue_until_a_node_is_repaired(
 
 
 @pytest.mark.processes
-def test_a_run_waits_for_nodes_no_longer_than_it_may(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_waits_for_nodes_no_longer_than_it_may(simulated_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit_s in (0.0, 1000.0):
-        config = one_of_two_breaks(mock_config, monkeypatch, max_node_wait_s=limit_s)
+        config = one_of_two_breaks(simulated_config, monkeypatch, max_node_wait_s=limit_s)
         run = pretrain.create(config, argv=[], simulated=NO_SPARE)
         assert pretrain.drive(run).status == "finished", "a person has resumed it"
         kinds = [event["kind"] for event in read_events(run)]

@@ -1,4 +1,4 @@
-"""The flow on the mock cluster: order, skipping, recovery, milestones, resume, and failure of a stage."""
+"""The flow on the simulated cluster: order, skipping, recovery, milestones, resume, and failure of a stage."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def stage_ends(run: RunPaths) -> list[tuple[str, str]]:
 
 
 def test_the_stages_before_training_do_not_wait_for_prefect_which_gets_their_outcomes(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = []
 
@@ -73,7 +73,7 @@ def test_the_stages_before_training_do_not_wait_for_prefect_which_gets_their_out
         return True
 
     monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", late)
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     assert pretrain.drive(run).status == "finished"
     ended = len(BEFORE_TRAINING)
     assert [(name.replace(" ", "_"), count) for name, count in shown[:ended]] == [
@@ -82,21 +82,21 @@ def test_the_stages_before_training_do_not_wait_for_prefect_which_gets_their_out
 
 
 def test_a_run_that_fails_before_training_does_not_wait_for_prefect(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda *argv: pytest.fail("it is waited for"))
     monkeypatch.setattr("flows.pretrain.prepare_data", lambda ctx: (_ for _ in ()).throw(DataError("no corpus")))
     with pytest.raises(DataError, match="no corpus"):
-        pretrain.drive(pretrain.create(mock_config, argv=[]))
+        pretrain.drive(pretrain.create(simulated_config, argv=[]))
 
 
 def test_a_dry_run_runs_every_stage_survives_a_kill_and_evaluates_every_milestone(
-    mock_config: Config, recorder: Recorder
+    simulated_config: Config, recorder: Recorder
 ) -> None:
-    run = pretrain.create(mock_config, argv=["hlatctl", "train"])
+    run = pretrain.create(simulated_config, argv=["hlatctl", "train"])
     state = pretrain.drive(run, recorder)
     assert [stage for stage, end in stage_ends(run)] == [*BEFORE_TRAINING, "report"]
-    assert (state.status, state.simulated, state.step) == ("finished", True, mock_config.total_steps)
+    assert (state.status, state.simulated, state.step) == ("finished", True, simulated_config.total_steps)
     assert [(a.cause, a.decision) for a in state.attempts] == [("killed", "restart"), ("finished", "done")]
     assert [m.status for m in state.milestones.values()] == ["evaluated"] * 3
     assert kinds(run, "milestone", "eval_finished").count("milestone") == 3
@@ -104,9 +104,9 @@ def test_a_dry_run_runs_every_stage_survives_a_kill_and_evaluates_every_mileston
 
 
 def test_driving_a_finished_run_changes_nothing_and_a_second_run_skips_what_it_prepared(
-    mock_config: Config, recorder: Recorder
+    simulated_config: Config, recorder: Recorder
 ) -> None:
-    run, second = (pretrain.create(mock_config, argv=[]) for _ in range(2))
+    run, second = (pretrain.create(simulated_config, argv=[]) for _ in range(2))
     pretrain.drive(run)
     before = len(read_events(run))
     pretrain.drive(run, recorder)
@@ -117,14 +117,14 @@ def test_driving_a_finished_run_changes_nothing_and_a_second_run_skips_what_it_p
 
 
 def test_a_failed_stage_ends_the_run_with_its_error_and_resume_continues(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unfit(cluster: SimulatedCluster, job: Job) -> Script:
         yield 1.0
         dump_error(PreflightError("worker w7: clock skew 9 s, preflight.max_clock_skew_s=2"), job.error_file)
         return PreflightError.exit_code
 
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     with monkeypatch.context() as patch:
         patch.setitem(SCRIPTS, "preflight", unfit)
         with pytest.raises(PreflightError, match="worker w7: clock skew 9 s"):
@@ -135,14 +135,14 @@ def test_a_failed_stage_ends_the_run_with_its_error_and_resume_continues(
 
 @pytest.mark.parametrize(("asked_before", "code"), [(False, 0), (True, 130)])
 def test_one_interrupt_is_a_request_and_a_second_one_stops_without_a_checkpoint(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch, asked_before: bool, code: int
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch, asked_before: bool, code: int
 ) -> None:
     def interrupt(ctx: FlowContext, caller: object) -> None:
         if asked_before:
             ctx.event("stop_requested", by="interrupt")
         raise KeyboardInterrupt
 
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     monkeypatch.setattr(pretrain, "pipeline", interrupt)
     with pytest.raises(StoppedError) as stopped:
         pretrain.drive(run, caller_of=lambda ctx: PlainCaller(ctx.clock))
@@ -151,10 +151,10 @@ def test_one_interrupt_is_a_request_and_a_second_one_stops_without_a_checkpoint(
     assert stopped.value.hint == f"`hlatctl resume {run.run_id}` continues the run"
 
 
-def test_restarts_without_progress_are_bounded(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarts_without_progress_are_bounded(simulated_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     codes = iter((137, 134, 139, 135, 137))
     monkeypatch.setitem(SCRIPTS, "train", lambda cluster, job: ends_with(next(codes)))
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     with pytest.raises(TrainingError, match="3 restarts in a row made no new checkpoint"):
         pretrain.drive(run)
     assert kinds(run, "attempt_started") == ["attempt_started"] * 4
@@ -178,13 +178,13 @@ def dies_after_step_153(cluster: SimulatedCluster, job: Job) -> Script:
 
 
 def test_the_same_failure_walks_back_then_stops_the_run_with_its_evidence(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     normal = SCRIPTS["train"]
     monkeypatch.setitem(
         SCRIPTS, "train", lambda cluster, job: (normal if "1" in job.argv else dies_after_step_153)(cluster, job)
     )
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     with pytest.raises(TrainingError, match="died of signal 9; step 154 has failed 3 times in the same way") as caught:
         pretrain.drive(run, recorder)
     assert f"`hlatctl data skip {run.run_id} --steps 154`" in caught.value.hint
@@ -201,7 +201,7 @@ def test_the_same_failure_walks_back_then_stops_the_run_with_its_evidence(
 
 @pytest.mark.parametrize("where", ["in the journal", "in the checkpoint"])
 def test_a_batch_that_fails_twice_is_excluded_by_number(
-    where: str, mock_config: Config, monkeypatch: pytest.MonkeyPatch
+    where: str, simulated_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     normal = SCRIPTS["train"]
 
@@ -211,14 +211,14 @@ def test_a_batch_that_fails_twice_is_excluded_by_number(
         code = yield from (normal if "1" in job.argv else dies_after_step_153)(cluster, job)
         if where == "in the journal":
             with cluster.journal(train_writer(0), 1) as journal:
-                journal.append("step", step=150, tokens=150 * mock_config.tokens_per_step, batch=152, step_s=1.0)
+                journal.append("step", step=150, tokens=150 * simulated_config.tokens_per_step, batch=152, step_s=1.0)
         else:
             files.write_json(cluster.run.checkpoint(150) / "ranks.json", {"loader": [[152, 0, 0]]})
         dump_error(DataError("part-00000.arrow: damaged"), job.error_file)
         return code
 
     monkeypatch.setitem(SCRIPTS, "train", bad_data)
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     assert pretrain.drive(run).status == "finished"
     (changed,) = [event for event in read_events(run) if event["kind"] == "data_changed"]
     assert (changed["key"], changed["value"], changed["by"]) == ("data.skip_steps", [156], "recovery")
@@ -226,10 +226,10 @@ def test_a_batch_that_fails_twice_is_excluded_by_number(
 
 
 def test_a_node_that_fails_repeatedly_is_left_out_if_another_can_replace_it(
-    mock_config: Config, recorder: Recorder
+    simulated_config: Config, recorder: Recorder
 ) -> None:
     config = dataclasses.replace(
-        mock_config, cluster=dataclasses.replace(mock_config.cluster, nodes=2, processes_per_node=1)
+        simulated_config, cluster=dataclasses.replace(simulated_config.cluster, nodes=2, processes_per_node=1)
     )
     run = pretrain.create(config, argv=[], simulated=SimulationConfig(spare_nodes=1))
     ledger = nodes_file(run.root)
@@ -245,14 +245,14 @@ def test_a_node_that_fails_repeatedly_is_left_out_if_another_can_replace_it(
 
 
 def test_a_suspect_node_is_measured_again_before_the_next_attempt(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     codes = iter((137, 134))
     normal = SCRIPTS["train"]
     monkeypatch.setitem(
         SCRIPTS, "train", lambda cluster, job: ends_with(code) if (code := next(codes, 0)) else normal(cluster, job)
     )
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     assert pretrain.drive(run, recorder).status == "finished"
     starts = [e for e in read_events(run) if e["kind"] == "attempt_started" or e.get("stage") == "preflight"]
     order = [event["kind"].removesuffix("_started") for event in starts if event["kind"].endswith("_started")]
@@ -261,7 +261,7 @@ def test_a_suspect_node_is_measured_again_before_the_next_attempt(
 
 
 def test_nodes_that_a_scheduler_gives_anew_are_measured_before_training(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     given, codes, normal = ["allocation-0001"], iter((137, 137)), SCRIPTS["train"]
 
@@ -276,7 +276,7 @@ def test_nodes_that_a_scheduler_gives_anew_are_measured_before_training(
     monkeypatch.setattr(
         SimulatedLauncher, "allocation", lambda *_: Allocation(name=given[-1], hosts=("simulated-0", "spare"))
     )
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     assert pretrain.drive(run, recorder).status == "finished"
     starts = [e for e in read_events(run) if e["kind"] == "attempt_started" or e.get("stage") == "preflight"]
     order = [event["kind"].removesuffix("_started") for event in starts if event["kind"].endswith("_started")]
@@ -285,9 +285,9 @@ def test_nodes_that_a_scheduler_gives_anew_are_measured_before_training(
 
 
 def test_a_failing_evaluation_does_not_stop_training_and_resume_retries_it(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     with monkeypatch.context() as patch:
         patch.setitem(SCRIPTS, "eval", lambda cluster, job: ends_with(1))
         with pytest.raises(EvaluationError, match="3 of 3 milestone evaluations failed; training is finished"):
@@ -297,8 +297,8 @@ def test_a_failing_evaluation_does_not_stop_training_and_resume_retries_it(
     assert [m.status for m in state.milestones.values()] == ["evaluated"] * 3
 
 
-def test_after_a_driver_died_while_a_job_ran_the_next_one_re_attaches(mock_config: Config) -> None:
-    run = pretrain.create(mock_config, argv=[])
+def test_after_a_driver_died_while_a_job_ran_the_next_one_re_attaches(simulated_config: Config) -> None:
+    run = pretrain.create(simulated_config, argv=[])
     dead = open_context(run)
     dead.event("head_started", pid=1, host="gone")
     Attempt.start(dead, 1)
@@ -308,19 +308,19 @@ def test_after_a_driver_died_while_a_job_ran_the_next_one_re_attaches(mock_confi
     assert state.status == "finished"
 
 
-def test_a_run_has_at_most_one_driver(mock_config: Config) -> None:
-    run = pretrain.create(mock_config, argv=[])
+def test_a_run_has_at_most_one_driver(simulated_config: Config) -> None:
+    run = pretrain.create(simulated_config, argv=[])
     with hold_driver(run), pytest.raises(RunBusyError, match="is already driving it"):
         pretrain.drive(run)
 
 
-def test_bad_input_creates_nothing(mock_config: Config, tmp_path: Path) -> None:
+def test_bad_input_creates_nothing(simulated_config: Config, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--run-id=\.\./x: must be"):
-        pretrain.create(mock_config, argv=[], run_id="../x")
+        pretrain.create(simulated_config, argv=[], run_id="../x")
     assert not (tmp_path / "runs").exists()
-    pretrain.create(mock_config, argv=[], run_id="taken")
+    pretrain.create(simulated_config, argv=[], run_id="taken")
     with pytest.raises(RunExistsError, match="--run-id=taken: exists"):
-        pretrain.create(mock_config, argv=[], run_id="taken")
+        pretrain.create(simulated_config, argv=[], run_id="taken")
 
 
 def test_the_plain_caller_returns_what_a_stage_returns() -> None:
@@ -330,9 +330,9 @@ def test_the_plain_caller_returns_what_a_stage_returns() -> None:
 
 
 def test_a_stop_between_a_drivers_lock_and_its_first_event_is_obeyed(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, start = pretrain.create(mock_config, argv=[]), pretrain._journal_start
+    run, start = pretrain.create(simulated_config, argv=[]), pretrain._journal_start
 
     def asked_first(ctx: FlowContext) -> None:
         request_stop(run, by="ana", wait_s=0)

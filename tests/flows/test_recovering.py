@@ -55,7 +55,7 @@ def first(script: Callable[[SimulatedCluster, Job], Script], name: str) -> Calla
 
 
 def test_training_that_cannot_write_events_on_a_full_disk_is_not_hung(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     normal = SCRIPTS["train"]
 
@@ -69,15 +69,15 @@ def test_training_that_cannot_write_events_on_a_full_disk_is_not_hung(
         return (yield from normal(cluster, job))
 
     monkeypatch.setitem(SCRIPTS, "train", first(on_a_full_disk, "train"))
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     assert pretrain.drive(run).status == "finished"
     assert of_kind(run, "hang") == []
 
 
 def test_an_attempt_starts_when_the_disk_has_room_for_its_event(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     ctx = open_context(run, recorder)
     path, full = ctx._journal.path, [True]
     ctx._journal._file.close()
@@ -124,8 +124,10 @@ def test_a_job_whose_files_do_not_fit_is_not_started(tmp_path: Path, monkeypatch
         launcher.submit(launcher.render(job))
 
 
-def test_a_stage_on_a_full_disk_is_an_error_with_a_hint(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = pretrain.create(mock_config, argv=[])
+def test_a_stage_on_a_full_disk_is_an_error_with_a_hint(
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = pretrain.create(simulated_config, argv=[])
     monkeypatch.setattr("flows.stages.files.write_json", no_room)
     with pytest.raises(StorageError, match="can't be written") as caught:
         pretrain.drive(run)
@@ -134,9 +136,9 @@ def test_a_stage_on_a_full_disk_is_an_error_with_a_hint(mock_config: Config, mon
 
 
 def test_a_request_to_stop_that_cannot_be_written_names_the_driver_or_ends_the_job_of_a_dead_one(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
 
     class Full(JournalWriter):
         def append(self, *arguments: Any, **fields: Any) -> Event:
@@ -157,15 +159,17 @@ def test_a_request_to_stop_that_cannot_be_written_names_the_driver_or_ends_the_j
     assert cancelled == ["train", run.root], "the nodes that the run keeps are given back"
 
 
-def test_a_stop_during_the_back_off_starts_no_attempt(mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_during_the_back_off_starts_no_attempt(
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def dies(cluster: SimulatedCluster, job: Job) -> Script:
         yield 1.0
         cluster.clock.at(cluster.clock.now_unix_s() + 100.0, lambda: ask_to_stop(cluster))
         return 137
 
     monkeypatch.setitem(SCRIPTS, "train", first(dies, "train"))
-    recovery = dataclasses.replace(mock_config.recovery, backoff_s=200.0)
-    run = pretrain.create(dataclasses.replace(mock_config, recovery=recovery), argv=[])
+    recovery = dataclasses.replace(simulated_config.recovery, backoff_s=200.0)
+    run = pretrain.create(dataclasses.replace(simulated_config, recovery=recovery), argv=[])
     with pytest.raises(StoppedError, match="stopped on request"):
         pretrain.drive(run)
     assert len(of_kind(run, "attempt_started")) == 1
@@ -174,9 +178,9 @@ def test_a_stop_during_the_back_off_starts_no_attempt(mock_config: Config, monke
 
 
 def test_a_stop_during_the_last_evaluation_stops_the_run_and_resume_completes_it(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    normal, last = SCRIPTS["eval"], max(mock_config.milestones.values())
+    normal, last = SCRIPTS["eval"], max(simulated_config.milestones.values())
 
     def asked_meanwhile(cluster: SimulatedCluster, job: Job) -> Script:
         if int(argument(job, "--milestone-tokens")) == last:
@@ -184,13 +188,13 @@ def test_a_stop_during_the_last_evaluation_stops_the_run_and_resume_completes_it
             cluster.clock.at(cluster.clock.now_unix_s() + 2.0, lambda: cluster.clock.notify(job.name))
         return normal(cluster, job)
 
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     with monkeypatch.context() as patch:
         patch.setitem(SCRIPTS, "eval", asked_meanwhile)
         with pytest.raises(StoppedError):
             pretrain.drive(run)
     state = fold(read_events(run))
-    assert (state.status, state.step) == ("stopped", mock_config.total_steps)
+    assert (state.status, state.step) == ("stopped", simulated_config.total_steps)
     assert (state.milestones[last].status, state.milestones[last].progress) == ("due", None)
     assert [event["milestone_tokens"] for event in of_kind(run, "eval_stopped")] == [last]
     state = pretrain.drive(run)
@@ -199,10 +203,10 @@ def test_a_stop_during_the_last_evaluation_stops_the_run_and_resume_completes_it
 
 @pytest.mark.parametrize("stage", ["preflight", "data", "compile", "warm"])
 def test_a_stage_whose_job_is_killed_is_restarted(
-    stage: str, mock_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+    stage: str, simulated_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     monkeypatch.setitem(SCRIPTS, stage, first(lambda cluster, job: ends_with(137), stage))
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     assert pretrain.drive(run, recorder).status == "finished"
     (failed,) = of_kind(run, "stage_failed")
     assert (failed["stage"].split("_")[0], failed["restart"]) == (stage, True)
@@ -210,9 +214,9 @@ def test_a_stage_whose_job_is_killed_is_restarted(
 
 
 def test_stages_have_a_limit_of_restarts_and_crashes_are_not_restarted(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     monkeypatch.setitem(SCRIPTS, "data", lambda cluster, job: ends_with(137))
     with pytest.raises(LaunchError, match=r"3 restarts did not help \(recovery.max_restarts_without_progress=3\)"):
         pretrain.drive(run)
@@ -225,7 +229,7 @@ def test_stages_have_a_limit_of_restarts_and_crashes_are_not_restarted(
 
 @pytest.mark.parametrize("says_why", [False, True])
 def test_a_preflight_that_takes_too_long_names_its_own_error_or_else_the_key_of_its_limit(
-    mock_config: Config, monkeypatch: pytest.MonkeyPatch, says_why: bool
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch, says_why: bool
 ) -> None:
     def slow(cluster: SimulatedCluster, job: Job) -> Script:
         if says_why:
@@ -235,7 +239,7 @@ def test_a_preflight_that_takes_too_long_names_its_own_error_or_else_the_key_of_
         return 0
 
     monkeypatch.setitem(SCRIPTS, "preflight", slow)
-    run = pretrain.create(mock_config, argv=[])
+    run = pretrain.create(simulated_config, argv=[])
     with pytest.raises((LaunchError, PreflightError)) as caught:
         pretrain.drive(run)
     if says_why:

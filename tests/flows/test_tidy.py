@@ -89,4 +89,4 @@ def test_a_run_whose_remote_folder_can_not_be_written_is_not_created(
     monkeypatch.setattr(validate, "ask", silent)
     with pytest.raises(StorageError, match="no answer after 120 s"):
         validate.check_remote(config, "new")
-    validate.check_remote(compose(["cluster=mock", "checkpoint.remote_url=file:///proc/no/bucket"]), "new")
+    validate.check_remote(compose(["cluster=simulated", "checkpoint.remote_url=file:///proc/no/bucket"]), "new")

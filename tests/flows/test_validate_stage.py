@@ -47,11 +47,11 @@ def test_a_chat_template_needs_a_tokenizer_that_has_one() -> None:
 def test_a_folder_of_tasks_that_others_can_write_to_is_refused_in_a_dry_run_too(tmp_path: Path) -> None:
     (shared := tmp_path / "shared").mkdir()
     shared.chmod(0o777)
-    overrides = [f"eval.include_path=[{shared}]", "cluster=mock"]
+    overrides = [f"eval.include_path=[{shared}]", "cluster=simulated"]
     with pytest.raises(StorageError, match=r"shared: other users may write there .mode 0777.; the task's templates"):
         validate.check(compose(overrides))
     validate.check(compose([*overrides, "eval.enabled=false"]))
-    validate.check(compose(["eval.include_path=[only-on-the-cluster]", "cluster=mock"]))
+    validate.check(compose(["eval.include_path=[only-on-the-cluster]", "cluster=simulated"]))
 
 
 def test_all_reasons_to_refuse_a_start_are_found_and_nothing_is_written(

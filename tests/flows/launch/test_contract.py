@@ -31,9 +31,9 @@ class TestLocal(ProcessContract):
 
 class TestSimulated(Contract):
     @pytest.fixture(autouse=True)
-    def cluster(self, mock_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._config = mock_config
-        self._cluster = SimulatedCluster(pretrain.create(mock_config, argv=[]), mock_config, SCRIPTS)
+    def cluster(self, simulated_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._config = simulated_config
+        self._cluster = SimulatedCluster(pretrain.create(simulated_config, argv=[]), simulated_config, SCRIPTS)
         monkeypatch.setattr("time.sleep", self._cluster.clock.sleep)
         monkeypatch.setattr("time.monotonic", self._cluster.clock.now_unix_s)
         monkeypatch.setitem(SCRIPTS, "try", _plays)

@@ -183,11 +183,11 @@ def test_an_invalid_name_of_a_variable_is_refused(tmp_path: Path) -> None:
         LocalLauncher().render(job)
 
 
-def test_the_training_script_equals_the_golden_file(mock_config: Config) -> None:
+def test_the_training_script_equals_the_golden_file(simulated_config: Config) -> None:
     from flows.stages.attempt import training_job
     from hlatctl.run.paths import RunPaths
 
-    job = training_job(mock_config, RunPaths(Path("/runs/golden")), 2)
+    job = training_job(simulated_config, RunPaths(Path("/runs/golden")), 2)
     script = LocalLauncher().render(job).script.replace(sys.executable, "PYTHON")
     cache = job.env["TORCHINDUCTOR_CACHE_DIR"]
     golden = Path(__file__).parents[2] / "golden" / "train.sh"

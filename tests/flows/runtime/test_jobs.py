@@ -157,13 +157,15 @@ def run(config: Config, name: str, observer: Recorder) -> Iterator[FlowContext]:
 
 
 @pytest.fixture
-def folder(mock_config: Config) -> Path:
-    return cache_root(mock_config) / "data" / data_fingerprint(mock_config)
+def folder(simulated_config: Config) -> Path:
+    return cache_root(simulated_config) / "data" / data_fingerprint(simulated_config)
 
 
-def test_a_run_waits_for_another_that_prepares_the_same_corpus_and_uses_it(mock_config: Config, folder: Path) -> None:
+def test_a_run_waits_for_another_that_prepares_the_same_corpus_and_uses_it(
+    simulated_config: Config, folder: Path
+) -> None:
     waiter = Waiter()
-    with run(mock_config, "first", Recorder()) as first, run(mock_config, "second", waiter) as second:
+    with run(simulated_config, "first", Recorder()) as first, run(simulated_config, "second", waiter) as second:
         with alone(first, folder, "data"):
             thread = threading.Thread(target=prepare_data, args=[second])
             thread.start()
@@ -176,7 +178,7 @@ def test_a_run_waits_for_another_that_prepares_the_same_corpus_and_uses_it(mock_
     assert len([text for text in waiter.messages if "waiting for" in text]) == 1
 
 
-def test_a_run_that_waits_for_another_can_be_stopped(mock_config: Config, folder: Path) -> None:
+def test_a_run_that_waits_for_another_can_be_stopped(simulated_config: Config, folder: Path) -> None:
     waiter, stopped = Waiter(), threading.Event()
 
     def wait() -> None:
@@ -184,7 +186,7 @@ def test_a_run_that_waits_for_another_can_be_stopped(mock_config: Config, folder
             prepare_data(second)
         stopped.set()
 
-    with run(mock_config, "first", Recorder()) as first, run(mock_config, "second", waiter) as second:
+    with run(simulated_config, "first", Recorder()) as first, run(simulated_config, "second", waiter) as second:
         with alone(first, folder, "data"):
             thread = threading.Thread(target=wait)
             thread.start()

@@ -30,7 +30,7 @@ def campaign(folder: Path) -> Config:
     """Two days on eight nodes, three milestones."""
     return compose(
         [
-            "cluster=mock",
+            "cluster=simulated",
             "cluster.nodes=8",
             "tracking=none",
             f"runs_dir={folder / 'runs'}",

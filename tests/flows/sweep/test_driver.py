@@ -1,4 +1,4 @@
-"""A sweep on the mock cluster: every trial runs once even if drivers die; pruning; extending a sweep."""
+"""A sweep on the simulated cluster: every trial runs once even if drivers die; pruning; extending a sweep."""
 
 from __future__ import annotations
 
@@ -277,9 +277,9 @@ def test_a_trial_whose_driver_dies_three_times_has_failed(tmp_path: Path, monkey
 def test_an_arm_of_a_real_sweep_is_never_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.tracking.prefect_sweep.PrefectView.begin", lambda self: None)
     monkeypatch.setattr("flows.sweep.create.refuse_simulation", lambda config, hint: None)  # as for arms that are drawn
-    arguments = [*SMALL, f"runs_dir={tmp_path}", "cluster=mock", RATES]
+    arguments = [*SMALL, f"runs_dir={tmp_path}", "cluster=simulated", RATES]
     sweep = create.make(create.prepare(arguments, folder=tmp_path, simulated=False), sweep_id="s", argv=[])
-    with pytest.raises(TrainingError, match=r"s-t0000: cluster\.launcher=mock: simulates jobs and starts none"):
+    with pytest.raises(TrainingError, match=r"s-t0000: cluster\.launcher=simulated: simulates jobs and starts none"):
         drive(sweep, silent)
 
 

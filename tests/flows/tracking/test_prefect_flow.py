@@ -99,9 +99,9 @@ except StoppedError:
 
 
 @pytest.fixture
-def config(mock_config: Config, prefect_home: Path) -> Config:
-    shutil.copytree(prefect_home, prefect_api.home(Path(mock_config.runs_dir)))
-    return dataclasses.replace(mock_config, tracking=dataclasses.replace(mock_config.tracking, enabled=True))
+def config(simulated_config: Config, prefect_home: Path) -> Config:
+    shutil.copytree(prefect_home, prefect_api.home(Path(simulated_config.runs_dir)))
+    return dataclasses.replace(simulated_config, tracking=dataclasses.replace(simulated_config.tracking, enabled=True))
 
 
 def drive(run: RunPaths, *arguments: str, code: int = 0) -> str:
@@ -258,11 +258,11 @@ def test_a_stopped_run_is_cancelled_and_one_whose_process_has_died_is_crashed(co
     assert "Running" not in states(runs_dir, "task_run").values()
 
 
-def test_without_tracking_no_prefect_is_started(mock_config: Config) -> None:
-    run = pretrain.create(mock_config, argv=[], run_id="quiet")
+def test_without_tracking_no_prefect_is_started(simulated_config: Config) -> None:
+    run = pretrain.create(simulated_config, argv=[], run_id="quiet")
     assert "Prefect" not in drive(run)
     assert read_events(run)[-1]["outcome"] == "finished"
-    assert not prefect_api.home(Path(mock_config.runs_dir)).exists()
+    assert not prefect_api.home(Path(simulated_config.runs_dir)).exists()
 
 
 def test_cancelling_or_suspending_in_prefect_stops_the_run_and_resuming_continues_the_flow_run(config: Config) -> None:
@@ -282,5 +282,5 @@ def test_cancelling_or_suspending_in_prefect_stops_the_run_and_resuming_continue
     assert flow[:2] == ("cancelled (SIMULATED)", "Completed")
     assert flow[2] >= 2, "a request that was sent again also counts"
     assert links.in_prefect(run, "http://p") == f"http://p/runs/flow-run/{UUID(flow[4])}"
-    assert set(json.loads(flow[3])) == {f"experiment: {config.experiment_name}", "cluster: mock", "simulated"}
+    assert set(json.loads(flow[3])) == {f"experiment: {config.experiment_name}", "cluster: simulated", "simulated"}
     assert sorted(name for name in tasks if name.startswith("train")) == ["train attempt 3"]

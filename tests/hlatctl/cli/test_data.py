@@ -195,7 +195,7 @@ def test_a_simulated_run_has_no_data_to_look_into(
     argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path))
-    config = Config(runs_dir=os.fspath(tmp_path), cluster=ClusterConfig(launcher="mock"))
+    config = Config(runs_dir=os.fspath(tmp_path), cluster=ClusterConfig(launcher="simulated"))
     run = RunPaths(tmp_path / "played")
     files.write_text(run.config, conf.load.dump(config))
     (run.checkpoint(20) / "simulated.json").parent.mkdir(parents=True)
@@ -211,8 +211,8 @@ def test_a_simulated_run_has_no_data_to_look_into(
 def test_a_corpus_is_inspected_for_a_cluster_that_can_only_be_simulated(
     run: RunPaths, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pretended = tmp_path / ".cache" / "mock" / "data"
-    overrides = [f"data.path={corpus}", "data.on_corrupt=skip", *_KEYS, "cluster=mock", "--json"]
+    pretended = tmp_path / ".cache" / "simulated" / "data"
+    overrides = [f"data.path={corpus}", "data.on_corrupt=skip", *_KEYS, "cluster=simulated", "--json"]
     assert main(["data", "inspect", *overrides]) == 0
     assert json.loads(capsys.readouterr().out)["sources"][0]["rows"] == 120
     assert not pretended.exists()

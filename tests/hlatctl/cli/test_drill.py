@@ -24,7 +24,7 @@ from hlatctl.run.paths import RunPaths
     ("argv", "message"),
     [
         (["--fault", "kill_hed"], "--fault=kill_hed: no such fault\nhint: did you mean kill_head? known: kill_process"),
-        (["cluster=mock"], "cluster.launcher=mock: a drill disturbs real processes"),
+        (["cluster=simulated"], "cluster.launcher=simulated: a drill disturbs real processes"),
         (["cluster=kubernetes"], "cluster.launcher=kubernetes: a drill disturbs real processes"),
         (
             ["--fault", "trackers_down", "--fault", "slow_process", "tracking=none", "cluster.processes_per_node=1"],
@@ -111,7 +111,7 @@ def test_missing_tools_folders_and_packages_are_reported(tmp_path: Path, monkeyp
     (tmp_path / "file").write_text("")
     config = compose(
         [
-            "cluster=mock",
+            "cluster=simulated",
             f"cluster.worker_cache_dir={tmp_path / 'file' / 'cache'}",
             "preflight.min_open_files=1000000000",
             "checkpoint.remote_url=bogus://x",
@@ -149,7 +149,7 @@ def test_the_checklist_of_a_node_stops_where_the_node_is_not_fit(
 ) -> None:
     monkeypatch.setattr(machine_checks, "look", lambda config: iter(()))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    assert main(["doctor", "--neuron", "cluster=mock"]) == 15
+    assert main(["doctor", "--neuron", "cluster=simulated"]) == 15
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("fail  Neuron devices: neuron-ls: not found on PATH or in /opt/aws/neuron/bin")
     assert lines[-2:] == [
@@ -171,6 +171,6 @@ def test_a_machine_without_a_sandbox_says_which_tasks_it_will_skip(
         ["eval.enabled=false"],
         ["eval.code.allow_unsandboxed=true"],
         ["eval.tasks=[reading]"],
-        ["cluster=mock"],
+        ["cluster=simulated"],
     ):
         assert machine_checks.skipped_code_tasks(compose([*usual, *others])) == ""

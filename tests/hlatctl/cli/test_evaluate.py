@@ -150,7 +150,7 @@ def test_a_model_is_not_evaluated_by_a_simulation(tmp_path: Path, capsys: pytest
     assert main(argv) == 10
     message = capsys.readouterr().err
     assert message.startswith(
-        "error: cluster.launcher=mock: simulates jobs and starts none, so nothing would be evaluated"
+        "error: cluster.launcher=simulated: simulates jobs and starts none, so nothing would be evaluated"
     )
     assert not (tmp_path / "runs").exists()
 

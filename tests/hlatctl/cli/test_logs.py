@@ -117,7 +117,7 @@ def test_an_event_of_a_newer_version_has_a_line_of_its_values(tmp_path: Path) ->
 
 def test_a_simulated_run_says_so_first(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run("played", simulated=True)
-    run.config.write_text(run.config.read_text().replace("launcher: local", "launcher: mock"))
+    run.config.write_text(run.config.read_text().replace("launcher: local", "launcher: simulated"))
     assert main(["logs", "played", "--runs-dir", os.fspath(run.root.parent)]) == 0
     assert capsys.readouterr().err.startswith("SIMULATED: nothing is trained, and every number is made up\n")
 

@@ -78,7 +78,7 @@ def test_a_search_ranks_layouts_by_cost(capsys: pytest.CaptureFixture[str]) -> N
     [
         (["experiment=hlat_7b"], 64, "is for Slurm"),
         (["cluster=slurm", "cluster.nodes=4", "train.global_batch_size=4", "train.micro_batch_size=1"], 4, ""),
-        (["cluster=mock"], 0, "is for one machine"),
+        (["cluster=simulated"], 0, "is for one machine"),
     ],
 )
 def test_the_script_of_several_nodes_is_that_of_slurm_which_need_not_be_here(
@@ -148,17 +148,17 @@ def test_a_plan_warns_of_a_small_vocabulary_and_of_repeated_text(
     small = "data: the corpus gives a tokenizer of 293 tokens, fewer than tokenizer.train_vocab_size=8,192"
     prepared = {"sources": [{"path": "/data/books", "estimated_tokens": 20_000}], "warnings": [small]}
     monkeypatch.setattr("flows.stages.data.prepared_dataset", lambda config: prepared)
-    assert main(["plan", "cluster=mock"]) == 0
+    assert main(["plan", "cluster=simulated"]) == 0
     text = capsys.readouterr().out
     warned = text[text.index("# warnings") : text.index("# the run")].splitlines()
     assert warned[1] == small
     assert warned[2].startswith("data: the run trains on /data/books about 125 times: 2,506,752 tokens from a corpus ")
-    assert main(["plan", "cluster=mock", "train.tokens=50K", "--json"]) == 0
+    assert main(["plan", "cluster=simulated", "train.tokens=50K", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["warnings"] == [small]
 
 
 def test_a_plan_warns_of_a_key_without_effect(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "cluster=mock", "optimizer.momentum=0.9", "--json"]) == 0
+    assert main(["plan", "cluster=simulated", "optimizer.momentum=0.9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["warnings"] == [
         "optimizer.momentum: has no effect without optimizer=muon"
     ]
@@ -169,7 +169,7 @@ def test_a_plan_says_which_tasks_this_machine_will_skip(
 ) -> None:
     skipped = "smoke_humaneval: will be skipped, because there is no sandbox"
     monkeypatch.setattr("hlatctl.machine_checks.skipped_code_tasks", lambda config: skipped)
-    assert main(["plan", "cluster=mock", "--json"]) == 0
+    assert main(["plan", "cluster=simulated", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["warnings"] == [skipped]
 
 

@@ -79,7 +79,10 @@ def test_unknown_or_great_cost_needs_a_yes(tmp_path: Path, capsys: pytest.Captur
     ("arguments", "message"),
     [
         (["seed=1"], "nothing is swept"),
-        (["cluster=local,mock"], "cluster.launcher=mock: simulates jobs and starts none, so nothing would be trained"),
+        (
+            ["cluster=local,simulated"],
+            "cluster.launcher=simulated: simulates jobs and starts none, so nothing would be trained",
+        ),
         (["seed=1,2", "sweep.objective=validation_loss"], "no trial reports it, because eval.enabled=false"),
         (["optimizer.lr=1e-3,-1"], "optimizer.lr=-1.0: must be greater than 0 (in the arm optimizer.lr=-1)"),
         (["seed=1,2", "sweep.parallel=5000"], "sweep.parallel=5000: with 1 processes or threads each"),

@@ -1,4 +1,4 @@
-"""`train`, `plan`, `resume` and `stop` from end to end on the mock cluster without Prefect and MLflow, and progress."""
+"""`train`, `plan`, `resume` and `stop` on the simulated cluster without Prefect and MLflow, and progress."""
 
 from __future__ import annotations
 
@@ -164,7 +164,9 @@ def test_a_dry_run_prints_its_id_alone_and_talks_on_stderr(runs_dir: Path, capsy
     assert "hlatctl resume rehearsal" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("asked", [["experiment=hlat_7b"], ["cluster=mock"], ["cluster.launcher=mock", "--detach"]])
+@pytest.mark.parametrize(
+    "asked", [["experiment=hlat_7b"], ["cluster=simulated"], ["cluster.launcher=simulated", "--detach"]]
+)
 def test_only_an_explicit_dry_run_simulates(
     asked: list[str], runs_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,7 +174,9 @@ def test_only_an_explicit_dry_run_simulates(
     captured = capsys.readouterr()
     assert captured.out == ""
     error, hint = captured.err.splitlines()
-    assert error.startswith("error: cluster.launcher=mock: simulates jobs and starts none, so nothing would be trained")
+    assert error.startswith(
+        "error: cluster.launcher=simulated: simulates jobs and starts none, so nothing would be trained"
+    )
     assert hint == "hint: add --dry-run to simulate it, or run `hlatctl plan` with the same configuration"
     assert not runs_dir.exists()
 
@@ -272,7 +276,9 @@ def test_plan_shows_everything_and_creates_nothing(runs_dir: Path, capsys: pytes
 
 def test_plan_marks_configurations_that_can_only_be_simulated_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "experiment=hlat_7b"]) == 0
-    assert capsys.readouterr().out.startswith("# simulation only\nSIMULATED: cluster.launcher=mock starts no jobs.")
+    assert capsys.readouterr().out.startswith(
+        "# simulation only\nSIMULATED: cluster.launcher=simulated starts no jobs."
+    )
 
 
 @pytest.mark.processes

@@ -95,7 +95,7 @@ def test_remedies_are_valid_and_fit(hlat_70b: Config) -> None:
 
 
 def test_fsdp_shards_state_and_zero1_moments_only() -> None:
-    cluster = ClusterConfig(launcher="mock", processes_per_node=32)
+    cluster = ClusterConfig(launcher="simulated", processes_per_node=32)
     config = Config(model=LLAMA_7B, cluster=cluster, checkpoint=CheckpointConfig(mode="sync"))
     config = dataclasses.replace(
         config, train=dataclasses.replace(config.train, global_batch_size=32, micro_batch_size=1)

@@ -117,7 +117,7 @@ def test_the_plan_says_that_it_was_measured_and_how() -> None:
     [
         ["experiment=hlat_7b"],
         ["cluster=slurm"],
-        ["cluster=mock"],
+        ["cluster=simulated"],
         ["backend.device=cuda"],
         ["+cluster.hardware.fp32_flops_per_s=1e11", "+cluster.hardware.link_bytes_per_s=1e9"],
     ],

@@ -45,7 +45,7 @@ def small(*, processes: int = 1, nodes: int = 1, batch: int = 8, micro: int = 1,
         model=_MODEL,
         train=TrainConfig(global_batch_size=batch, micro_batch_size=micro, seq_len=100),
         parallel=ParallelConfig(**layout),  # type: ignore[arg-type]
-        cluster=ClusterConfig(launcher="mock", nodes=nodes, processes_per_node=processes, hardware=_HARDWARE),
+        cluster=ClusterConfig(launcher="simulated", nodes=nodes, processes_per_node=processes, hardware=_HARDWARE),
     )
 
 

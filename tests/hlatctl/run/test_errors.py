@@ -107,11 +107,14 @@ def test_a_place_that_cant_be_written_has_a_hint_that_fits_the_cause(number: int
 
 
 def test_the_nearest_known_name_is_suggested_before_all_of_them() -> None:
-    assert suggest("locl", ["local", "mock"], prefix="cluster=") == "did you mean cluster=local? known: local, mock"
+    assert (
+        suggest("locl", ["local", "simulated"], prefix="cluster=")
+        == "did you mean cluster=local? known: local, simulated"
+    )
 
 
 def test_without_a_near_name_the_known_ones_are_listed() -> None:
-    assert suggest("x", ["local", "mock"]) == "known: local, mock"
+    assert suggest("x", ["local", "simulated"]) == "known: local, simulated"
     assert suggest("x", []) == "known: none"
 
 

@@ -216,7 +216,9 @@ def test_nodes_wait_for_each_other_and_report_their_own_failures(
 ) -> None:
     run, config = (
         RunPaths(tmp_path),
-        config_with(cluster__nodes=2, cluster__launcher="mock", preflight__timeout_s=0.3, backend__device="neuron"),
+        config_with(
+            cluster__nodes=2, cluster__launcher="simulated", preflight__timeout_s=0.3, backend__device="neuron"
+        ),
     )
     checks: list[Any] = [
         Check(name=node.SOFTWARE, status="pass", shows="", values={"driver": "2"}),
