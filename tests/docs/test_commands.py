@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 
+from conf import simulation
 from conf.compose import compose, groups
 from conf.reference import keys
 from hlatctl.cli.main import app
@@ -63,7 +64,9 @@ def accept(line: str) -> None:
         if command.name not in _COMPOSE or context.params.get("of") or _MORE & set(line.split()):
             check_keys(overrides)
         else:
-            composed(*overrides, *(["cluster.launcher=simulated"] if context.params.get("dry_run") else []))
+            if context.params.get("dry_run") or command.name == "forecast":
+                overrides = [*simulation.split(overrides)[0], "cluster.launcher=simulated"]
+            composed(*overrides)
 
 
 @functools.cache
