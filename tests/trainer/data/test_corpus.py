@@ -121,13 +121,14 @@ def test_another_process_that_prepares_the_same_is_waited_for(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(config, tmp_path / "made")
+    check = corpus.check
 
     def other_finishes(config: Config) -> Any:
-        corpora = corpus.check(config)
+        corpora = check(config)
         (tmp_path / "made").rename(tmp_path / "d")
         return corpora
 
-    monkeypatch.setattr("trainer.data.prepare.check", other_finishes)
+    monkeypatch.setattr(corpus, "check", other_finishes)
     before = _dataset(tmp_path / "made")
     prepare(config, tmp_path / "d")
     assert _dataset(tmp_path / "d") == before
