@@ -71,12 +71,12 @@ class Wait:
         self._say = say
         self._began_s = self._said_s = time.monotonic()
 
-    def so_far_s(self, what: str, hint: str = "") -> float:
+    def so_far_s(self, what: str) -> float:
         """Return the seconds waited so far."""
         now_s = time.monotonic()
         if now_s - self._said_s > _SAY_EVERY_S:
             self._said_s = now_s
-            self._say(f"waiting for {what} to start, {now_s - self._began_s:.0f} s so far{hint}")
+            self._say(f"waiting for {what} to start, {now_s - self._began_s:.0f} s so far")
         return now_s - self._began_s
 
 

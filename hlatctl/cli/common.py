@@ -22,7 +22,6 @@ from hlatctl.run.errors import ConfigError, HlatctlError, RunNotFoundError
 from hlatctl.run.fold import read_state
 from hlatctl.run.labels import WARNING, noted
 from hlatctl.run.paths import RunPaths, SweepPaths
-from hlatctl.run.processes import user_name as user_name
 from hlatctl.run.runs import LATEST, list_runs, list_sweeps
 from hlatctl.units import count, one_line, printable
 

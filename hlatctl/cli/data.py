@@ -24,13 +24,13 @@ from hlatctl.cli.common import (
     place,
     print_json,
     say,
-    user_name,
     with_runs_dir,
     write,
 )
 from hlatctl.report.run_view import is_simulated
 from hlatctl.run.errors import DataError
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.processes import user_name
 
 if TYPE_CHECKING:
     from conf.schema import Config

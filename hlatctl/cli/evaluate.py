@@ -38,7 +38,6 @@ from hlatctl.cli.common import (
     print_json,
     runs_folder,
     say,
-    user_name,
     with_runs_dir,
     write,
 )
@@ -46,6 +45,7 @@ from hlatctl.cli.progress import LiveEvaluationObserver, PlainEvaluationObserver
 from hlatctl.run.errors import ConfigError, EvaluationError
 from hlatctl.run.fold import read_state
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.processes import user_name
 from hlatctl.units import count, counted, duration, size
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from hlatctl.cli.common import (
     run_or_sweep_names,
     runs_folder,
     say,
-    user_name,
     write,
 )
 from hlatctl.report import run_list
@@ -38,6 +37,7 @@ from hlatctl.run.errors import ConfigError, RunNotFoundError
 from hlatctl.run.fold import read_state
 from hlatctl.run.labels import marked
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.processes import user_name
 from hlatctl.run.runs import LATEST, list_sweeps
 from hlatctl.run.state import AmendmentState
 from hlatctl.units import count, counted, number, one_line, size, tags_text, utc

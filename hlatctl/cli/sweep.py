@@ -19,13 +19,13 @@ from hlatctl.cli.common import (
     announce,
     find_sweep_only,
     say,
-    user_name,
     with_runs_dir,
     write,
 )
 from hlatctl.cli.train import drive
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.labels import WARNING, change, write_label
+from hlatctl.run.processes import user_name
 
 if TYPE_CHECKING:
     from flows.sweep.create import SweepPlan

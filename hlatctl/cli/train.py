@@ -24,7 +24,6 @@ from hlatctl.cli.common import (
     find_run,
     find_sweep,
     say,
-    user_name,
     warn_of_no_effect,
     with_runs_dir,
     write,
@@ -38,6 +37,7 @@ from hlatctl.run.fold import read_state
 from hlatctl.run.labels import change, write_label
 from hlatctl.run.lease import driver
 from hlatctl.run.paths import RunPaths, SweepPaths
+from hlatctl.run.processes import user_name
 from hlatctl.run.state import ProfileState
 from hlatctl.units import size
 

@@ -279,14 +279,14 @@ def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
         return content
 
 
-def read_text(path: Path, most: int = MAX_FILE_BYTES) -> str:
+def read_text(path: Path) -> str:
     """Return a regular file's content as UTF-8 text.
 
     Raises:
         OSError: it is missing, too large, not a regular file, or can't be read.
         ValueError: it is not UTF-8.
     """
-    return read_bytes(path, most).decode()
+    return read_bytes(path).decode()
 
 
 def check_size(path: Path, most: int = MAX_FILE_BYTES) -> None:

@@ -40,10 +40,10 @@ def done(folder: Path, number: int) -> None:
     files.write_text(folder / f"{number}.done", "")
 
 
-def coming(folder: Path, stays_s: float = STAYS_S) -> Iterator[tuple[int, list[str]]]:
+def coming(folder: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the number and the arguments of each order until none has come for a while."""
     number, last_s = 1, time.monotonic()
-    while time.monotonic() - last_s < stays_s:
+    while time.monotonic() - last_s < STAYS_S:
         try:
             argv = files.read_json(folder / f"{number}.json")
         except FileNotFoundError:

@@ -7,7 +7,6 @@ order, carry its number, and never mix with those of another rank, and one file 
 from __future__ import annotations
 
 import os
-import re
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 SOCKET_ENV = "HLATCTL_LOG_SOCKET"
 #: Limit of a rank's wait for the node's program, which answers immediately, even to all of its ranks.
 _ANSWER_S = 30.0
-_PREFIX = re.compile(rb"\[rank(\d+)\]: ")
 
 
 def node_log(log: Path, node: int) -> Path:
@@ -27,12 +25,6 @@ def node_log(log: Path, node: int) -> Path:
 def prefix(rank: int) -> bytes:
     """Return the beginning of each line of a rank in the log of its node. PyTorch writes ranks in the same way."""
     return f"[rank{rank}]: ".encode()
-
-
-def rank_of(line: bytes) -> int | None:
-    """Return the rank that printed a line of a node's log; None: the line is torchrun's or the launcher's."""
-    match = _PREFIX.match(line)
-    return int(match[1]) if match else None
 
 
 def send_to_node_log() -> None:

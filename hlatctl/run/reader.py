@@ -90,11 +90,6 @@ class RunReader(Generic[Config]):
         return self.driver is None
 
     @property
-    def is_over(self) -> bool:
-        """Whether the newest driver has journalled the run's end."""
-        return self.state.status in _ENDED
-
-    @property
     def at_rest(self) -> bool:
         """Whether there is nothing to stop: no driver, and no job left by a dead driver."""
         attempt = self.state.attempt

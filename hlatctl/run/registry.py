@@ -93,11 +93,11 @@ class Registry(Generic[_Row]):
             DependencyError: the package that adds it can't be used.
         """
         reference: str = getattr(self[name], field)
-        if name in self.built_in:
-            return pkgutil.resolve_name(reference) if reference else None
         try:
             return pkgutil.resolve_name(reference) if reference else None
         except (Exception, SystemExit) as error:
+            if name in self.built_in:
+                raise
             raise self._broken(name, self._entry(name), error) from error
 
     def create(self, name: str, *args: Any, **options: Any) -> Any:

@@ -56,7 +56,6 @@ class TrialState:
     process_hours: float = 0.0
     saved_process_hours: float = 0.0
     lost_drivers: int = 0
-    asked_unix_s: float = 0.0
     started_unix_s: float | None = None
     ended_unix_s: float | None = None
 

@@ -224,11 +224,11 @@ def legend(axes: Axes) -> None:
         axes.legend(loc="upper right")
 
 
-def line(axes: Axes, series: Series, name: str, *, colour: str = INK) -> None:
+def line(axes: Axes, series: Series, name: str) -> None:
     """Draw a value over tokens, with the range of each point's steps behind it."""
     if name in series.ranges:
         axes.fill_between(series.tokens, *series.ranges[name], color=FAINT, linewidth=0)
-    axes.plot(series.tokens, series.values[name], color=colour)
+    axes.plot(series.tokens, series.values[name], color=INK)
 
 
 def robust_limits(lowest: Sequence[float], highest: Sequence[float]) -> tuple[float, float] | None:

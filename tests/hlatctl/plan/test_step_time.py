@@ -134,9 +134,8 @@ def test_element_wise_operations_take_the_memory_s_time_and_compiled_ones_less()
 
 
 _ENDS, _LAYER = 2 * 6000 + 60, 12 * 3600 + 120
-#: Seconds of a micro-batch in one layer, and in the output projection.
+#: Seconds of a micro-batch in one layer.
 _LAYER_S = 100 * (6 * 12 * 3600 + 3.5 * _CORE / 4) / 0.5e12
-_HEAD_S = 100 * 6 * 6000 / 0.5e12
 
 
 def planned(config: Config, **other: object) -> StepTime:
