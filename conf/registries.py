@@ -1,4 +1,4 @@
-"""The launchers, backends, optimizers, schedules and data formats, with the capabilities that others decide by.
+"""The launchers, backends, optimizers and schedules, with the capabilities that others decide by.
 
 No other module compares these names. Another installed package adds rows by entry points (``hlatctl.run.registry``;
 docs/architecture.md, "How to add"). Text fields ``package.module:attribute`` are imported when they are needed.

@@ -24,7 +24,6 @@ from hlatctl.report import baselines
 from hlatctl.report.baselines import Baselines, Layout, Model, RowSpec, RowTitle
 from hlatctl.report.contracts import Conditions, Known, ScoreContracts, agree, first_difference, of_imported, of_mean
 from hlatctl.report.numbers import finite_or_nan, origin_text
-from hlatctl.run import contract
 from hlatctl.run import contract as contracts
 from hlatctl.run.contract import Record
 from hlatctl.run.errors import EvaluationError
@@ -440,7 +439,7 @@ def read_scores(run: RunPaths, tokens: int | None, warn: Callable[[str], None]) 
     state = read_state(run)
     milestone = evaluated_milestone(run, state.milestones, tokens)
     try:
-        recorded = contract.read_record(run)
+        recorded = contracts.read_record(run)
     except EvaluationError as error:
         warn(error.message)
         recorded = None

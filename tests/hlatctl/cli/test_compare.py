@@ -32,7 +32,7 @@ def runs_dir(tmp_path: Path) -> Path:
     lacking = {name: kept for name, kept in hlat_scores(0.006).items() if name != "arc_easy"}
     scored_run(folder, "longer-2", lacking)
     scored_run(folder, "other-3", hlat_scores(0.1), whole=OTHER_FIELDS)
-    scored_run(folder, "mock-4", {"mmlu": score("acc", 0.9, 0.001, 14_042)}, simulated=True)
+    scored_run(folder, "dry-4", {"mmlu": score("acc", 0.9, 0.001, 14_042)}, simulated=True)
     return folder
 
 
@@ -55,7 +55,7 @@ def compare(runs_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     [("text", "table.txt"), ("markdown", "table.md"), ("json", "table.json"), ("latex", "table.tex")],
 )
 def test_every_format_is_the_golden_one(compare: Compare, output: str, name: str) -> None:
-    text = compare("base_1", "longer-2", "other-3", "mock-4", "--baselines", "hlat", "--format", output)
+    text = compare("base_1", "longer-2", "other-3", "dry-4", "--baselines", "hlat", "--format", output)
     if os.environ.get(UPDATE_ENV):
         (GOLDEN / name).write_text(text, encoding="utf-8")
     assert text == (GOLDEN / name).read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ def test_the_example_in_the_documents_is_what_is_printed() -> None:
 
 
 def test_latex_is_balanced_and_every_row_has_every_column(compare: Compare) -> None:
-    text = compare("base_1", "other-3", "mock-4", "--baselines", "hlat", "--format", "latex")
+    text = compare("base_1", "other-3", "dry-4", "--baselines", "hlat", "--format", "latex")
     bare = re.sub(r"\\[{}&%$#_]", "", text)
     depths = [bare[:end].count("{") - bare[:end].count("}") for end in range(len(bare) + 1)]
     assert (min(depths), depths[-1]) == (0, 0)
