@@ -27,7 +27,7 @@ When = Literal["at_once", "next_attempt", "next_driver", "never"]
 
 #: When a change begins, in words.
 IN_WORDS: dict[When, str] = {
-    "at_once": "at once, without a restart",
+    "at_once": "immediately, without a restart",
     "next_attempt": "with the next attempt",
     "next_driver": "with the next `hlatctl resume`",
     "never": "never",

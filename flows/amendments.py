@@ -132,7 +132,9 @@ def _at_step(
     if is_simulated(before):
         raise ConfigError(f"--at={at}: simulated training doesn't end for an amendment", hint="leave out --at")
     if changes and begins(changes) == "at_once":
-        raise ConfigError(f"--at={at}: {next(iter(changes))} changes at once, without a restart", hint="leave out --at")
+        raise ConfigError(
+            f"--at={at}: {next(iter(changes))} changes immediately, without a restart", hint="leave out --at"
+        )
     if at == "now":
         return next_start(state)
     if not str(at).isdecimal():

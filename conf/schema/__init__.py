@@ -187,7 +187,7 @@ class SweepConfig:
     direction: Literal["min", "max"] | None = None
     """`min` or `max`; none: `max` for `eval.TASK`, `min` otherwise and for bits per byte (`eval.TASK_bpb`)."""
     parallel: PositiveInt = 1
-    """Trials at once; local trials share this machine's cores."""
+    """Trials that run at the same time; local trials share this machine's cores."""
     pruner: Literal["none", "median", "asha"] = "none"
     """How to end inferior trials early: `median` of the others at the same tokens, `asha` (halving), or `none`."""
     rungs: PositiveInt = 8

@@ -21,7 +21,7 @@ class CodeConfig:
     """Limit of each process's address space, and of the memory of all processes of a program. The minimum holds an
     interpreter and NumPy."""
     workers: PositiveInt | None = None
-    """Programs evaluated at once; none: one per core."""
+    """Programs evaluated at the same time; none: one per core."""
     allow_unsandboxed: bool = False
     """If bubblewrap is missing, run generated programs without it: they can read and change this machine."""
 
@@ -118,7 +118,7 @@ class EvalConfig:
     order: Literal["oldest", "newest"] = "oldest"
     """Which waiting milestone is evaluated next: the one that waits longest, or the newest checkpoint."""
     concurrent: PositiveInt = 1
-    """Milestones evaluated at once. On one machine they share its cores and memory."""
+    """Milestones evaluated at the same time. On one machine they share its cores and memory."""
     placement: Literal["beside", "between"] = "beside"
     """`beside`: while training runs, at low priority on one machine, as jobs of their own on a cluster. `between`:
     training ends its attempt at each milestone, and its nodes evaluate before the next attempt."""

@@ -186,7 +186,7 @@ def amend(
 ) -> None:
     """Change the configuration of a run.
 
-    The run may be running. Some keys change at once, others with the run's next attempt, and some never:
+    The run may be running. Some keys change immediately, others with the run's next attempt, and some never:
     `hlatctl amend --table` lists them. The new configuration is checked first. config.yaml stays as it was.
     """
     make(find_run(run, runs_dir), overrides or [], why=why, at=at)

@@ -174,7 +174,7 @@ def test_a_step_must_lie_ahead(run: RunPaths) -> None:
         amend(run, "optimizer.lr=1e-4", at="70")
     with pytest.raises(ConfigError, match="--at=soon: must be a step or `now`"):
         amend(run, "optimizer.lr=1e-4", at="soon")
-    with pytest.raises(ConfigError, match=r"--at=90: checkpoint\.keep changes at once"):
+    with pytest.raises(ConfigError, match=r"--at=90: checkpoint\.keep changes immediately"):
         amend(run, "checkpoint.keep=9", at="90")
     with pytest.raises(ConfigError, match="--at=306: training ends with step 306"):
         amend(run, "optimizer.lr=1e-4", at="306")
