@@ -167,8 +167,7 @@ def _spare_nodes(config: Config) -> Iterator[ConfigError]:
 
 def _here(config: Config) -> str:
     """Return the launcher as an override if its jobs run on this machine alone; otherwise nothing."""
-    launcher = config.cluster.launcher
-    return f"cluster.launcher={launcher}" if LAUNCHERS[launcher].jobs_run == "here" else ""
+    return f"cluster.launcher={config.cluster.launcher}" if config.cluster.jobs_run == "here" else ""
 
 
 def _of_launcher(config: Config) -> Iterator[ConfigError]:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conf.devices import DEVICES
-from conf.registries import BACKENDS
 from conf.schema import Config
 from hlatctl.run.redact import MASK, hide, is_secret_name
 
@@ -69,7 +68,7 @@ def variables(config: Config) -> dict[str, str]:
 
 def cache_variable(config: Config) -> str:
     """Return the variable with the folder of the compiler's cache ("Neuron Persistent Cache"; ``conf.devices``)."""
-    torch_xla = BACKENDS[config.backend.name].torch_xla
+    torch_xla = config.backend.kind.torch_xla
     return "NEURON_COMPILE_CACHE_URL" if torch_xla else DEVICES[config.backend.device].cache_variable
 
 
@@ -102,7 +101,7 @@ def software_problem(config: Config, versions: Mapping[str, str]) -> str:
         return ""
     here = f"backend.name={config.backend.name}: torch-neuronx {installed} is installed"
     is_torch_neuron = _release(installed) >= _FIRST_TORCH_NEURON
-    needs_torch_xla = BACKENDS[config.backend.name].torch_xla
+    needs_torch_xla = config.backend.kind.torch_xla
     if needs_torch_xla and is_torch_neuron:
         return f"{here}, which is TorchNeuron; NeuronX Distributed needs torch-neuronx 2.9 on torch-xla"
     if not needs_torch_xla and not is_torch_neuron:

@@ -16,7 +16,6 @@ from typing import Any
 
 from conf.listing import is_url, kept
 from conf.load import flatten
-from conf.registries import BACKENDS
 from conf.schema import Config
 from hlatctl import __version__
 
@@ -84,7 +83,7 @@ def graph_fingerprint(config: Config, versions: dict[str, str]) -> str:
         del parts[key]
     parts["micro_batch_size"] = config.micro_batch_size
     parts["env"] = {n: v for n, v in config.backend.env.items() if not n.startswith(_NO_GRAPH_VARIABLES)}
-    if BACKENDS[config.backend.name].torch_xla:
+    if config.backend.kind.torch_xla:
         parts.update({key: values[key] for key in _WHOLE_STEP_KEYS})
         parts["world_size"], parts["grad_accum_steps"] = config.world_size, config.grad_accum_steps
     parts["versions"] = versions

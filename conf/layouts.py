@@ -109,7 +109,7 @@ def _context_parallel(config: Config) -> Iterator[ConfigError]:
 
 def _backend(config: Config) -> Iterator[ConfigError]:
     name, device, layout = config.backend.name, config.backend.device, config.parallel.data_parallel
-    devices = BACKENDS[name].devices
+    kind, devices = config.backend.kind, config.backend.kind.devices
     if devices and device not in devices:
         yield ConfigError(
             f"backend.device={device}: backend.name={name} trains on {' or '.join(devices)}",
@@ -120,14 +120,13 @@ def _backend(config: Config) -> Iterator[ConfigError]:
             f"parallel.data_parallel=fsdp: backend.name={name} doesn't support it",
             hint="set parallel.data_parallel=zero1",
         )
-    precisions, precision = BACKENDS[name].state_bytes, config.precision.name
+    precisions, precision = kind.state_bytes, config.precision.name
     if precision not in precisions and precision != "fp8":  # has a rule of its own
         yield ConfigError(
             f"precision.name={precision}: backend.name={name} doesn't support it",
             hint=f"set precision.name to one of: {', '.join(precisions)}",
         )
-    optimizers = BACKENDS[name].optimizers
-    if optimizers and config.optimizer.name not in optimizers:
+    if (optimizers := kind.optimizers) and config.optimizer.name not in optimizers:
         yield ConfigError(
             f"optimizer.name={config.optimizer.name}: backend.name={name} doesn't support it, torch_native does",
             hint=f"set optimizer.name={optimizers[0]}, or backend=torch_native",
@@ -263,7 +262,7 @@ def _batches(config: Config) -> Iterator[ConfigError]:
 
 
 def _has(config: Config, trait: Trait) -> bool:
-    return trait in BACKENDS[config.backend.name].traits
+    return trait in config.backend.kind.traits
 
 
 def not_together(one: str, other: str, why: str, *, hint: str = "change one of them") -> ConfigError:

@@ -11,6 +11,8 @@ from typing import Literal
 
 from hlatctl.run.registry import Registry, Row
 
+JobsRun = Literal["here", "cluster", "nowhere"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherKind(Row):
@@ -30,7 +32,7 @@ class LauncherKind(Row):
         device_hint: how a job of an evaluation asks for a device.
     """
 
-    jobs_run: Literal["here", "cluster", "nowhere"] = "cluster"
+    jobs_run: JobsRun = "cluster"
     rules: str = ""
     start_rules: str = ""
     settings: str = ""

@@ -19,9 +19,12 @@ from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, suggest
 from hlatctl.run.paths import RunPaths
 
+#: Simulates the jobs of a run, whose stages and journal are real; ``--dry-run`` adds it.
+OVERRIDE = "cluster.launcher=simulated"
+
 
 def split(overrides: Iterable[str]) -> tuple[list[str], SimulationConfig]:
-    """Return the overrides of the run, and the settings of its simulated cluster.
+    """Return the overrides of a simulated run, of which ``OVERRIDE`` is the last, and the settings of its cluster.
 
     Args:
         overrides: ``simulation=NAME`` stands for the values in ``conf/simulation/NAME.yaml``; later values win.
@@ -39,7 +42,7 @@ def split(overrides: Iterable[str]) -> tuple[list[str], SimulationConfig]:
             values |= _typed(text)
         else:
             others.append(text)
-    return others, _settings(values)
+    return [*others, OVERRIDE], _settings(values)
 
 
 def _profile(name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conf.registries import BACKENDS, OPTIMIZERS, StateBytes
+from conf.registries import OPTIMIZERS, StateBytes
 from conf.schema import Config, ModelConfig
 
 FP32_BYTES, BF16_BYTES = 4, 2
@@ -88,7 +88,7 @@ def mfu(config: Config, tokens_per_s: float, peak_flops_per_s: float | None) -> 
 
 def state_bytes(config: Config) -> StateBytes:
     """Return the bytes per parameter of a configuration's backend and precision."""
-    return BACKENDS[config.backend.name].state_bytes[config.precision.name]
+    return config.backend.kind.state_bytes[config.precision.name]
 
 
 def moment_bytes(config: Config, parameters: int, matrices: int) -> int:

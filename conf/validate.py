@@ -20,7 +20,7 @@ from conf.constraints import Range, violations
 from conf.data_changes import batch_numbers
 from conf.environment import SET_ELSEWHERE
 from conf.listing import is_url
-from conf.registries import BACKENDS, LAUNCHERS, OPTIMIZERS, SCHEDULES
+from conf.registries import LAUNCHERS, OPTIMIZERS, SCHEDULES
 from conf.schema import Config, EvalConfig
 from hlatctl.cache.trust import require_own
 from hlatctl.run.errors import ConfigError, nearest, unset
@@ -275,7 +275,7 @@ def _suite(config: Config) -> Iterator[ConfigError]:
 
 def _cluster(config: Config) -> Iterator[ConfigError]:
     launcher = config.cluster.launcher
-    if LAUNCHERS[launcher].jobs_run == "here" and config.cluster.nodes != 1:
+    if config.cluster.jobs_run == "here" and config.cluster.nodes != 1:
         yield ConfigError(
             f"cluster.nodes={config.cluster.nodes}: cluster.launcher={launcher} runs on this machine only",
             hint="set cluster.nodes=1",
@@ -293,7 +293,7 @@ def _environment(config: Config) -> Iterator[ConfigError]:
 
 def _compiler_flags(config: Config) -> Iterator[ConfigError]:
     flags = config.backend.compiler_flags
-    if flags and not BACKENDS[config.backend.name].torch_xla:
+    if flags and not config.backend.kind.torch_xla:
         yield layouts.not_together(
             f"backend.compiler_flags=[{', '.join(flags)}]",
             f"backend.name={config.backend.name}",

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from conf.devices import DEVICES
 from conf.of_run import of_run
-from conf.registries import BACKENDS
 from conf.schema import Config
 from flows.launch.base import launcher_for
 from flows.runtime.context import is_simulated, live_training
@@ -134,7 +133,7 @@ def _check_backend(run: RunPaths, config: Config, state: RunState) -> None:
         raise ConfigError(
             f"run {run.run_id}: is simulated, and no process trains", hint="`hlatctl runs` lists the runs that train"
         )
-    if BACKENDS[config.backend.name].torch_xla or not DEVICES[config.backend.device].profiled:
+    if config.backend.kind.torch_xla or not DEVICES[config.backend.device].profiled:
         raise ConfigError(
             f"run {run.run_id}: backend.name={config.backend.name}, backend.device={config.backend.device}: PyTorch's "
             "profiler does not see what the device does",

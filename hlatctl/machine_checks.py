@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from conf.registries import LAUNCHERS
 from conf.schema import Config
 from conf.validate import code_tasks
 from hlatctl.cache.remote import check_writable
@@ -48,7 +47,7 @@ def look(config: Config) -> Iterator[Check]:
 
 def _where_jobs_run(config: Config, check: Check) -> Check:
     """Return a check of what only jobs need. With a scheduler they run on nodes, and this may be a login node."""
-    if check.status != "fail" or LAUNCHERS[config.cluster.launcher].jobs_run != "cluster":
+    if check.status != "fail" or config.cluster.jobs_run != "cluster":
         return check
     return dataclasses.replace(check, status="skip", shows=f"{check.shows}; only the nodes that run jobs need it")
 
@@ -103,9 +102,7 @@ def skipped_code_tasks(config: Config) -> str:
 
     Empty if they run on a cluster, because its nodes may differ from this machine.
     """
-    tasks = (
-        code_tasks(config.eval) if config.milestones and LAUNCHERS[config.cluster.launcher].jobs_run == "here" else []
-    )
+    tasks = code_tasks(config.eval) if config.milestones and config.cluster.jobs_run == "here" else []
     problem = _sandbox_problem() if tasks and not config.eval.code.allow_unsandboxed else ""
     if not problem:
         return ""
@@ -137,7 +134,7 @@ def _folder(name: str, folder: Path) -> Check:
 
 def _worker_cache(config: Config) -> Check:
     folder = Path(config.cluster.worker_cache_dir)
-    if LAUNCHERS[config.cluster.launcher].jobs_run == "cluster":
+    if config.cluster.jobs_run == "cluster":
         return Check(name="worker cache", status="skip", shows=f"{folder} is on the nodes, where preflight checks it")
     return _folder("worker cache", folder)
 

@@ -85,7 +85,7 @@ class Config:
     @property
     def eval_device(self) -> DeviceName:
         """Device that transformers evaluates on, which must exist. It can't use one of torch-xla."""
-        return self.eval.device or ("cpu" if BACKENDS[self.backend.name].torch_xla else self.backend.device)
+        return self.eval.device or ("cpu" if self.backend.kind.torch_xla else self.backend.device)
 
     @property
     def eval_devices(self) -> int:

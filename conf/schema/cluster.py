@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from conf.constraints import Efficiency, Fraction, NonNegativeFloat, NonNegativeInt, Port, PositiveFloat, PositiveInt
-from conf.registries import LAUNCHERS
+from conf.registries import LAUNCHERS, JobsRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +170,11 @@ class ClusterConfig:
     """Price of a node, for costs; none: costs are not shown."""
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
+
+    @property
+    def jobs_run(self) -> JobsRun:
+        """Where the launcher's jobs run."""
+        return LAUNCHERS[self.launcher].jobs_run
 
     @property
     def paid_nodes(self) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from conf.constraints import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from conf.devices import DeviceName
-from conf.registries import BACKENDS, OPTIMIZERS, SCHEDULES
+from conf.registries import BACKENDS, OPTIMIZERS, SCHEDULES, BackendKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,3 +155,8 @@ class BackendConfig:
     """Environment variables of the training processes; null: unset, even if set in this shell."""
     compiler_flags: list[str] = field(default_factory=list)
     """Flags of neuronx-cc (NEURON_CC_FLAGS), one word per item."""
+
+    @property
+    def kind(self) -> BackendKind:
+        """What the backend can do."""
+        return BACKENDS[self.name]

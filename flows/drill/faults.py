@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.registries import LAUNCHERS
 from conf.schema import Config
 from flows.drill import arena as small_disk
 from flows.drill.arena import Arena, NotRecovered, NotTried, Servers, last_rank
@@ -313,7 +312,7 @@ def _slowed(process: Identity) -> Iterator[Callable[[], None]]:
 
 
 def _one_process(config: Config) -> str:
-    if LAUNCHERS[config.cluster.launcher].jobs_run != "here":
+    if config.cluster.jobs_run != "here":
         return "a process of another machine can't be slowed evenly from here"
     alone = config.cluster.processes_per_node * config.cluster.nodes < 2
     return "with one process there is no slowest one" if alone else ""
@@ -329,14 +328,14 @@ def no_tracking(config: Config) -> str:
 
 
 def _no_small_disk(config: Config) -> str:
-    if LAUNCHERS[config.cluster.launcher].jobs_run != "here":
+    if config.cluster.jobs_run != "here":
         return "the nodes of a cluster would not see the small disk, which is in this machine's memory"
     return small_disk.why_no_small_disk()
 
 
 def _no_scheduler(config: Config) -> str:
-    launcher = config.cluster.launcher
-    return f"cluster.launcher={launcher} has no scheduler" if LAUNCHERS[launcher].jobs_run == "here" else ""
+    cluster = config.cluster
+    return f"cluster.launcher={cluster.launcher} has no scheduler" if cluster.jobs_run == "here" else ""
 
 
 FAULTS: dict[str, Fault] = {

@@ -281,7 +281,7 @@ def cache_root(config: Config) -> Path:
 
 def is_simulated(config: Config) -> bool:
     """Return whether jobs are simulated."""
-    return LAUNCHERS[config.cluster.launcher].jobs_run == "nowhere"
+    return config.cluster.jobs_run == "nowhere"
 
 
 def make_job(

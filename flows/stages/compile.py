@@ -13,7 +13,7 @@ from typing import Any
 
 from conf import fingerprint
 from conf.environment import NEURON_PACKAGES, cache_variable
-from conf.registries import BACKENDS, LAUNCHERS
+from conf.registries import LAUNCHERS
 from conf.schema import Config
 from flows.runtime.amended import config_words
 from flows.runtime.context import FlowContext, cache_root
@@ -52,7 +52,7 @@ def nothing_ahead(config: Config) -> str:
     """Return why no graph is compiled before training; empty: graphs are compiled."""
     if not config.backend.compile:
         return "backend.compile=false"
-    if BACKENDS[config.backend.name].torch_xla and config.backend.device == "cpu":
+    if config.backend.kind.torch_xla and config.backend.device == "cpu":
         return "backend.device=cpu: torch-xla keeps no compiled graphs there"
     return ""
 
@@ -133,7 +133,7 @@ def _copy(config: Config) -> tuple[str, ...]:
 
 def _wrapper(config: Config, folder: Path) -> tuple[str, ...]:
     """Return the program that extracts and compiles a node's graphs in parallel; empty: none."""
-    if not BACKENDS[config.backend.name].torch_xla:
+    if not config.backend.kind.torch_xla:
         return ()
     return ("-m", "trainer.neuron.parallel_compile", "--to", os.fspath(folder), "--")
 

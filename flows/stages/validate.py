@@ -12,7 +12,6 @@ from typing import Any
 import conf.validate
 from conf import environment, fingerprint, tracking
 from conf.initial_weights import check_initial_weights
-from conf.registries import BACKENDS, LAUNCHERS
 from conf.schema import Config
 from conf.validate import require_own_tasks
 from flows.launch.base import AwayError, launcher_for
@@ -92,7 +91,7 @@ def _checks(config: Config, *, begun: bool = False) -> list[Callable[[], object]
     if is_simulated(config):
         return checks  # corpus, weights and the suite's packages are on the cluster, and CI has none of them
     wanted, backend = config.eval, config.backend
-    is_here, is_torch = LAUNCHERS[config.cluster.launcher].jobs_run == "here", not BACKENDS[backend.name].torch_xla
+    is_here, is_torch = config.cluster.jobs_run == "here", not backend.kind.torch_xla
     if is_here and is_torch and backend.device != "cpu":
         checks.append(partial(ask_about, "trainer.device_check", config, timeout_s=_TIMEOUT_S))
     if not begun:

@@ -17,7 +17,6 @@ from conf import simulation, tracking
 from conf import space as spaces
 from conf.compose import local_cores, local_processes
 from conf.of_run import of_run
-from conf.registries import LAUNCHERS
 from conf.schema import Config, SimulationConfig
 from conf.space import Space, Variations
 from flows.runtime.context import is_simulated
@@ -155,8 +154,6 @@ def _shape(config: Config) -> tuple[str, int, int]:
 
 
 _PROCESSES = "cluster.processes_per_node"
-#: Override of a dry run: trials are simulated.
-SIMULATED = "cluster.launcher=simulated"
 #: Maximum number of arms that are checked before a sweep begins. Arms that are drawn later are checked then.
 _MOST_CHECKED = 1000
 _TIMEOUT_S = 120
@@ -193,7 +190,7 @@ def prepare(arguments: Sequence[str], *, folder: Path, simulated: bool) -> Prepa
     settings = None
     if simulated:
         arguments, settings = simulation.split(spaces.expand(arguments))
-        arguments, settings = [*arguments, SIMULATED], dataclasses.replace(settings, shows_recovery=False)
+        settings = dataclasses.replace(settings, shows_recovery=False)
     prepared = _checked(_with_slots(spaces.parse(arguments, folder)), simulated=simulated)
     return dataclasses.replace(prepared, simulation=settings)
 
@@ -275,7 +272,7 @@ def _with_slots(space: Space) -> Space:
     """
     config = _variations(space).compose(space.example())
     parallel, cores = space.settings.parallel, local_cores()
-    if LAUNCHERS[config.cluster.launcher].jobs_run != "here" or parallel == 1:
+    if config.cluster.jobs_run != "here" or parallel == 1:
         return space
     named = any(text.lstrip("+").split("=")[0] == _PROCESSES for text in space.overrides)
     if not named and parallel <= cores:

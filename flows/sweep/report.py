@@ -8,10 +8,9 @@ import math
 import shlex
 from pathlib import Path
 
-from conf import folders
+from conf import folders, simulation
 from conf import space as spaces
 from conf.compose import as_experiment
-from flows.sweep.create import SIMULATED
 from flows.sweep.study import Study
 from hlatctl.report import sweep as pages
 from hlatctl.report.sweep import Curve, Winner, arms, best, distance
@@ -60,7 +59,7 @@ def _winner(state: SweepState, config_dirs: list[str]) -> Winner | None:
     if arm is None:
         return None
     overrides = [*state.overrides, *(f"{key}={value}" for key, value in arm.point.items())]
-    typed = [text for text in overrides if not text.startswith("runs_dir=") and text != SIMULATED]
+    typed = [text for text in overrides if not text.startswith("runs_dir=") and text != simulation.OVERRIDE]
     with folders.using([Path(folder) for folder in config_dirs], others=False):
         experiment = as_experiment(typed, Path(state.folder), f"The best arm of the sweep {state.sweep_id}.")
     named = [word for folder in config_dirs for word in ("--config-dir", folder)]

@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.registries import LAUNCHERS
 from conf.schema import Config
 from flows.tracking import ui_record
 from hlatctl.run import files
@@ -196,7 +195,7 @@ class SystemMetrics:
         self._run, self._config = run, config
         self._monitor: Any = None  # MLflow's monitor has no types
         wanted = os.environ.get(ENABLE_ENV, "").lower() in ("true", "1")
-        self._wanted = wanted and LAUNCHERS[config.cluster.launcher].jobs_run == "here"
+        self._wanted = wanted and config.cluster.jobs_run == "here"
         if self._wanted and find_spec("psutil") is None:
             say(f"{ENABLE_ENV}: MLflow measures with psutil, which is not installed (pip install psutil)")
             self._wanted = False

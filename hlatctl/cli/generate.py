@@ -72,7 +72,7 @@ def generate(
     top_k: Annotated[
         int, typer.Option(help="Draw from this many of the likeliest tokens; 0: from all.")
     ] = Sampling.top_k,
-    seed: Annotated[int | None, typer.Option(help="Seed of the draws.  [default: random]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed for sampling.  [default: random]")] = None,
     device: Annotated[
         str | None, typer.Option(help=f"{_DEVICES}.  [default: the run's, or cpu while it trains]")
     ] = None,

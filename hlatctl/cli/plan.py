@@ -209,9 +209,6 @@ def _search(config: Config, as_json: bool) -> None:
         write(f"no layout fits {config.cluster.nodes} nodes of {config.cluster.name}")
 
 
-_LAUNCHER = "cluster.launcher=simulated"
-
-
 def forecast(
     overrides: Overrides = None,
     config_dir: ConfigDirs = None,
@@ -234,7 +231,7 @@ def forecast(
     from hlatctl.report import forecast as report
 
     typed, settings = simulation.split(with_runs_dir(overrides, runs_dir))
-    config = compose([*typed, _LAUNCHER])
+    config = compose(typed)
     say(WARNING)
 
     def tell(variant: str) -> None:

@@ -107,8 +107,6 @@ def _drive_sweep(sweep: SweepPaths) -> None:
     say(columns([list(fact) for fact in report.facts(state)]))
 
 
-#: Added by --dry-run: a simulated cluster plays every job; the stages and the journal are real.
-_DRY_RUN_OVERRIDE = "cluster.launcher=simulated"
 _SIMULATE = "add --dry-run to simulate it, or run `hlatctl plan` with the same configuration"
 
 
@@ -136,7 +134,6 @@ def train(
     typed, simulated = with_runs_dir(overrides, runs_dir), None
     if dry_run:
         typed, simulated = simulation.split(typed)
-        typed.append(_DRY_RUN_OVERRIDE)
     config = compose(typed)
     warn_of_no_effect(config, typed)
     from flows import pretrain

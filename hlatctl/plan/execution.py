@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.registries import BACKENDS
 from conf.schema import Config
 
 Recomputed = Literal["none", "selective", "operators", "budget", "full"]
@@ -91,7 +90,7 @@ def shards(config: Config, execution: Execution) -> int:
 def shards_weights(config: Config, execution: Execution) -> bool:
     """Return whether weights are sharded, too: FSDP does it, and with some backends ZeRO-1."""
     sharded = config.parallel.data_parallel != "replicate" and shards(config, execution) > 1
-    return sharded and "shards_weights" in BACKENDS[config.backend.name].traits
+    return sharded and "shards_weights" in config.backend.kind.traits
 
 
 def micro_batches(config: Config, execution: Execution) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conf.devices import DEVICES
-from conf.registries import BACKENDS
 from conf.schema import Config
 from conf.sizes import (
     BF16_BYTES,
@@ -58,9 +57,7 @@ def unrecomputed_bytes(config: Config, execution: Execution) -> int:
     model, parallel = config.model, config.parallel
     sequence = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
     # NxD gathers a product's input again in the backward pass, as in section 4.2.2; torch_native keeps it.
-    inputs = (
-        2 * compute * model.hidden_size // (1 if "keeps_inputs" in BACKENDS[config.backend.name].traits else sequence)
-    )
+    inputs = 2 * compute * model.hidden_size // (1 if "keeps_inputs" in config.backend.kind.traits else sequence)
     whole = execution.context_parallel_size
     core = compute * (2 * width + (1 + 2 * whole) * kv + width)
     selective = execution.recomputed == "selective"
@@ -111,7 +108,7 @@ def widths(config: Config) -> tuple[int, int, int, int]:
 
 def _scores(config: Config, execution: Execution) -> int:
     """Return a micro-batch's attention probabilities, which HLAT's model on NxD keeps (no fused kernel)."""
-    if "fused_attention" in BACKENDS[config.backend.name].traits:
+    if "fused_attention" in config.backend.kind.traits:
         return 0
     heads = config.model.num_heads // config.parallel.tensor_parallel_size
     return COMPUTE_BYTES[config.precision.name] * tokens(config, execution) * heads * config.train.seq_len
@@ -158,7 +155,7 @@ def _loss(config: Config, execution: Execution) -> int:
         norm = norm // parallel.tensor_parallel_size + 2 * compute * count * model.hidden_size
     if execution.logit_bytes is not None:
         return norm + execution.logit_bytes * count * rows
-    if "blocks_of_loss" not in BACKENDS[config.backend.name].traits:
+    if "blocks_of_loss" not in config.backend.kind.traits:
         return norm + count * rows * (compute + 2 * FP32_BYTES)
     block = min(count * rows, max(rows, DEVICES[config.backend.device].loss_block_entries))
     copies = 0 if compute == FP32_BYTES else 2 * compute
@@ -167,7 +164,7 @@ def _loss(config: Config, execution: Execution) -> int:
 
 def compiles(config: Config) -> bool:
     """Return whether torch.compile chooses what to keep; graphs of torch-xla keep what autograd keeps."""
-    return config.backend.compile and not BACKENDS[config.backend.name].torch_xla
+    return config.backend.compile and not config.backend.kind.torch_xla
 
 
 def _casts_weights(config: Config, execution: Execution) -> bool:
@@ -309,7 +306,7 @@ def _whole_gradients(config: Config, execution: Execution, stage: int) -> int:
 
 def _update(config: Config, stage: int, weight_shards: int) -> int:
     """Return the FP32 tensors of the BF16 optimizer, which updates one parameter at a time."""
-    if BACKENDS[config.backend.name].optimizers or state_bytes(config).weights != BF16_BYTES:
+    if config.backend.kind.optimizers or state_bytes(config).weights != BF16_BYTES:
         return 0
     return _UPDATE_TENSORS * FP32_BYTES * _largest(config, stage) // weight_shards
 

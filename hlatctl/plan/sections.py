@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from conf.registries import LAUNCHERS
 from conf.schema import Config
 from conf.sizes import (
     FAST_CHECKPOINTS,
@@ -70,7 +69,7 @@ def measured(config: Config, speed_of: Measure = measure) -> tuple[Config, Speed
     one micro-batch.
     """
     cluster = config.cluster
-    here = LAUNCHERS[cluster.launcher].jobs_run == "here" and cluster.nodes == 1 and config.backend.device == "cpu"
+    here = cluster.jobs_run == "here" and cluster.nodes == 1 and config.backend.device == "cpu"
     if not here or config.precision.name != "fp32" or not missing(config):
         return config, None
     shape = (config.micro_batch_size * config.train.seq_len, config.model.hidden_size, config.model.intermediate_size)

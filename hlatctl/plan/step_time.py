@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from conf.registries import BACKENDS, OPTIMIZERS
+from conf.registries import OPTIMIZERS
 from conf.schema import Config, HardwareConfig
 from conf.sizes import (
     BF16_BYTES,
@@ -173,7 +173,7 @@ def uses_flash(config: Config, execution: Execution) -> bool:
     """Return whether attention is one fused kernel; HLAT's model on NxD computes all scores."""
     if execution.flash_attention is not None:
         return execution.flash_attention
-    return "fused_attention" in BACKENDS[config.backend.name].traits
+    return "fused_attention" in config.backend.kind.traits
 
 
 def _every_second(config: Config, execution: Execution) -> list[Product]:
@@ -221,7 +221,7 @@ def layer_passes(config: Config, execution: Execution, device: Device) -> Work:
     model, parallel = config.model, config.parallel
     hidden = model.hidden_size // (parallel.tensor_parallel_size if parallel.sequence_parallel else 1)
     width, kv, ffn, _ = widths(config)
-    compiled = config.backend.compile or BACKENDS[config.backend.name].torch_xla
+    compiled = config.backend.compile or config.backend.kind.torch_xla
     by_hidden, by_heads, by_ffn = _COMPILED_PASSES if compiled else _EAGER_PASSES
     if config.model.qk_norm != "none":
         by_heads += _COMPILED_HEAD_NORM if compiled else _EAGER_HEAD_NORM
@@ -462,7 +462,7 @@ def visible_s(config: Config, execution: Execution, layer: Work, backward_s: flo
         # Gradients are scattered and weights gathered (arXiv 1910.02054, section 7), after the backward pass.
         return _ring(config, execution, (each.gradients + each.weights) * held, 2).total_s
     whole = _ring(config, execution, 2 * each.gradients * held, 2 * max(1.0, held / BUCKET_ENTRIES))
-    if "overlaps_gradients" not in BACKENDS[config.backend.name].traits:
+    if "overlaps_gradients" not in config.backend.kind.traits:
         return whole.total_s
     # A bucket is exchanged as soon as the last backward pass has filled it; nothing hides the one with the embedding
     # (arXiv 2006.15704, section 3.2.3).

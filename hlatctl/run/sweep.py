@@ -159,7 +159,6 @@ def _trial_asked(state: SweepState, event: Event) -> None:
         point=dict(event["point"]),
         overrides=list(event["overrides"]),
         seed=event["seed"],
-        asked_unix_s=event["time_unix_s"],
     )
 
 

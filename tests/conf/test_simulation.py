@@ -16,7 +16,7 @@ from hlatctl.run.paths import RunPaths
 def test_its_settings_are_taken_out_of_the_overrides_of_the_run() -> None:
     typed = ["optimizer.lr=1e-3", "simulation.seed=7", "simulation.failures.nan=0", "simulation.step_events=null"]
     others, settings = simulation.split(typed)
-    assert others == ["optimizer.lr=1e-3"]
+    assert others == ["optimizer.lr=1e-3", "cluster.launcher=simulated"]
     assert settings == SimulationConfig(seed=7, step_events=None, failures=FailureRatesConfig(nan=0.0))
 
 

@@ -65,7 +65,7 @@ def accept(line: str) -> None:
             check_keys(overrides)
         else:
             if context.params.get("dry_run") or command.name == "forecast":
-                overrides = [*simulation.split(overrides)[0], "cluster.launcher=simulated"]
+                overrides, _ = simulation.split(overrides)
             composed(*overrides)
 
 

@@ -25,7 +25,6 @@ from typing import Any
 from conf import environment
 from conf.environment import NEURON_PACKAGES, software_problem
 from conf.load import load
-from conf.registries import BACKENDS
 from conf.schema import Config
 from hlatctl.run import processes
 from hlatctl.run.checks import Check
@@ -205,7 +204,7 @@ def check_software(config: Config, versions: dict[str, str]) -> Check:
     problem = software_problem(config, versions)
     if not problem and "torch-neuronx" not in versions:
         problem = f"backend.name={config.backend.name}: the package torch-neuronx is not installed"
-    needed = BACKENDS[config.backend.name].package
+    needed = config.backend.kind.package
     if not problem and needed and needed not in versions:
         problem = f"backend.name={config.backend.name}: the package {needed} is not installed"
     if not problem and "driver" not in versions:
@@ -449,7 +448,7 @@ def _if_usable(usable: Check, check: Callable[[], Check], name: str) -> Check:
 
 def _compiler(config: Config) -> Check:
     name = "ahead-of-time compiler"
-    if not BACKENDS[config.backend.name].torch_xla:
+    if not config.backend.kind.torch_xla:
         return Check(name=name, status="skip", shows="torch.compile compiles; nothing else is needed")
     try:
         return Check(name=name, status="pass", shows=find_tool("neuron_parallel_compile"))

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from conf import environment
 from conf.load import load
-from conf.registries import BACKENDS
 from conf.schema import Config
 from hlatctl.run.checks import Check
 from hlatctl.run.errors import run_main
@@ -43,7 +42,7 @@ def measure(config: Config) -> float:
     """Return the mean of the rounded copies, minus 1, on the configured device."""
     import torch
 
-    if BACKENDS[config.backend.name].torch_xla:
+    if config.backend.kind.torch_xla:
         import torch_xla
 
         device = torch_xla.device()

@@ -94,12 +94,12 @@ def data_wait(series: Series, marks: Marks) -> Figure | None:
     )
 
 
-_FOUND = "validation_loss"
+_HELD_OUT = "validation_loss"
 
 
 def loss(series: Series, run: Numbers, marks: Marks) -> Figure:
-    """Return the figure. Its axis shows all but the highest 2 % of the points."""
-    scores = comparable(run.milestones, _FOUND)  # scores under other contracts are only in the table
+    """Return the figure of the training loss, whose axis shows all but the highest 2 % of the points."""
+    scores = comparable(run.milestones, _HELD_OUT)  # scores under other contracts are only in the table
     scored = [(milestone.tokens, score.value) for milestone, score in scores if score.value is not None]
     low, high = series.bounds("loss")
     limits = robust_limits(low, [*high, *(value for _, value in scored)])
@@ -150,9 +150,9 @@ def _plot_loss(
 
 
 #: Spikes of at least this many steps share a bar.
-_LONGEST = 10
+_LONGEST_SPIKE = 10
 #: Fewer spikes have no histogram.
-_FEWEST = 5
+_FEWEST_SPIKES = 5
 
 
 def gradient_norm(series: Series, state: RunState, marks: Marks) -> Figure:
@@ -197,12 +197,12 @@ def parameter_norm(series: Series, marks: Marks) -> Figure:
 
 def spike_lengths(spikes: Spikes) -> Figure | None:
     """Return the histogram of the lengths of gradient spikes; None for fewer than five."""
-    if len(spikes.lengths_steps) < _FEWEST:
+    if len(spikes.lengths_steps) < _FEWEST_SPIKES:
         return None
-    counts = Counter(min(length, _LONGEST) for length in spikes.lengths_steps)
-    lengths = range(1, _LONGEST + 1)
+    counts = Counter(min(length, _LONGEST_SPIKE) for length in spikes.lengths_steps)
+    lengths = range(1, _LONGEST_SPIKE + 1)
     shares = [100 * counts[length] / len(spikes.lengths_steps) for length in lengths]
-    labels = [f"≥ {_LONGEST}" if length == _LONGEST else str(length) for length in lengths]
+    labels = [f"≥ {_LONGEST_SPIKE}" if length == _LONGEST_SPIKE else str(length) for length in lengths]
 
     def plot(axes: Axes) -> None:
         axes.bar(labels, shares, color=INK, width=0.6)
@@ -219,7 +219,7 @@ def spike_lengths(spikes: Spikes) -> Figure | None:
 
 
 def scaling(scale: Scaling) -> Figure | None:
-    """Return the figure; None if fewer than two numbers of nodes are known."""
+    """Return the figure of throughput by nodes; None if fewer than two numbers of nodes are known."""
     sizes = sorted({*scale.planned, *scale.measured})
     if len(sizes) < 2:
         return None
