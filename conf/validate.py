@@ -491,9 +491,9 @@ def without_effect(config: Config, keys: Iterable[str]) -> list[str]:
         f"{key}: has no effect without {dependence.needs}"
         for key in dict.fromkeys(keys)
         for dependence in _dependences()
-        if _effects_names(dependence.keys, key) and not dependence.holds(config)
+        if _covers(dependence.keys, key) and not dependence.holds(config)
     ]
 
 
-def _effects_names(keys: Sequence[str], key: str) -> bool:
+def _covers(keys: Sequence[str], key: str) -> bool:
     return key in keys or any(name.endswith(".") and key.startswith(name) for name in keys)

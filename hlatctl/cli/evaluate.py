@@ -114,8 +114,8 @@ def import_scores(
     from hlatctl.run.labels import change
 
     labels = change(name=name, tags=tag or (), note=note)
-    with private_folder("import") as own:
-        found = source.read(file, own.path)
+    with private_folder("import") as folder:
+        found = source.read(file, folder.path)
         run = flow.import_scores(compose(with_runs_dir(None, runs_dir)), found, argv=sys.argv)
     run_labels.write_label(run, labels, by=user_name())
     items = f", and items of {counted(len(found.samples), 'task')}," if found.samples else ""

@@ -157,8 +157,8 @@ _OF_THE_RATE = ("optimizer.", "train.tokens", "train.max_steps")
 _OF_TRAINING = ("optimizer.", "precision.", "parallel.", "train.", "data.", "checkpoint.", "backend.")
 
 
-def _show_table(wanted: bool) -> None:
-    if wanted:
+def _show_table(given: bool) -> None:
+    if given:
         from conf.amendments import IN_WORDS, RULES
 
         rows = [[row.keys.rstrip(".") + ".*" * row.keys.endswith("."), IN_WORDS[row.when], row.redoes] for row in RULES]

@@ -16,8 +16,7 @@ from typing import Any
 import conf.load
 from conf.of_run import of_run
 from hlatctl.report import appendix, compare_tables, contamination, drill, goodput, html_pages, signals, summary
-from hlatctl.report.appendix import INCIDENTS_HEADER as INCIDENTS
-from hlatctl.report.appendix import by_prompt, evenly, incidents
+from hlatctl.report.appendix import by_prompt, evenly
 from hlatctl.report.figures import figures
 from hlatctl.report.figures.figure import Figure
 from hlatctl.report.numbers import Attempt, Milestone, Spikes, Stage
@@ -76,7 +75,7 @@ def render_page(record: Record, figures: Mapping[str, tuple[str, str]], config_y
         time={"categories": goodput.time_table(time), "facts": goodput.facts(time)} if time.wall_s else None,
         amendment_header=AMENDMENTS,
         amendments=[row for amendment in run.amendments for row in amendment_rows(amendment)],
-        incidents=(INCIDENTS, incidents(record)),
+        incidents=(appendix.INCIDENTS_HEADER, appendix.incidents(record)),
         attempts=[_attempt_row(attempt) for attempt in run.attempts],
         stages=[_stage_row(stage) for stage in run.stages],
         looks=record.looks,
