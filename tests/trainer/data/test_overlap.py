@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from trainer.data.ngrams import normalise
 from trainer.data.overlap import find, shard_of
 from trainer.data.prepare import prepare
 
-MakeTrained = Callable[..., RunPaths]
 STEP = 3
 _ABSENT = "these words about purple elephants that juggle seven lemons stand nowhere in any python module at all"
 
