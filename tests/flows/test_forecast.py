@@ -1,4 +1,4 @@
-"""A forecast that is terminated leaves no process behind; test_rehearsal.py has what a simulation computes."""
+"""A forecast that is terminated leaves no process behind; tests/flows/simulation has what a simulation computes."""
 
 from __future__ import annotations
 

@@ -380,8 +380,6 @@ def most_open() -> int:
 _MAGIC = b"ARROW1"
 #: The file's end: the footer's length and the magic.
 _TAIL = struct.Struct("<i6s")
-#: Where the stream in an Arrow file begins.
-_STREAM_START = 8
 _CONTINUATION = b"\xff\xff\xff\xff"
 #: Positions of fields in the tables of the format.
 _MESSAGE_BODY_LENGTH, _FOOTER_BATCHES = 3, (2, 3)
