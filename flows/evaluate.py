@@ -25,7 +25,7 @@ from flows.runtime.driver import Observer
 from flows.runtime.jobs import end_staying
 from flows.stages import record_provenance, write_report
 from flows.stages.evaluate import Asked, ask_contracts, evaluate_milestone, title, weights_of
-from flows.tracking import follower, prefect_api
+from flows.tracking import follower, prefect_api, prefect_stale
 from hlatctl.report.exchange.source import Source
 from hlatctl.run import contract, files, provenance, runs
 from hlatctl.run.checkpoint import MANIFEST
@@ -163,7 +163,7 @@ def drive(request: EvaluationRequest, observer: Observer | None = None) -> list[
             with ctx.signals.kept():
                 try:
                     stages = partial(pipeline, request=request, folders=folders)
-                    run_with_prefect(ctx, lambda ahead: ahead.call(_CONTRACT, asked), stages, "evaluate")
+                    run_with_prefect(ctx, lambda ahead: ahead.call(_CONTRACT, asked), stages, prefect_stale.EVALUATE)
                 finally:
                     end_staying(ctx)
             _finish(ctx, request, "finished", "")

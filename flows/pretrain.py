@@ -385,7 +385,7 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
 
 
 def run_with_prefect(
-    ctx: FlowContext, begin: Callable[[Ahead], object], stages: Callable[..., None], name: str = "pretrain"
+    ctx: FlowContext, begin: Callable[[Ahead], object], stages: Callable[..., None], name: str = prefect_stale.PRETRAIN
 ) -> None:
     """Call ``begin`` while Prefect starts, then the stages (context, caller, ``ahead=``) under Prefect or without."""
     from flows.tracking.prefect_flow import run_under_prefect

@@ -152,6 +152,9 @@ def _serve(connection: socket.socket) -> None:
     Receives ``["program", text, entry point]``, then ``["call", args, kwargs]``. Sends ``["ready"]``, then ``["return",
     value]``, or ``["return", value, args]`` if the function changed an argument; after an exception ``["raise", type,
     message]``.
+
+    This code shares an interpreter with the program, so it is not trusted. A program that changes it can only send
+    different answers.
     """
     _, text, entry_point = values.receive(connection)
     _be_like_human_eval()
@@ -194,7 +197,13 @@ def _be_like_human_eval() -> None:
 
 
 class Meter:
-    """Measures one cell. Create it before the cell, because sockets that exist by then are not counted."""
+    """Measures the memory of all processes of a cell together: resident, swapped out, and in their sockets.
+
+    Needs a worker with its own process and network namespaces. Create it before the cell, because sockets that exist by
+    then are not counted. Memory that can't be seen here is refused by ``eval.cell.seccomp`` (behind descriptors and
+    keys, shared without a file) or bounded: files by the size of the cell's folder, pipes by the kernel's limit per
+    user (``pipe-user-pages-soft``, 64 MiB by default).
+    """
 
     def __init__(self) -> None:
         self._sockets_before = _sockets()

@@ -220,7 +220,10 @@ class Launcher(Protocol):
         """Ask all processes of the job to print their stacks into their logs; return the result in one sentence."""
 
     def oom_kills(self) -> int | None:
-        """Return how many processes the hosts' kernels have killed because memory ran out; None: unknown."""
+        """Return how many processes the hosts' kernels have killed because memory ran out.
+
+        None: unknown, or each node reports its own count in its record of the end.
+        """
         return None
 
 

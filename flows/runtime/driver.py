@@ -198,7 +198,10 @@ _MOST_BYTES = 8 << 20
 
 
 class DriverLog:
-    """Appends lines to the driver's log. If it can't be written, as on a full disk, lines are dropped silently."""
+    """Appends the messages of the terminal, with times, to the driver's log.
+
+    If it can't be written, as on a full disk, lines are dropped silently.
+    """
 
     def __init__(self, path: Path, now_unix_s: Callable[[], float]) -> None:
         self._path, self._now_unix_s = path, now_unix_s

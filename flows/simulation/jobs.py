@@ -142,7 +142,11 @@ _ABORTED, _FAILED = -6, 1
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a job leaves: its exit code, the end of its log, its error."""
+    """What a job leaves: its exit code, the end of its log, its error.
+
+    Logs have the real traces of torchrun, the kernel and the trainer, so that a dry run tests
+    ``flows.recovery.failure_causes``.
+    """
 
     exit_code: int
     log: str = ""

@@ -1,4 +1,4 @@
-"""An attempt of training: it is started or found again, watched to its end, and what follows is decided.
+"""An attempt of training: start it or find it again, watch it to its end, and decide what follows.
 
 While an attempt runs, its driver reads the run's journal: it shows progress, announces milestones and hands them to the
 evaluator, and ends an attempt that hangs. The job doesn't depend on it: the next driver re-attaches through the
@@ -131,7 +131,7 @@ class Attempt:
         return cls(ctx, job, handle)
 
     def watch(self, on_milestone: OnMilestone) -> Status:
-        """Follow the attempt until no process of it is left, and return how its job ended."""
+        """Follow the attempt until all its processes have ended, and return how its job ended."""
         ctx, handle, attempt = self._ctx, self._handle, self._ctx.state.attempts[-1]
         stopping, silence = False, _Silence(ctx.run, ctx.clock)
         watch = JobWatch(ctx, handle.name, f"attempt {attempt.number}", started=bool(attempt.hosts))

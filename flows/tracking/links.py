@@ -56,7 +56,7 @@ def keep_missed(run: RunPaths, *, missed: bool) -> None:
 
 
 def is_missed(run: RunPaths) -> bool:
-    """Return whether Prefect lacks a part of a run or a sweep, which was away."""
+    """Return whether Prefect lacks a part of a run or a sweep, because it was away."""
     return bool(_read(run).get("missed"))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from flows.tracking import links, prefect_api, prefect_stale
@@ -27,6 +28,7 @@ class PrefectView:
 
     def __init__(self, sweep: SweepPaths, say: Callable[[str], None], *, start: bool) -> None:
         self._sweep, self._say, self._start = sweep, say, start
+        self._open = ExitStack()
         self._client: Any = None
         self._flow_run_id: Any = None
         self._is_used = False
@@ -60,7 +62,7 @@ class PrefectView:
         with tolerated(self._lose):
             if self._is_there():
                 self._client.set_flow_run_state(self._flow_run_id, prefect_stale.final(outcome), force=True)
-                self._client.__exit__(None, None, None)
+                self._open.close()
         if self._is_used and prefect_api.is_up():
             if any(links.is_missed(self._sweep.trial(number)) for number in self._trials):
                 links.keep_missed(self._sweep, missed=True)
@@ -79,16 +81,16 @@ class PrefectView:
         def sweep() -> None:
             """Never called: trials run in separate processes."""
 
-        client = get_client(sync_client=True)
-        client.__enter__()
-        prefect_stale.mark_crashed(self._sweep.root.parent, self._say, self._sweep.driver_lock)
-        flow_run = client.create_flow_run(
-            flow(name="sweep")(sweep),
-            name=self._sweep.run_id,
-            state=Running(),
-            parameters={LOCK: os.fspath(self._sweep.driver_lock)},
-        )
-        self._client, self._flow_run_id = client, flow_run.id
+        client = self._open.enter_context(get_client(sync_client=True))
+        if self._flow_run_id is None:
+            prefect_stale.mark_crashed(self._sweep.root.parent, self._say, self._sweep.driver_lock)
+            self._flow_run_id = client.create_flow_run(
+                flow(name="sweep")(sweep),
+                name=self._sweep.run_id,
+                state=Running(),
+                parameters={LOCK: os.fspath(self._sweep.driver_lock)},
+            ).id
+        self._client = client
 
     def _task(self, number: int, run_id: str) -> Any:
         from prefect import task
@@ -107,6 +109,7 @@ class PrefectView:
 
     def _lose(self, why: str) -> None:
         self._client = None
+        self._open.close()
         links.keep_missed(self._sweep, missed=True)
         self._say(f"Prefect failed ({why}); the sweep continues without it")
 

@@ -14,14 +14,13 @@ from hlatctl.run.state import RunState
 
 
 class Recorder(Observer):
-    """An observer that records messages and counts updates."""
+    """An observer that records messages."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
-        self.updates = 0
 
     def update(self, state: RunState, config: Config) -> None:
-        self.updates += 1
+        pass
 
     def message(self, text: str) -> None:
         self.messages.append(text)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import DATA_FOLDER
 from conf.load import dump
 from conf.schema import Config, SourceConfig
 from hlatctl import node
@@ -29,7 +30,6 @@ from tests.trainer.s3_server import Server, make_bucket
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
-SHARED_DATA = ROOT.parent / "shared" / "data"
 _DOCUMENTS = ("textwrap.py", "bisect.py", "heapq.py", "shlex.py", "queue.py", "sched.py", "stat.py", "cmd.py")
 
 #: Long, because the machine may be busy.
@@ -47,11 +47,11 @@ Ranks = Callable[[int, list[dict[str, Any]]], list[Any]]
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """Public text and tokenizers next to the checkout, if present."""
-    if not SHARED_DATA.is_dir():
-        pytest.skip("shared/data is not beside this checkout")
-    return SHARED_DATA
+def real_data() -> Path:
+    """Public texts, tokenizers and weights: the folder that the benchmarks use too."""
+    if "HLATCTL_BENCH_DATA" not in os.environ:
+        pytest.skip("HLATCTL_BENCH_DATA is not set; see benchmarks/README.md")
+    return DATA_FOLDER
 
 
 @pytest.fixture(scope="session")

@@ -218,13 +218,15 @@ class StepNumbers:
     """
 
     def __init__(self) -> None:
-        self._added: dict[str, tuple[Tensor, int]] = {}
+        #: Sum and number of the values by name. The number is data too: compiled layers are specialized for integers.
+        self._added: dict[str, Tensor] = {}
         self._names: list[str] | None = None
 
     def add(self, name: str, value: Tensor) -> None:
         """Add a value, a tensor with one element. Nothing waits for the device."""
-        total, count = self._added.get(name, (0.0, 0))
-        self._added[name] = value.detach().float().reshape(1) + total, count + 1
+        value = value.detach().float().reshape(1)
+        one = torch.cat((value, torch.ones_like(value)))
+        self._added[name] = self._added[name] + one if name in self._added else one
 
     def take(self, gather: Callable[[list[str]], list[list[str]]], like: Tensor) -> tuple[list[str], Tensor]:
         """End the step; return all processes' names, and this process's sum and count of each in turn, FP32.
@@ -236,9 +238,8 @@ class StepNumbers:
         if self._names is None:
             self._names = sorted({name for names in gather(sorted(self._added)) for name in names})
         added, self._added = self._added, {}
-        pairs = [added.get(name, (like.new_zeros(1, dtype=torch.float32), 0)) for name in self._names]
-        parts = [part for total, count in pairs for part in (total, torch.full_like(total, count))]
-        return self._names, torch.cat(parts) if parts else like.new_zeros(0, dtype=torch.float32)
+        none = like.new_zeros(2, dtype=torch.float32)
+        return self._names, torch.cat([none[:0], *(added.get(name, none) for name in self._names)])
 
 
 class Parts:

@@ -62,7 +62,7 @@ class EventFiles(Mirror):
         self._files = {
             name: _EventFile(folder / name / FILE, kept.get(name, 0), about.created_unix_s) for name in names
         }
-        self._run_id, self._simulated, self._time_unix_s = about.run_id, about.simulated, about.created_unix_s
+        self._run_id, self._time_unix_s = about.run_id, about.created_unix_s
         if not kept:
             self._begin(about)
 

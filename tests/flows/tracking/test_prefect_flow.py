@@ -183,26 +183,30 @@ view = PrefectView(SWEEP, print, start=True)
 from flows.tracking import prefect_api
 prefect_api.configure(SWEEP.root.parent)
 from prefect.client.orchestration import SyncPrefectClient
-create = SyncPrefectClient.create_flow_run
 
-def busy(self, *args, **options):
-    if AWAY[0]:
-        response = httpx.Response(503, request=httpx.Request("POST", "http://prefect"))
-        raise httpx.HTTPStatusError("503 Service Unavailable", request=response.request, response=response)
-    return create(self, *args, **options)
+def sometimes_busy(answer):
+    def call(*args, **options):
+        if AWAY[0]:
+            response = httpx.Response(503, request=httpx.Request("POST", "http://prefect"))
+            raise httpx.HTTPStatusError("503 Service Unavailable", request=response.request, response=response)
+        return answer(*args, **options)
+    return call
 
-SyncPrefectClient.create_flow_run = busy
+for name in ("create_flow_run", "set_task_run_state"):
+    setattr(SyncPrefectClient, name, sometimes_busy(getattr(SyncPrefectClient, name)))
 view.begin()
 assert view.trial_environment(0, "rates-t0000") == {}
 AWAY[0] = False
 assert view.trial_environment(1, "rates-t0001")
+AWAY[0] = True
 for number in (0, 1):
     view.trial_ended(number, "finished")
+AWAY[0] = False
 view.end("finished")
 """
 
 
-def test_a_sweep_and_its_trials_are_in_prefect_although_it_was_busy_when_they_began(config: Config) -> None:
+def test_a_sweep_and_its_trials_are_in_prefect_once_although_it_was_busy_in_between(config: Config) -> None:
     sweep = runs.create_sweep(Path(config.runs_dir), "rates", "overrides: []\n")
     with JournalWriter(sweep, FLOW_WRITER) as journal:
         settings: dict[str, Any] = {
@@ -233,6 +237,7 @@ def test_a_sweep_and_its_trials_are_in_prefect_although_it_was_busy_when_they_be
     assert states(runs_dir) == {"rates": "Completed", "rates-t0000": "Completed"}
     assert states(runs_dir, "task_run") == {"rates-t0000": "Completed", "rates-t0001": "Completed"}
     with sqlite3.connect(prefect_api.home(runs_dir) / "prefect.db") as database:
+        assert database.execute("select count(*) from flow_run").fetchone() == (2,)
         query = "select task_run.name from flow_run join task_run on flow_run.parent_task_run_id = task_run.id"
         assert database.execute(query).fetchall() == [("rates-t0000",)]
 

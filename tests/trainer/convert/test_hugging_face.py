@@ -121,11 +121,11 @@ def test_swapped_heads_fail_the_parity_tests() -> None:
         assert (our_logits(ours, tokens) - theirs(tokens).logits).abs().max() > 1e-3
 
 
-def test_pretrained_stories_model_gives_the_same_logits(shared_data: Path) -> None:
+def test_pretrained_stories_model_gives_the_same_logits(real_data: Path) -> None:
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = shared_data / "weights" / "stories260K"
+    folder = real_data / "weights" / "stories260K"
     config = model_config(json.loads((folder / "config.json").read_text()), folder / "config.json")
     assert (config.num_heads, config.num_kv_heads, config.tie_embeddings) == (8, 4, True)
     ours = Llama(config, 512)

@@ -221,9 +221,9 @@ def stories(path: Path) -> Path:
 
 
 def test_pretrained_stories_model_continues_training_from_its_own_loss(
-    tmp_path: Path, shared_data: Path, make_config: MakeConfig, local: Local
+    tmp_path: Path, real_data: Path, make_config: MakeConfig, local: Local
 ) -> None:
-    source = shared_data / "weights" / "stories260K"
+    source = real_data / "weights" / "stories260K"
     target = imported(source, tmp_path / "stories")
     config: Config = make_config(
         model=model_keys(target),

@@ -172,10 +172,10 @@ def test_check_refuses_what_prepare_would_and_needs_no_torch(make_config: MakeCo
     assert result.stdout.strip() == "set()"
 
 
-def test_books_with_the_llama_tokenizer(make_config: MakeConfig, shared_data: Path, tmp_path: Path) -> None:
+def test_books_with_the_llama_tokenizer(make_config: MakeConfig, real_data: Path, tmp_path: Path) -> None:
     config = make_config(
-        data={"path": os.fspath(shared_data / "corpora" / "books-valid.parquet")},
-        tokenizer={"path": os.fspath(shared_data / "tokenizers" / "llama2-tokenizer.model")},
+        data={"path": os.fspath(real_data / "corpora" / "books-valid.parquet")},
+        tokenizer={"path": os.fspath(real_data / "tokenizers" / "llama2-tokenizer.model")},
         model={"vocab_size": 32_000},
     )
     dataset, train, _ = _prepared(config, tmp_path / "d")

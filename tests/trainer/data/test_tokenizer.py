@@ -101,15 +101,13 @@ def test_cache_is_bounded_and_eviction_changes_nothing(
         assert max(map(len, encode._known), default=0) <= encoder._REMEMBERED_CHARACTERS
 
 
-def test_llama_ids_of_books_are_those_of_the_whole(shared_data: Path, tmp_path: Path) -> None:
-    tokenizer.prepare(
-        shared_data / "tokenizers" / "llama2-tokenizer.model", tmp_path / "t", texts=[], train_vocab_size=0
-    )
+def test_llama_ids_of_books_are_those_of_the_whole(real_data: Path, tmp_path: Path) -> None:
+    tokenizer.prepare(real_data / "tokenizers" / "llama2-tokenizer.model", tmp_path / "t", texts=[], train_vocab_size=0)
     llama = tokenizer.load(tmp_path / "t" / "tokenizer.json")
     assert splits_at_words(json.loads(llama.to_str()))
-    assert splits_at_words(json.loads((shared_data / "tokenizers" / "llama2-tokenizer.json").read_text()))
+    assert splits_at_words(json.loads((real_data / "tokenizers" / "llama2-tokenizer.json").read_text()))
     encode = make_encoder(llama)
-    for text in pq.read_table(shared_data / "corpora" / "books-valid.parquet", columns=["text"])["text"].to_pylist():
+    for text in pq.read_table(real_data / "corpora" / "books-valid.parquet", columns=["text"])["text"].to_pylist():
         assert encode(text).tolist() == _whole(llama, text)
 
 
@@ -138,10 +136,10 @@ def test_byte_level_ids_become_their_bytes() -> None:
     assert decode([*ids, eos, *ids, 305]).decode() == f"{_TEXT} {_TEXT}"
 
 
-def test_sentencepieces_ids_become_spaces_and_bytes(shared_data: Path) -> None:
+def test_sentencepieces_ids_become_spaces_and_bytes(real_data: Path) -> None:
     from trainer.data.tokenizer import convert
 
-    model = next(iter(sorted((shared_data / "tokenizers").rglob("*.model"))), None)
+    model = next(iter(sorted((real_data / "tokenizers").rglob("*.model"))), None)
     if model is None:
         pytest.skip("no SentencePiece model beside this checkout")
     tokenizer = convert(model, ())
@@ -253,9 +251,9 @@ def test_trained_sentencepiece_models_convert_with_equal_ids(tmp_path: Path, mod
     _assert_equal_ids(tmp_path / "m.model", tmp_path / "out", [*_TOKENIZER_TEXTS, "unseen ünïcödé 東京"])
 
 
-def test_llama_ids_equal_sentencepiece_on_books(shared_data: Path, tmp_path: Path) -> None:
-    model = shared_data / "tokenizers" / "llama2-tokenizer.model"
-    table = pq.read_table(shared_data / "corpora" / "books-valid.parquet", columns=["text"])
+def test_llama_ids_equal_sentencepiece_on_books(real_data: Path, tmp_path: Path) -> None:
+    model = real_data / "tokenizers" / "llama2-tokenizer.model"
+    table = pq.read_table(real_data / "corpora" / "books-valid.parquet", columns=["text"])
     tokenizer.prepare(model, tmp_path / "out", texts=[], train_vocab_size=0)
     _assert_equal_ids(model, tmp_path / "out", table["text"].to_pylist()[:40])
 
@@ -268,8 +266,8 @@ def _assert_equal_ids(model: Path, folder: Path, texts: list[str]) -> None:
         assert ours.encode(text, add_special_tokens=False).ids == reference.encode(text)
 
 
-def test_gpt_neox_folder_is_used_unchanged(shared_data: Path, tmp_path: Path) -> None:
-    source = shared_data / "tokenizers" / "gpt-neox-20b"
+def test_gpt_neox_folder_is_used_unchanged(real_data: Path, tmp_path: Path) -> None:
+    source = real_data / "tokenizers" / "gpt-neox-20b"
     described = _prepare(source, tmp_path / "out")
     assert described["eos_id"] == described["bos_id"] == 0
     shutil.copyfile(source / "tokenizer.json", tmp_path / "tokenizer.json")

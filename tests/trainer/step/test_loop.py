@@ -99,6 +99,20 @@ def test_numbers_are_means_over_the_processes_that_add_them() -> None:
         assert (metrics.grad_norm, metrics.param_norm) == (2.0, 3.0)
 
 
+def test_a_compiled_layer_adds_as_many_values_as_there_are_layers_and_micro_batches() -> None:
+    numbers = StepNumbers()
+
+    def layer(x: Tensor) -> Tensor:
+        numbers.add("router_entropy", x.mean())
+        return 2 * x
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="eager")
+    for value in range(12):
+        compiled(torch.full((4,), float(value)))
+    names, values = numbers.take(lambda mine: [mine], torch.zeros(()))
+    assert (names, values.tolist()) == (["router_entropy"], [66.0, 12.0])
+
+
 def test_every_process_begins_with_the_random_state_of_the_seed(train_run: TrainRun) -> None:
     run = train_run(train={"max_steps": 1}, seed=7)
     expected = bytes(torch.Generator().manual_seed(7).get_state().numpy()).hex()
