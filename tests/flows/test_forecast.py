@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""A forecast that is terminated leaves no process behind."""
-=======
 """A forecast that is terminated leaves no process behind; tests/flows/simulation has what a simulation computes."""
->>>>>>> g-revB
 
 from __future__ import annotations
 
