@@ -86,7 +86,7 @@ class CheckpointPolicy:
 def learning_rate(step: int, config: Config) -> float:
     """Return the learning rate of a step (1-based): linear warm-up to ``lr``, then the schedule to the final rate.
 
-    The last step has exactly the final rate.
+    The last step has exactly the final rate if the schedule reaches 0, as the built-in ones do.
     """
     optimizer, warmup = config.optimizer, config.warmup_steps
     if step <= warmup:

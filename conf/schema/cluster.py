@@ -148,7 +148,7 @@ class ClusterConfig:
     name: str = "local"
     """Label of the cluster; `hlatctl plan` shows the published runs that were planned with it."""
     launcher: Annotated[str, LAUNCHERS] = "local"
-    """`local`, `slurm`, `kubernetes`, or `simulated` (which --dry-run selects)."""
+    """What starts the jobs. --dry-run selects `simulated`."""
     nodes: PositiveInt = 1
     """Nodes that train."""
     processes_per_node: PositiveInt = 1

@@ -15,7 +15,7 @@ class OptimizerConfig:
     """The optimizer and its schedule: linear warm-up to the peak, then decay to `min_lr_fraction` of it."""
 
     name: Annotated[str, OPTIMIZERS] = "adamw"
-    """`adamw`, or `muon`: Muon for the matrices of layers, AdamW for embedding, head and norms."""
+    """`muon`: Muon for the matrices of layers, AdamW for embedding, head and norms."""
     lr: PositiveFloat = 3e-4
     """Peak learning rate. Muon scales its updates to the size of AdamW's, so one rate suits both."""
     min_lr_fraction: Annotated[float, Range(ge=0, le=1)] = 0.1
@@ -43,7 +43,7 @@ class OptimizerConfig:
     warmup_tokens: NonNegativeInt | None = None
     """Length of the warm-up in tokens, instead of `warmup_steps`."""
     schedule: Annotated[str, SCHEDULES] = "cosine"
-    """Shape after the warm-up: `cosine`, `linear`, or `wsd` (warm-up, stable, decay)."""
+    """Shape after the warm-up. `wsd`: warm-up, stable, decay."""
     wsd_decay_fraction: Fraction = 0.1
     """Share of the run's steps, at its end, over which `wsd` decays linearly."""
 

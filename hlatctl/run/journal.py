@@ -234,7 +234,7 @@ class JournalWriter:
         """Append one event and return it.
 
         Args:
-            kind: one of the kinds in ``docs/architecture.md``.
+            kind: one of the kinds in ``hlatctl.run.events``, whose types of fields are checked by readers only.
             durable: fsync before returning, so that the event survives a power cut.
             fields: JSON values. NaN and infinities are written as strings, because JSON doesn't have them.
 

