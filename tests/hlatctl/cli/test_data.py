@@ -153,7 +153,7 @@ def test_skip_is_journalled_as_batches(run: RunPaths, capsys: pytest.CaptureFixt
     assert "--steps='four': must be a number" in errors
     assert "hint: such as --steps=120-125" in errors
     assert main(["data", "skip", "the-run", "--steps", "1000-900000"]) == 0, "it fits into a line of the journal"
-    assert _amendments(run)[2]["value"] == ["1004-900004"]
+    assert _amendments(run)[2]["value"] == ["1005-900005"]
 
 
 def test_skip_of_a_step_that_is_in_the_newest_checkpoint_is_refused(
