@@ -57,7 +57,7 @@ def _profile(name: str) -> dict[str, Any]:
         raise ConfigError(f"simulation={name}: no such profile", hint=hint)
     values = dotted_keys(parse_yaml(files.read_text(path)) or {}, "simulation.")
     try:
-        for key, value in values.items():
+        for key, value in list(values.items()):
             if isinstance(value, str):  # YAML 1.1 reads 1e3 as text, Hydra as a number
                 values |= _typed(f"{key}={value}")
         _settings(values)

@@ -67,7 +67,11 @@ def test_a_profile_may_have_numbers_as_overrides_have_them(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("content", "error"),
-    [("sed: 1\n", "simulation.sed: unknown key"), ("seed: 1\nseed: 2\n", "has the key seed twice .line 2")],
+    [
+        ("sed: 1\n", "simulation.sed: unknown key"),
+        ("failures: '{nan: 1}'\n", "simulation.failures: unknown key"),
+        ("seed: 1\nseed: 2\n", "has the key seed twice .line 2"),
+    ],
 )
 def test_an_error_in_a_profile_names_its_file(tmp_path: Path, content: str, error: str) -> None:
     (tmp_path / "simulation").mkdir()
