@@ -7,7 +7,7 @@ in the configuration) or ``data.fingerprint`` (value: the fingerprint of the cor
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from conf.schema import Config
@@ -22,8 +22,14 @@ FINGERPRINT = "data.fingerprint"
 _MAX_RANGE = 1_000_000
 
 
-def batch_numbers(entries: Iterable[int | str]) -> frozenset[int]:
+def batch_numbers(
+    entries: Iterable[int | str], key: str = SKIP_STEPS, hint: str = 'write data.skip_steps=[7,"120-125"]'
+) -> frozenset[int]:
     """Return the numbers in entries such as ``7``, ``"9"`` and ``"120-125"``.
+
+    Args:
+        key: what has the entries, for an error.
+        hint: of this error.
 
     Raises:
         ConfigError: an entry is neither a number from 1 nor a range of such numbers.
@@ -34,8 +40,8 @@ def batch_numbers(entries: Iterable[int | str]) -> frozenset[int]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= first <= last < first + _MAX_RANGE:
             raise ConfigError(
-                f"data.skip_steps={entry!r}: must be a number from 1, or a range of such numbers",
-                hint='write data.skip_steps=[7,"120-125"]',
+                f"{key}={entry!r}: must be a number from 1, or a range of such numbers, at most {_MAX_RANGE:,} of them",
+                hint=hint,
             )
         numbers.update(range(first, last + 1))
     return frozenset(numbers)
@@ -68,14 +74,30 @@ def _is_of(event: Event, key: str) -> bool:
     return event["kind"] == DATA_CHANGED and event.get("key") == key
 
 
+def ranges(numbers: Iterable[int]) -> list[int | str]:
+    """Return entries for ascending numbers, such as ``["1-3", 7]`` for 1, 2, 3 and 7."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return [first if first == last else f"{first}-{last}" for first, last in found]
+
+
 def batch_after(batch: int, steps: int, skipped: frozenset[int]) -> int:
     """Return the number of the batch trained on ``steps`` steps after another; skipped batches don't count."""
-    if steps == 0:
-        return batch
-    number = batch + steps
-    for skip in sorted(skipped):
-        number += batch < skip <= number
-    return number
+    return next(batches_after(batch, [steps], skipped)) if steps else batch
+
+
+def batches_after(batch: int, steps: Iterable[int], skipped: frozenset[int]) -> Iterator[int]:
+    """Yield the same for ascending numbers of steps, each at least 1."""
+    skips = sorted(skip for skip in skipped if skip > batch)
+    passed = 0
+    for step in steps:
+        while passed < len(skips) and skips[passed] <= batch + step + passed:
+            passed += 1
+        yield batch + step + passed
 
 
 def check_same_corpus(stored: str | None, dataset: Mapping[str, Any], events: Iterable[Event]) -> None:

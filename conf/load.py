@@ -69,7 +69,7 @@ def load_dataclass(cls: type[_T], path: Path, *, read: Callable[[Path], str] = r
     try:
         value = parse_yaml(text)
     except ValueError as error:
-        raise ConfigError(f"{path}: not readable as YAML ({error})") from None
+        raise ConfigError(f"{path}: not readable as YAML ({why(error)})") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: contains {type(value).__name__}, expected a mapping")
     try:
@@ -87,8 +87,8 @@ def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text.
 
     Raises:
-        ValueError: it is not YAML, contains an invalid value, is nested too deep, or has too many values. Each use of
-            an alias counts as all of its values.
+        ValueError: it is not YAML, contains an invalid value or a key twice, is nested too deep, or has too many
+            values. Each use of an alias counts as all of its values.
     """
     try:
         _check_written(text)
@@ -125,7 +125,7 @@ def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
         known: the results of the nodes that were measured; 0 while a node is being measured.
 
     Raises:
-        ValueError: it has too many values, a number that is too long, or contains itself.
+        ValueError: it has too many values, a number that is too long, a key twice, or contains itself.
     """
     if id(node) in known:
         if known[id(node)] == (0, 0):
@@ -138,6 +138,13 @@ def _measure(node: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
         parts = []
     else:
         parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+    if isinstance(node, yaml.MappingNode):
+        keys = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in keys:
+                    raise ValueError(f"has the key {key.value[:100]} twice (line {key.start_mark.line + 1})")
+                keys.add((key.tag, key.value))
     values, height = 1, 1
     for part in parts:
         part_values, part_height = _measure(part, known)

@@ -6,6 +6,7 @@ They describe the cluster, not the run, so a run's configuration doesn't have th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,7 @@ from hlatctl.run.paths import RunPaths
 
 #: Simulates the jobs of a run, whose stages and journal are real; ``--dry-run`` adds it.
 OVERRIDE = "cluster.launcher=simulated"
+_LISTED = "`hlatctl config keys simulation` lists the keys"
 
 
 def split(overrides: Iterable[str]) -> tuple[list[str], SimulationConfig]:
@@ -35,13 +37,17 @@ def split(overrides: Iterable[str]) -> tuple[list[str], SimulationConfig]:
     others: list[str] = []
     values: dict[str, Any] = {}
     for text in overrides:
-        key, _, value = text.partition("=")
-        if key == folders.SIMULATION:
-            values |= _profile(value)
-        elif key.startswith(f"{folders.SIMULATION}."):
-            values |= _typed(text)
-        else:
+        key, equals, value = text.lstrip("+~").partition("=")
+        if key.partition(".")[0] != folders.SIMULATION:
             others.append(text)
+        elif text.startswith("~"):
+            raise ConfigError(f"{text}: can't be removed", hint=f"leave it out, or give it a value; {_LISTED}")
+        elif not equals:
+            raise ConfigError(f"OVERRIDES={text}: must be KEY=VALUE", hint=f"such as simulation.seed=2; {_LISTED}")
+        elif key == folders.SIMULATION:
+            values |= _profile(value)
+        else:
+            values |= _typed(f"{key}={value}")
     return [*others, OVERRIDE], _settings(values)
 
 
@@ -51,20 +57,31 @@ def _profile(name: str) -> dict[str, Any]:
     if path is None:
         hint = suggest(name, folders.names(folders.SIMULATION), prefix="simulation=")
         raise ConfigError(f"simulation={name}: no such profile", hint=hint)
-    return dotted_keys(parse_yaml(files.read_text(path)) or {}, "simulation.")
+    values = dotted_keys(parse_yaml(files.read_text(path)) or {}, "simulation.")
+    try:
+        for key, value in list(values.items()):
+            if isinstance(value, str):  # YAML 1.1 reads 1e3 as text, Hydra as a number
+                values |= _typed(f"{key}={value}")
+        _settings(values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from None
+    return values
 
 
 def _typed(text: str) -> dict[str, Any]:
     override = parse_override(text)
     if override.is_sweep_override():
-        raise ConfigError(f"{text}: is a setting of the simulated cluster, and can't be an axis")
+        raise ConfigError(
+            f"{text}: is a setting of the simulated cluster, and can't be an axis",
+            hint="give it one value; `hlatctl forecast` simulates the same run several times",
+        )
     return dotted_keys({str(override.key_or_group): override.value()})
 
 
 def _settings(values: dict[str, Any]) -> SimulationConfig:
     known = [f"simulation.{key}" for key in flatten(SimulationConfig())]
     for key in (key for key in values if key not in known):
-        hint = suggest(key, known, otherwise="`hlatctl config keys simulation` lists the keys")
+        hint = suggest(key, known, otherwise=_LISTED)
         raise ConfigError(f"{key}: unknown key", hint=hint)
     settings = with_changes(SimulationConfig(), values, "simulation.")
     for error in violations(settings, "simulation."):
@@ -87,4 +104,10 @@ def of_run(run: RunPaths) -> SimulationConfig:
     Raises:
         ConfigError: its file is damaged.
     """
-    return load_dataclass(SimulationConfig, run.simulation) if run.simulation.is_file() else SimulationConfig()
+    if not os.path.lexists(run.simulation):
+        return SimulationConfig()
+    try:
+        return load_dataclass(SimulationConfig, run.simulation)
+    except ConfigError as error:
+        hint = "restore it from a copy, or remove it: the cluster then has the default settings"
+        raise ConfigError(error.message, hint=hint) from None

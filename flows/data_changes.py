@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from conf.data_changes import DATA_CHANGED, FINGERPRINT, SKIP_STEPS, batch_after, batch_numbers, skipped_batches
+from conf.data_changes import (
+    DATA_CHANGED,
+    FINGERPRINT,
+    SKIP_STEPS,
+    batch_numbers,
+    batches_after,
+    ranges,
+    skipped_batches,
+)
 from conf.of_run import of_run
 from flows.stages.data import prepared_folder
 from hlatctl.run import files
@@ -16,8 +24,8 @@ from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.paths import RunPaths
 
 
-def skip_steps(run: RunPaths, steps: str, *, by: str, reason: str) -> list[int]:
-    """Skip the batches of some steps from the run's next attempt on, and return the batch numbers.
+def skip_steps(run: RunPaths, steps: str, *, by: str, reason: str) -> list[int | str]:
+    """Skip the batches of some steps from the run's next attempt on, and return these batches, as numbers and ranges.
 
     Args:
         steps: such as ``120-125`` or ``7,9``.
@@ -26,7 +34,7 @@ def skip_steps(run: RunPaths, steps: str, *, by: str, reason: str) -> list[int]:
     Raises:
         ConfigError: the newest checkpoint already contains one of the steps, or ``steps`` has another form.
     """
-    numbers = sorted(batch_numbers(steps.split(",")))
+    numbers = sorted(batch_numbers(steps.split(","), "--steps", "such as --steps=120-125 or --steps=7,9"))
     newest = max(checkpoint_steps(run), default=0)
     if numbers[0] <= newest:
         raise ConfigError(
@@ -37,7 +45,7 @@ def skip_steps(run: RunPaths, steps: str, *, by: str, reason: str) -> list[int]:
     config = of_run(run)
     drawn = 0 if config.begins_data_at(newest) else batches_drawn(run, newest, events)
     skipped = skipped_batches(config, events)
-    batches = [batch_after(drawn, step - newest, skipped) for step in numbers]
+    batches = ranges(batches_after(drawn, (step - newest for step in numbers), skipped))
     _journal(run, SKIP_STEPS, batches, by, reason)
     return batches
 

@@ -136,7 +136,7 @@ def skip(
 
     paths = _find_trained(run, runs_dir)
     batches = skip_steps(paths, steps, by=user_name(), reason=why)
-    say(f"{paths.run_id}: batches {_ranges(batches)} are skipped from its next attempt on")
+    say(f"{paths.run_id}: batches {', '.join(map(str, batches))} are skipped from its next attempt on")
 
 
 @app.command("accept")
@@ -180,17 +180,6 @@ def _find_trained(name: str, runs_dir: Path | None) -> RunPaths:
             hint="choose a run that is not simulated; `hlatctl runs` marks simulated ones",
         )
     return paths
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Return ``1-3, 7`` for ``[1, 2, 3, 7]``."""
-    groups: list[list[int]] = []
-    for number in numbers:
-        if groups and number == groups[-1][-1] + 1:
-            groups[-1].append(number)
-        else:
-            groups.append([number])
-    return ", ".join(str(group[0]) if len(group) == 1 else f"{group[0]}-{group[-1]}" for group in groups)
 
 
 def _survey_text(survey: dict[str, Any]) -> str:

@@ -158,26 +158,32 @@ def _package(entry: EntryPoint) -> str:
 def _searched() -> list[str]:
     """Return the folders of installed packages: Python's path without the folder that it was started in.
 
-    ``python -m`` puts that folder first, and anyone may have written there.
+    ``python -m`` puts that folder first, and an empty part of $PYTHONPATH means it too; anyone may have written there.
     """
-    folders = [folder for folder in sys.path if folder]
+    here = ""
     with suppress(OSError):  # the folder was removed
-        if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
-            return folders[1:]
-    return folders
+        here = os.path.realpath(os.getcwd())
+    return [folder for folder in sys.path if folder and os.path.realpath(folder) != here]
 
 
 @functools.cache
 def _entry_points(folders: tuple[str, ...]) -> dict[str, dict[str, list[EntryPoint]]]:
-    """Return this project's groups of entry points: of each name the entry points of all packages that add it."""
+    """Return this project's groups of entry points: of each name the entry points of all packages that add it.
+
+    A package whose files are damaged adds nothing, so that it doesn't keep users of other packages from working.
+    """
     from importlib import metadata  # a tenth of a second that few programs need
 
     found: dict[str, dict[str, list[EntryPoint]]] = {}
     seen = set()
     for package in metadata.distributions(path=list(folders)):
-        if "[hlatctl." not in (package.read_text("entry_points.txt") or "") or package.name in seen:
-            continue  # of two versions of a package, Python imports the first
-        seen.add(package.name)
-        for entry in package.entry_points:
+        try:
+            if "[hlatctl." not in (package.read_text("entry_points.txt") or "") or package.name in seen:
+                continue  # of two versions of a package, Python imports the first
+            seen.add(package.name)
+            entries = [entry for entry in package.entry_points if entry.name]
+        except (OSError, TypeError, ValueError):  # TypeError: a line without "="
+            continue
+        for entry in entries:
             found.setdefault(entry.group, {}).setdefault(entry.name, []).append(entry)
     return found

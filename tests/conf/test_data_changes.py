@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.data_changes import batch_after, batch_numbers, check_same_corpus, skipped_batches
+from conf.data_changes import batch_after, batch_numbers, batches_after, check_same_corpus, ranges, skipped_batches
 from conf.schema import Config, DataConfig
 from hlatctl.run.errors import ConfigError, DataError
 
@@ -45,6 +45,18 @@ def test_configuration_and_amendments_add_up() -> None:
 def test_steps_go_through_the_batches_that_are_kept(skipped: set[int], batch: int, steps: int) -> None:
     kept = [number for number in range(batch + 1, 100) if number not in skipped]
     assert batch_after(batch, steps, frozenset(skipped)) == [batch, *kept][steps]
+
+
+@given(st.sets(st.integers(1, 30)), st.integers(0, 20), st.lists(st.integers(1, 20), unique=True).map(sorted))
+def test_several_steps_have_the_batches_that_each_has(skipped: set[int], batch: int, steps: list[int]) -> None:
+    expected = [batch_after(batch, step, frozenset(skipped)) for step in steps]
+    assert list(batches_after(batch, steps, frozenset(skipped))) == expected
+
+
+@given(st.sets(st.integers(1, 30)))
+def test_batches_are_written_as_ranges(numbers: set[int]) -> None:
+    assert batch_numbers(ranges(sorted(numbers))) == numbers
+    assert ranges([1, 2, 3, 7]) == ["1-3", 7]
 
 
 def test_a_run_goes_on_with_its_corpus_or_with_one_that_was_accepted() -> None:

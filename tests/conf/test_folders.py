@@ -85,6 +85,7 @@ def test_a_project_names_the_folder_of_its_runs(own: Path, monkeypatch: pytest.M
         ("overrides: ['hydra.run.dir=x']\n", "Hydra's own settings", "--config-dir"),
         ("- list\n", "expected a mapping", "YAML"),
         ("a: [\n", "not readable as YAML", "YAML"),
+        ("lr: 1\n'lr': 2\n", "has the key lr twice .line 2", "YAML"),
         ("a: " + "[" * 20_000, "not readable as YAML", "YAML"),
     ],
 )

@@ -42,6 +42,8 @@ def test_the_profiles_are_valid(name: str) -> None:
         ("simulation.sed=1", "simulation.sed: unknown key", "did you mean simulation.seed?"),
         ("simulation.failures=1", "simulation.failures: unknown key", "simulation"),
         ("simulation.seed=1,2", "simulation.seed=1,2: is a setting of the simulated cluster", ""),
+        ("~simulation.seed", "~simulation.seed: can't be removed", "leave it out"),
+        ("simulation.seed", "OVERRIDES=simulation.seed: must be KEY=VALUE", "simulation.seed=2"),
         ("simulation=llama3", "simulation=llama3: no such profile", "did you mean simulation=llama3_405b?"),
     ],
 )
@@ -49,6 +51,33 @@ def test_a_wrong_setting_is_named(text: str, error: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=error) as caught:
         simulation.split([text])
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("sign", ["+", "++"])
+def test_its_settings_may_be_written_as_additions(sign: str) -> None:
+    assert simulation.split([f"{sign}simulation.seed=7"]) == ([], SimulationConfig(seed=7))
+
+
+def test_a_profile_may_have_numbers_as_overrides_have_them(tmp_path: Path) -> None:
+    (tmp_path / "simulation").mkdir()
+    (tmp_path / "simulation" / "ours.yaml").write_text("storage_bytes_per_s: 1e12\n")
+    with folders.using([tmp_path]):
+        assert simulation.split(["simulation=ours"])[1].storage_bytes_per_s == 1e12
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("sed: 1\n", "simulation.sed: unknown key"),
+        ("failures: '{nan: 1}'\n", "simulation.failures: unknown key"),
+        ("seed: 1\nseed: 2\n", "has the key seed twice .line 2"),
+    ],
+)
+def test_an_error_in_a_profile_names_its_file(tmp_path: Path, content: str, error: str) -> None:
+    (tmp_path / "simulation").mkdir()
+    (tmp_path / "simulation" / "ours.yaml").write_text(content)
+    with folders.using([tmp_path]), pytest.raises(ConfigError, match=rf"ours\.yaml: .*{error}"):
+        simulation.split(["simulation=ours"])
 
 
 @pytest.mark.parametrize("text", ["simulation.seed=1", "simulation=llama3_405b"])
@@ -65,5 +94,10 @@ def test_a_run_keeps_them_and_has_the_defaults_without_a_file(tmp_path: Path) ->
     simulation.write(run, settings)
     assert simulation.of_run(run) == settings
     run.simulation.write_text(run.simulation.read_text().replace("seed: 3", "seed: 4"))
+    with pytest.raises(ConfigError, match=r"simulation\.yaml") as caught:
+        simulation.of_run(run)
+    assert "remove it" in caught.value.hint  # not `hlatctl resume`, which fails again
+    run.simulation.unlink()
+    run.simulation.symlink_to("missing")
     with pytest.raises(ConfigError, match=r"simulation\.yaml"):
         simulation.of_run(run)

@@ -143,13 +143,17 @@ def test_skip_is_journalled_as_batches(run: RunPaths, capsys: pytest.CaptureFixt
     assert main(["data", "skip", "the-run", "--steps", "4-6,9", "--why", "a spike"]) == 0
     assert "batches 4-6, 9 are skipped from its next attempt on" in capsys.readouterr().err
     (event,) = _amendments(run)
-    assert (event["key"], event["value"], event["why"]) == ("data.skip_steps", [4, 5, 6, 9], "a spike")
+    assert (event["key"], event["value"], event["why"]) == ("data.skip_steps", ["4-6", 9], "a spike")
     assert event["by"]
     assert event["writer"] == "operator"
     assert main(["data", "skip", "the-run", "--steps", "4"]) == 0
     assert _amendments(run)[1]["value"] == [7], "step 4 has got batch 7 now"
     assert main(["data", "skip", "the-run", "--steps", "four"]) == 10
-    assert "data.skip_steps='four': must be a number" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert "--steps='four': must be a number" in errors
+    assert "hint: such as --steps=120-125" in errors
+    assert main(["data", "skip", "the-run", "--steps", "1000-900000"]) == 0, "it fits into a line of the journal"
+    assert _amendments(run)[2]["value"] == ["1005-900005"]
 
 
 def test_skip_of_a_step_that_is_in_the_newest_checkpoint_is_refused(

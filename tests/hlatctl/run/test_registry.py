@@ -101,3 +101,20 @@ def test_packages_of_the_folder_that_a_program_starts_in_are_not_loaded(
 ) -> None:
     monkeypatch.chdir(packages)  # and first on the path, as after `python -m`
     assert "square" not in SHAPES
+
+
+def test_packages_of_that_folder_are_not_loaded_wherever_it_stands_on_the_path(
+    packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)  # as in PYTHONPATH=FOLDER:, whose end means the current folder
+    monkeypatch.chdir(packages)
+    assert "square" not in SHAPES
+
+
+@pytest.mark.parametrize("content", [f"[{GROUP}]\nround\n", f"[{GROUP}]\n\xff = a:b\n", f"[{GROUP}]\n = a:b\n"])
+def test_a_package_with_damaged_entry_points_does_not_hide_the_others(packages: Path, content: str) -> None:
+    folder = packages / "ruined-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: ruined\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_bytes(content.encode("latin-1"))
+    assert list(SHAPES) == ["triangle", "broken", "lacking", "raises", "square", "text", "typo"]
