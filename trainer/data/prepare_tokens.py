@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from conf.fingerprint import digest
 from conf.schema import Config
@@ -240,7 +240,8 @@ def _write_held_out(corpora: Sequence[TokenCorpus], sources: Sequence[TokenSourc
         for corpus, source in zip(corpora, sources, strict=True):
             if corpus.folder is not None:
                 with reading(corpus.folder / VALIDATION, hint="copy the folder again"):
-                    _append(corpus.folder / VALIDATION, file)
+                    with (corpus.folder / VALIDATION).open("rb") as lines:
+                        shutil.copyfileobj(lines, file)
                     for name in counts:
                         counts[name] += corpus.manifest["validation"][name]
             for text in source.held_out_texts():
@@ -248,11 +249,6 @@ def _write_held_out(corpora: Sequence[TokenCorpus], sources: Sequence[TokenSourc
                 counts["documents"] += 1
                 counts["text_bytes"] += len(text.encode())
     return counts
-
-
-def _append(source: Path, file: IO[bytes]) -> None:
-    with source.open("rb") as text:
-        shutil.copyfileobj(text, file)
 
 
 def _total(sizes: Sequence[int | None]) -> int | None:
