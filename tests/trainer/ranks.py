@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trainer.data.loader import Batches
     from trainer.parallel.layout import Layout
 
-_POLL_S = 0.02
+_POLL_S = 0.2
 
 
 def train(run: RunPaths, job: dict[str, Any]) -> None:
