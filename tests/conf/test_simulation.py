@@ -55,7 +55,7 @@ def test_a_wrong_setting_is_named(text: str, error: str, hint: str) -> None:
 
 @pytest.mark.parametrize("sign", ["+", "++"])
 def test_its_settings_may_be_written_as_additions(sign: str) -> None:
-    assert simulation.split([f"{sign}simulation.seed=7"]) == ([], SimulationConfig(seed=7))
+    assert simulation.split([f"{sign}simulation.seed=7"]) == ([simulation.OVERRIDE], SimulationConfig(seed=7))
 
 
 def test_a_profile_may_have_numbers_as_overrides_have_them(tmp_path: Path) -> None:
