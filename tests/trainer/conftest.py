@@ -201,7 +201,7 @@ def finish() -> Finish:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory, start: Start) -> Iterator[Ranks]:
-    """Groups of processes that stay for the work of a file's tests: gloo's threads of idle groups take processor time."""
+    """Groups of processes that stay for the tests of a file: the threads of idle groups take processor time."""
     groups: dict[int, tuple[subprocess.Popen[str], Path, Iterator[int]]] = {}
 
     def end(size: int) -> None:
