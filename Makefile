@@ -11,7 +11,7 @@ help:
 	@echo "make setup      create $(VENV) with everything (about two minutes, once)"
 	@echo "make train      pre-train a small real model on this machine: hlatctl train"
 	@echo "make test       ruff, mypy, import-linter and pytest"
-	@echo "make test-fast  only the tests that start no process (two minutes)"
+	@echo "make test-fast  only the tests that start no process (three minutes)"
 	@echo "make docs       build the documentation in site/ (open site/index.html)"
 	@echo "make benchmark  the benchmarks of benchmarks"
 	@echo "make image      container image IMAGE=cpu, cuda, neuron or driver, with podman, buildah or docker"
