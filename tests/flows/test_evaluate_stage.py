@@ -131,7 +131,8 @@ def work(number):
         print(os.getpid(), file=file, flush=True)
     orders.done(folder, number)
 work(0)
-for number, argv in orders.coming(folder, stays_s=60.0 * stays):
+orders.STAYS_S = 60.0 * stays
+for number, argv in orders.coming(folder):
     assert argv[2:] == sys.argv[1:3], argv
     work(number)
 """
