@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import gc
 import os
 import socket
@@ -14,7 +13,6 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-import typer.main
 from hypothesis import HealthCheck, settings
 from xdist.scheduler.loadfile import LoadFileScheduling
 
@@ -95,8 +93,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 compositions.install()
-#: To build the tree of commands takes 0.08 s of processor time, far longer than most commands that tests call.
-typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 def pytest_collection_finish() -> None:
