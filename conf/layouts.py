@@ -211,6 +211,20 @@ def _of_backend(config: Config) -> Iterator[ConfigError]:
         yield from rules(config)
 
 
+def of_torchtitan(config: Config) -> Iterator[ConfigError]:
+    """Yield an error for each rule of torchtitan's that a configuration breaks."""
+    here = f"backend.name={config.backend.name}"
+    if config.train.z_loss:
+        yield not_together(here, f"train.z_loss={config.train.z_loss:g}", "its cross-entropy has no such term")
+    if config.parallel.data_parallel == "zero1":
+        yield ConfigError(
+            f"parallel.data_parallel=zero1: {here} doesn't support it",
+            hint="set parallel.data_parallel=fsdp parallel.reshard_after_forward=never",
+        )
+    if config.model.norm_position != "pre":
+        yield not_together(here, f"model.norm_position={config.model.norm_position}", "it has no such family")
+
+
 def of_nxd(config: Config) -> Iterator[ConfigError]:
     """Yield an error for each rule of NxD's that a configuration breaks."""
     here = f"backend.name={config.backend.name}"

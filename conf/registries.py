@@ -92,6 +92,7 @@ LAUNCHERS = Registry(
 #: ``keeps_inputs``: sequence parallelism gathers the input of a product once, for both passes.
 #: ``blocks_of_loss``: logits are computed in blocks.
 #: ``overlaps_gradients``: gradients are summed during the backward pass.
+#: ``experts``: mixtures of experts and latent attention; it takes ``model.module``.
 Trait = Literal[
     "context_parallel",
     "fsdp",
@@ -107,6 +108,7 @@ Trait = Literal[
     "keeps_inputs",
     "blocks_of_loss",
     "overlaps_gradients",
+    "experts",
 ]
 
 
@@ -130,6 +132,7 @@ class StateBytes:
 
 _FULL = StateBytes(weights=4, gradients=4, moment=4)
 _TORCH_BF16 = StateBytes(weights=2, gradients=4, moment=2, own_gradients=2)
+_TITAN_BF16 = StateBytes(weights=2, gradients=2, moment=2)
 _NXD_BF16 = StateBytes(weights=2, gradients=2, moment=2)
 
 
@@ -138,6 +141,9 @@ class BackendKind(Row):
     """A backend: ``code(config)`` returns a ``trainer.backends.base.Backend``.
 
     Args:
+        training: an engine with a loop of its own: ``training(config, run, backend, journal, *, attempt,
+            max_checkpoint_step)`` returns an object whose ``run()`` trains and returns the process's exit code.
+            ``code`` then needs only what processes exchange (``trainer.backends.base.TorchDistributed``).
         state_bytes: by ``precision.name``; without a row, the backend does not train in this precision.
         traits: what it can do and how it works.
         devices: values of ``backend.device`` that it trains on; empty: all.
@@ -149,6 +155,7 @@ class BackendKind(Row):
     """
 
     state_bytes: dict[str, StateBytes]
+    training: str = "trainer.step.loop:Training"
     traits: frozenset[Trait] = frozenset()
     devices: tuple[str, ...] = ()
     torch_xla: bool = False
@@ -182,6 +189,31 @@ BACKENDS = Registry(
                     "overlaps_gradients",
                 }
             ),
+        ),
+        "torchtitan": BackendKind(
+            code="trainer.torchtitan.process:Process",
+            training="trainer.torchtitan.training:Training",
+            state_bytes={"fp32": _FULL, "mixed": _FULL, "fp8": _FULL, "bf16": _TITAN_BF16},
+            traits=frozenset(
+                {
+                    "context_parallel",
+                    "fsdp",
+                    "fp8",
+                    "fsdp_size",
+                    "recomputes_operators",
+                    "interleaves",
+                    "masks_in_stages",
+                    "shards_stages",
+                    "shards_weights",
+                    "fused_attention",
+                    "keeps_inputs",
+                    "blocks_of_loss",
+                    "overlaps_gradients",
+                    "experts",
+                }
+            ),
+            package="torchtitan",
+            rules="conf.layouts:of_torchtitan",
         ),
         "nxd": BackendKind(
             code="trainer.backends.nxd:Nxd",

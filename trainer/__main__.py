@@ -58,6 +58,7 @@ def _keep_to_own_cache(config: Config) -> None:
 
 
 def _train(config: Config, run: RunPaths, backend: Backend, attempt: int, max_checkpoint_step: int | None) -> int:
+    from conf.registries import BACKENDS
     from trainer.step import loop
 
     keep_evidence_in(run.hang(attempt), backend.rank)
@@ -67,9 +68,11 @@ def _train(config: Config, run: RunPaths, backend: Backend, attempt: int, max_ch
             _warn(backend, message)
             if journal:
                 journal.append("warning", message=message)
-        return loop.Training(
+        training = BACKENDS.part(config.backend.name, "training")
+        code: int = training(
             config, run, backend, journal, attempt=attempt, max_checkpoint_step=max_checkpoint_step
         ).run()
+        return code
     finally:
         if journal:
             journal.close()

@@ -5,17 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from conf.constraints import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Range
+from conf.constraints import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
 
 PrecisionName = Literal["fp32", "mixed", "fp8", "bf16_sr", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder with RMSNorm, SwiGLU, rotary embeddings and no biases: LLaMA, Qwen 3 or OLMo 2."""
+    """A decoder with RMSNorm, SwiGLU, rotary embeddings and no biases: LLaMA, Qwen 3, OLMo 2 or DeepSeek-V3."""
 
     name: str = "llama_tiny"
     """Label of the shape; no effect."""
+    module: str | None = None
+    """torchtitan's module of the model, such as `gpt_oss`, or `package.module` of another package; none: the shape of
+    the other keys."""
+    flavor: str | None = None
+    """Name of a model in `model.module`, such as `20b`."""
+    total_parameters: PositiveInt | None = None
+    """Parameters of `model.flavor`; none: torchtitan counts them, where it is installed."""
+    active_parameters: PositiveInt | None = None
+    """Parameters of `model.flavor` that one token uses; none: as `total_parameters`."""
     vocab_size: PositiveInt = 8192
     """Rows of the embedding; at least the size of the tokenizer's vocabulary."""
     hidden_size: PositiveInt = 128
@@ -34,6 +43,36 @@ class ModelConfig:
     """RMSNorm of queries and keys: `none`, `head` (of each head by itself; Qwen 3) or `all` (all heads; OLMo 2)."""
     norm_position: Literal["pre", "post"] = "pre"
     """A layer's norms: `pre` (inputs of attention and feed-forward) or `post` (their outputs; OLMo 2)."""
+    num_experts: NonNegativeInt = 0
+    """Experts of a layer, a mixture of experts; 0: every layer is dense."""
+    experts_per_token: PositiveInt = 8
+    """Experts that the router chooses for a token."""
+    expert_intermediate_size: PositiveInt | None = None
+    """Width of an expert; none: intermediate_size."""
+    num_shared_experts: NonNegativeInt = 0
+    """Experts that every token uses, in addition to the chosen ones."""
+    num_dense_layers: NonNegativeInt = 0
+    """First layers that have a feed-forward layer instead of experts."""
+    router_score: Literal["softmax", "sigmoid"] = "softmax"
+    """Function that turns the router's products into scores."""
+    normalize_router_weights: bool = True
+    """Divide the weights of a token's experts by their sum."""
+    router_scale: PositiveFloat = 1.0
+    """Factor of the weights of a token's experts."""
+    router_groups: PositiveInt | None = None
+    """Groups of experts of which the router first chooses `router_limited_groups`; none: no groups."""
+    router_limited_groups: PositiveInt | None = None
+    """Groups that a token's experts come from."""
+    kv_lora_rank: PositiveInt | None = None
+    """Width of the compressed keys and values (multi-head latent attention); none: grouped-query attention."""
+    q_lora_rank: PositiveInt | None = None
+    """Width of the compressed queries (multi-head latent attention); none: not compressed."""
+    qk_nope_head_dim: PositiveInt = 128
+    """Latent attention: width of a head's queries and keys that have no position."""
+    qk_rope_head_dim: PositiveInt = 64
+    """Latent attention: width of a head's queries and keys that are rotated."""
+    v_head_dim: PositiveInt = 128
+    """Latent attention: width of a head's values."""
     rope_theta: PositiveFloat = 10000.0
     """Base of the rotary embeddings' frequencies."""
     rope_scaling: Literal["none", "llama3"] = "none"
@@ -109,6 +148,9 @@ class ParallelConfig:
     context_parallel_size: PositiveInt = 1
     """Processes that share each sequence, for long ones (backend torch_native). Each has `train.seq_len` / this many
     tokens of it; attention gathers the keys and values of all."""
+    expert_parallel_size: PositiveInt = 1
+    """Processes that share the experts of a mixture; they are among the data-, context- and tensor-parallel ones
+    (backend torchtitan)."""
     activation_checkpointing: Literal["none", "selective", "operators", "budget", "full"] = "none"
     """What the backward pass recomputes: `none`, `selective` (core attention), `operators` (a layer's cheap operators
     and every second matrix product; torchtitan's default, which it calls selective), `budget` (what

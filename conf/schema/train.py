@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from conf.constraints import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from conf.devices import DeviceName
@@ -144,7 +144,7 @@ class BackendConfig:
     """Software and device for training."""
 
     name: Annotated[str, BACKENDS] = "torch_native"
-    """`torch_native`, or `nxd`: NeuronX Distributed on torch-xla."""
+    """`torch_native`, `torchtitan`, or `nxd`: NeuronX Distributed on torch-xla."""
     device: DeviceName = "cpu"
     """`cpu`, `cuda` or `neuron`."""
     compile: bool = True
@@ -155,6 +155,8 @@ class BackendConfig:
     """Environment variables of the training processes; null: unset, even if set in this shell."""
     compiler_flags: list[str] = field(default_factory=list)
     """Flags of neuronx-cc (NEURON_CC_FLAGS), one word per item."""
+    torchtitan: dict[str, Any] = field(default_factory=dict)
+    """Further settings of torchtitan's `Trainer.Config`, as `SECTION.KEY: VALUE` or nested."""
 
     @property
     def kind(self) -> BackendKind:
