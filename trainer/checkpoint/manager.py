@@ -32,10 +32,9 @@ from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend
 from trainer.checkpoint.remote import Fetcher, Uploader
-from trainer.checkpoint.shards import WEIGHTS, ShardIndex, read_index
 from trainer.checkpoint.together import Together, on_rank0
 from trainer.checkpoint.trust import CheckpointRecords, Tiers, Verifier
-from trainer.checkpoint.writer import STATE, Save, Writer
+from trainer.checkpoint.writer import STATE, Save, Shards, Storage, Writer
 
 #: A save also leaves this much space free, for the journal.
 _SPARE_BYTES = 1 << 20
@@ -60,13 +59,22 @@ class Restored:
 class CheckpointManager:
     """Saves and restores a run's checkpoints. All ranks call each method together, from the training thread.
 
-    Only rank 0 has a journal. Nothing is written after the end of the attempt.
+    Only rank 0 has a journal. Nothing is written after the end of the attempt. ``storage`` is the format of the
+    tensors' files; None: this project's own.
     """
 
     def __init__(
-        self, config: Config, run: RunPaths, backend: Backend, journal: JournalWriter | None, *, attempt: int = 0
+        self,
+        config: Config,
+        run: RunPaths,
+        backend: Backend,
+        journal: JournalWriter | None,
+        *,
+        attempt: int = 0,
+        storage: Storage | None = None,
     ) -> None:
         self._config, self._run, self._backend = config, run, backend
+        self._storage = storage or Shards(backend)
         self._tiers = Tiers(config, run, attempt)
         self._records = CheckpointRecords(config, run, self._tiers, journal)
         self._host: dict[str, Tensor] = {}
@@ -78,7 +86,7 @@ class CheckpointManager:
             self._uploader = Uploader(config, run, backend, self._records)
             self._fetcher = Fetcher(config, run, backend, self._tiers, self._records)
         self._writer = Writer(
-            config, backend, self._tiers, self._records, self._together, self._verifier, self._uploader
+            config, backend, self._storage, self._tiers, self._records, self._together, self._verifier, self._uploader
         )
 
     def save(
@@ -107,10 +115,10 @@ class CheckpointManager:
         if not self._on_rank0(lambda: self._may_begin(save)):
             return
         if self._config.checkpoint.mode == "sync":
-            self._writer.write_now(self._backend.for_writing(tensors), save)
+            self._writer.write_now(self._storage.for_writing(tensors), save)
             self._on_rank0(self._writer.raise_failure)
         else:
-            self._host = self._backend.to_host(tensors, self._host)
+            self._host = self._storage.to_host(tensors, self._host)
             stall_s = time.monotonic() - started_s
             self._writer.start(self._host, save, stall_s=stall_s)
         if reason in BLOCKING:
@@ -154,11 +162,11 @@ class CheckpointManager:
         chosen = self._choose(max_step)
         if self._config.checkpoint.mode == "async":
             # Allocate now, so that too little memory is an error before training, and the first save is fast.
-            self._host = self._backend.to_host(tensors, self._host)
+            self._host = self._storage.to_host(tensors, self._host)
         if chosen is None:
             return None
         step, folder = chosen[0], Path(chosen[1])
-        self._load(tensors, folder)
+        self._storage.read(tensors, folder, self._together)
         shared, states = self._together.on_rank0(lambda: _states(folder))
         ranks = RankStates(**states)
         return Restored(step=step, shared=shared, loader=ranks.loader, rng=ranks.rng_for(self._backend.rank))
@@ -177,12 +185,6 @@ class CheckpointManager:
             if reason is None:
                 self._records.chosen(step)
                 return step, os.fspath(folder)
-
-    def _load(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        index = ShardIndex(self._together.on_rank0(lambda: read_index(folder).text))
-        put: list[Callable[[], None]] = []
-        self._together.everywhere(lambda: put.append(self._backend.load(tensors, folder, index)))
-        put[0]()
 
     def _choose(self, max_step: int | None) -> tuple[int, str] | None:
         """Return step and folder of the checkpoint to restore, fetched if the remote folder has a newer one."""
@@ -203,7 +205,7 @@ class CheckpointManager:
         reason = self._verifier.why_invalid(folder, of_run=False)
         if reason:
             raise damaged(folder, reason)
-        self._load({name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}, folder)
+        self._storage.read(self._storage.weights(tensors), folder, self._together)
         self._records.note("initial_weights", path=os.fspath(folder))
 
     def _on_rank0(self, work: Callable[[], Any]) -> Any:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from hlatctl.run.errors import DISK_FULL, HlatctlError, RunBusyError, StorageErr
 from hlatctl.run.paths import step_name
 from trainer.backends.base import Backend
 from trainer.checkpoint.remote import Uploader
-from trainer.checkpoint.shards import INDEX, ShardFile, ShardIndex, StoredChunk, compose, file_name
+from trainer.checkpoint.shards import INDEX, WEIGHTS, ShardFile, ShardIndex, StoredChunk, compose, file_name, read_index
 from trainer.checkpoint.together import Failure, Together
 from trainer.checkpoint.trust import CheckpointRecords, ReadBack, Tiers, Verifier, share
 
@@ -82,6 +82,88 @@ class Save:
         return self.reason in REQUIRED
 
 
+class Storage(Protocol):
+    """How tensors become the files of a checkpoint. All ranks call each method together, except :meth:`finish`."""
+
+    def to_host(self, tensors: dict[str, Any], into: dict[str, Any]) -> dict[str, Any]:
+        """Copy this process's tensors to host memory, into the result of an earlier call or an empty dictionary."""
+
+    def for_writing(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Return tensors in a form that :meth:`write` can read while training waits."""
+
+    def shard(self) -> str:
+        """Return the name of the file that this process writes."""
+
+    def write(self, tensors: dict[str, Any], folder: Path, together: Together) -> list[dict[str, Any]]:
+        """Write the tensors; return the manifest's entries of all ranks' files, on rank 0 at least."""
+
+    def finish(self, folder: Path) -> list[str]:
+        """Write what describes all ranks' files, on rank 0; return the names of these files."""
+
+    def read(self, tensors: dict[str, Any], folder: Path, together: Together) -> None:
+        """Read a verified checkpoint into the tensors. Raises a CheckpointError if it doesn't have them."""
+
+    def weights(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Return the model's weights among the tensors of a checkpoint."""
+
+
+class Shards:
+    """This project's own format, which a :class:`trainer.backends.base.Backend` writes (``trainer.checkpoint.shards``).
+
+    The ranks send rank 0 the positions in their shards only if they have changed since the previous save.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.to_host, self.for_writing = backend.to_host, backend.for_writing
+        #: From the previous save: this rank's blocks, and on rank 0 the index of all blocks.
+        self._chunks: list[StoredChunk] = []
+        self._index: ShardIndex | None = None
+
+    def shard(self) -> str:
+        """See :class:`Storage`."""
+        return file_name(self._backend.rank + 1)
+
+    def write(self, tensors: dict[str, Any], folder: Path, together: Together) -> list[dict[str, Any]]:
+        """See :class:`Storage`."""
+        kept: list[ShardFile] = []
+
+        def write() -> dict[str, Any]:
+            shard = self._backend.save(tensors, folder)
+            kept.extend([shard] if shard else [])
+            return {"entry": shard and shard.entry, "changed": (shard.chunks if shard else []) != self._chunks}
+
+        written = together.everywhere(write)
+        if any(part["changed"] for part in written):
+            chunks = kept[0].chunks if kept else []
+            stored = self._backend.to_rank0_beside(chunks)
+            together.on_rank0(lambda: self._make_index(written, stored))
+            self._chunks = chunks
+        return [part["entry"] for part in written if part["entry"]]
+
+    def _make_index(self, written: list[dict[str, Any]], stored: list[Any]) -> None:
+        pairs = zip(written, stored, strict=True)
+        shards = {part["entry"]["path"]: [StoredChunk(*chunk) for chunk in chunks] for part, chunks in pairs if chunks}
+        self._index = compose(shards)
+
+    def finish(self, folder: Path) -> list[str]:
+        """See :class:`Storage`."""
+        assert self._index is not None
+        files.write_text(folder / INDEX, self._index.text)
+        return [INDEX]
+
+    def read(self, tensors: dict[str, Any], folder: Path, together: Together) -> None:
+        """See :class:`Storage`."""
+        index = ShardIndex(together.on_rank0(lambda: read_index(folder).text))
+        put: list[Callable[[], None]] = []
+        together.everywhere(lambda: put.append(self._backend.load(tensors, folder, index)))
+        put[0]()
+
+    def weights(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """See :class:`Storage`."""
+        return {name: tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
+
+
 class Writer:
     """Writes one checkpoint at a time."""
 
@@ -89,6 +171,7 @@ class Writer:
         self,
         config: Config,
         backend: Backend,
+        storage: Storage,
         tiers: Tiers,
         records: CheckpointRecords,
         together: Together,
@@ -96,11 +179,9 @@ class Writer:
         uploader: Uploader | None,
     ) -> None:
         self._config, self._backend, self._tiers, self._records = config, backend, tiers, records
+        self._storage = storage
         self._together, self._verifier, self._uploader = together, verifier, uploader
         self._world = {WORLD_SIZE: backend.world_size, "data_parallel_size": backend.data_parallel_size}
-        #: From the previous save: this rank's blocks, and on rank 0 the index of all blocks.
-        self._chunks: list[StoredChunk] = []
-        self._index: ShardIndex | None = None
         self._read_back: ReadBack | None = None
         self._thread: threading.Thread | None = None
         self._failure: Failure | None = None
@@ -162,7 +243,7 @@ class Writer:
         try:
             self._together.on_rank0(lambda: self._tiers.begin(save.step))
             self._read_back = self._follow(temporary, save) if stall_s is not None else None
-            entries = self._write_shards(tensors, temporary)
+            entries = self._write_files(tensors, temporary)
             ranks = self._backend.to_rank0_beside(save.own)
             self._together.on_rank0(lambda: self._commit(temporary, save, entries, ranks, stall_s))
         except HlatctlError as error:  # on every rank
@@ -176,38 +257,16 @@ class Writer:
     def _follow(self, folder: Path, save: Save) -> ReadBack | None:
         """Return a reader of this rank's shard while it is written during training; None if it won't be verified."""
         is_verified = self._tiers.fast is None and save.reason != "stop"
-        return ReadBack(folder / file_name(self._backend.rank + 1)) if is_verified else None
+        return ReadBack(folder / self._storage.shard()) if is_verified else None
 
-    def _write_shards(self, tensors: dict[str, Tensor], folder: Path) -> list[dict[str, Any]]:
-        """Write each rank's shard; return the manifest's entries of all.
-
-        The ranks send rank 0 the positions in their shards only if they have changed since the previous save.
-        """
-        kept: list[ShardFile] = []
-        read_back = self._read_back
-
-        def write() -> dict[str, Any]:
-            try:
-                self._tiers.check()
-                shard = self._backend.save(tensors, folder)
-            finally:
-                if read_back:
-                    read_back.written()
-            kept.extend([shard] if shard else [])
-            return {"entry": shard and shard.entry, "changed": (shard.chunks if shard else []) != self._chunks}
-
-        written = self._together.everywhere(write)
-        if any(part["changed"] for part in written):
-            chunks = kept[0].chunks if kept else []
-            stored = self._backend.to_rank0_beside(chunks)
-            self._together.on_rank0(lambda: self._make_index(written, stored))
-            self._chunks = chunks
-        return [part["entry"] for part in written if part["entry"]]
-
-    def _make_index(self, written: list[dict[str, Any]], stored: list[Any]) -> None:
-        pairs = zip(written, stored, strict=True)
-        shards = {part["entry"]["path"]: [StoredChunk(*chunk) for chunk in chunks] for part, chunks in pairs if chunks}
-        self._index = compose(shards)
+    def _write_files(self, tensors: dict[str, Tensor], folder: Path) -> list[dict[str, Any]]:
+        """Write each rank's files; return the manifest's entries of all."""
+        try:
+            self._together.everywhere(self._tiers.check)
+            return self._storage.write(tensors, folder, self._together)
+        finally:
+            if self._read_back:
+                self._read_back.written()
 
     def _commit(
         self,
@@ -217,12 +276,11 @@ class Writer:
         ranks: list[dict[str, Any]],
         stall_s: float | None,
     ) -> None:
-        assert self._index is not None
+        index = self._storage.finish(temporary)
         files.write_json(temporary / STATE, save.shared)
         files.write_json(temporary / MODEL, asdict(self._config.model))
         files.write_json(temporary / RANK_STATES, asdict(RankStates.of(ranks)))
-        files.write_text(temporary / INDEX, self._index.text)
-        own = [files.describe(temporary, temporary / name) for name in (STATE, MODEL, RANK_STATES, INDEX)]
+        own = [files.describe(temporary, temporary / name) for name in (STATE, MODEL, RANK_STATES, *index)]
         manifest = write_manifest(
             temporary, step=save.step, tokens=save.tokens, world=self._world, entries=[*entries, *own]
         )

@@ -1,0 +1,154 @@
+"""torchtitan's checkpoints in this project's folders: PyTorch's DCP format, which its own tools read.
+
+The manifest's hashes, the order of commit, verification, retention and copies are those of every checkpoint here
+(``trainer.checkpoint``). torchtitan's own manager is not used, so nobody else deletes files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torchtitan.components.checkpointer.base import (
+    DATALOADER,
+    LR_SCHEDULER,
+
+    OPTIMIZER,
+    BaseCheckpointManager,
+    ModelWrapper,
+)
+
+from hlatctl.run import files
+from trainer.checkpoint.dcp import SafeLoadPlanner, SafeReader
+from trainer.checkpoint.together import Together
+from trainer.torchtitan.process import Process
+
+if TYPE_CHECKING:
+    from trainer.torchtitan.training import Training
+
+#: DCP's description of all files.
+METADATA = ".metadata"
+
+
+class DcpFiles:
+    """DCP's files as a :class:`trainer.checkpoint.writer.Storage`.
+
+    Its collectives use a process group of their own, so that they disturb neither training nor ``Together``.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self._process, self._stager = process, BlockingAsyncStager(cache_staged_state_dict=True)
+
+    def shard(self) -> str:
+        """Return the name that DCP gives this process's file."""
+        return f"__{self._process.rank}_0.distcp"
+
+    def to_host(self, tensors: dict[str, Any], into: dict[str, Any]) -> dict[str, Any]:
+        """Copy the states; later calls use the memory of the first one."""
+        return self._stager.stage(plain(tensors))
+
+    def for_writing(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Return the states' tensors and numbers."""
+        return plain(tensors)
+
+    def write(self, tensors: dict[str, Any], folder: Path, together: Together) -> list[dict[str, Any]]:
+        """Write one file for each process, and DCP's metadata on rank 0."""
+
+        def write() -> dict[str, Any] | None:
+            writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, thread_count=1, overwrite=False)
+            with torch.no_grad():
+                dcp.save(tensors, storage_writer=writer, process_group=self._process.storage_group)
+            path = folder / self.shard()
+            return files.describe(folder, path) if path.exists() else None
+
+        return [entry for entry in together.everywhere(write) if entry]
+
+    def finish(self, folder: Path) -> list[str]:
+        """Return the name of DCP's metadata, which is written."""
+        return [METADATA]
+
+    def read(self, tensors: dict[str, Any], folder: Path, together: Together) -> None:
+        """Read the states in place, into any layout; of pickles, only what DCP's own classes need."""
+
+        def read() -> None:
+            with torch.no_grad():
+                dcp.load(
+                    tensors,
+                    storage_reader=SafeReader(folder),
+                    planner=SafeLoadPlanner(),
+                    process_group=self._process.storage_group,
+                )
+
+        together.everywhere(read)
+
+    def weights(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Return the model's weights."""
+        return {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+
+
+def plain(states: dict[str, Any]) -> dict[str, Any]:
+    """Return states with their own dictionaries instead of the objects that have them."""
+    return {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in states.items()}
+
+
+class Checkpoints(BaseCheckpointManager):  # type: ignore[misc]
+    """What torchtitan's loop calls instead of its own manager."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseCheckpointManager.Config):  # type: ignore[misc]
+        """torchtitan's settings of checkpoints, which have no effect, and who saves."""
+
+        enable: bool = True
+        _training: Training | None = None
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dataloader: Any,
+        model_parts: list[Any],
+        optimizers: Any,
+        lr_schedulers: Any,
+        states: dict[str, Any],
+        sd_adapter: Any,
+        base_folder: str = "",
+    ) -> None:
+        assert config._training is not None
+        self.enable, self.save_future, self._training = True, None, config._training
+        self._model = ModelWrapper(model_parts)
+        self._states = {
+            **states,
+            OPTIMIZER: optimizers,
+            DATALOADER: dataloader,
+            LR_SCHEDULER: lr_schedulers,
+        }
+
+    @property
+    def states(self) -> dict[str, Any]:
+        """All states under torchtitan's names: the weights by their own, the others by their objects'."""
+        return {**self._states, **self._model.state_dict()}
+
+    def put(self, states: dict[str, Any]) -> None:
+        """Hand weights that were read to the model; the others have taken theirs."""
+        self._model.load_state_dict({name: value for name, value in states.items() if name not in self._states})
+
+    def _load(self, step: int = -1) -> bool:
+        return self._training.restore(self)
+
+    def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        return self._training.after_step(curr_step, self)
+
+    def _maybe_wait_for_staging(self) -> None:
+        self._training.before_update()
+
+    def _wait_for_saving(self) -> None:
+        pass  # the manager's writer waits
+
+    def _close(self) -> None:
+        pass
+
+

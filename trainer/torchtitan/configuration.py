@@ -1,0 +1,226 @@
+"""torchtitan's ``Trainer.Config`` from a configuration, with the settings that ``backend.torchtitan`` passes through."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from conf.devices import DEVICES
+from conf.schema import Config
+from conf.training_rules import learning_rate
+from hlatctl.run.errors import ConfigError, suggest, unset
+from trainer.torchtitan.models import model_spec
+
+if TYPE_CHECKING:
+    from torchtitan.trainer import Trainer
+
+#: torchtitan's settings that keys of this project set: passing them through would give one value two homes.
+_OURS = {
+    "model_spec": "model",
+    "hf_assets_path": "tokenizer.path",
+    "dump_folder": "runs_dir",
+    "tokenizer": "tokenizer",
+    "training.local_batch_size": "train.micro_batch_size",
+    "training.global_batch_size": "train.global_batch_size",
+    "training.seq_len": "train.seq_len",
+    "training.max_norm": "optimizer.max_grad_norm",
+    "training.steps": "train.max_steps",
+    "training.dtype": "precision",
+    "training.mixed_precision_param": "precision",
+    "optimizer": "optimizer",
+    "lr_scheduler": "optimizer.schedule",
+    "parallelism.data_parallel_replicate_degree": "parallel.fsdp_size",
+    "parallelism.data_parallel_shard_degree": "parallel.fsdp_size",
+    "parallelism.fsdp_reshard_after_forward": "parallel.reshard_after_forward",
+    "parallelism.tensor_parallel_degree": "parallel.tensor_parallel_size",
+    "parallelism.enable_sequence_parallel": "parallel.sequence_parallel",
+    "parallelism.pipeline_parallel_degree": "parallel.pipeline_parallel_size",
+    "parallelism.pipeline_parallel_microbatch_size": "train.micro_batch_size",
+    "parallelism.context_parallel_degree": "parallel.context_parallel_size",
+    "parallelism.expert_parallel_degree": "parallel.expert_parallel_size",
+    "checkpoint": "checkpoint",
+    "activation_checkpoint": "parallel.activation_checkpointing",
+    "compile.enable": "backend.compile",
+    "profiler": "`hlatctl profile`",
+    "metrics.enable_tensorboard": "tracking.mirrors",
+    "metrics.enable_wandb": "tracking.mirrors",
+    "debug.seed": "seed",
+}
+
+
+def trainer_config(config: Config) -> Trainer.Config:
+    """Return torchtitan's configuration, without the parts that need a run (``trainer.torchtitan.training``).
+
+    Raises:
+        ConfigError: torchtitan lacks the model, or refuses a setting.
+        DependencyError: a package is missing.
+    """
+    from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+    from torchtitan.config import CommConfig, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
+    from torchtitan.trainer import Trainer
+
+    train, spec = config.train, model_spec(config)
+    stages = config.parallel.pipeline_parallel_size
+    pieces = config.micro_batch_size
+    vocab_size = getattr(spec.model, "vocab_size", config.model.vocab_size)
+    titan = Trainer.Config(
+        model_spec=spec,
+        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=vocab_size)),
+        optimizer=_optimizer(config),
+        training=TrainingConfig(
+            # A pipeline takes all micro-batches of a step at once.
+            local_batch_size=train.global_batch_size // config.data_parallel_size if stages > 1 else pieces,
+            global_batch_size=train.global_batch_size,
+            seq_len=train.seq_len,
+            max_norm=config.optimizer.max_grad_norm,
+            steps=config.total_steps,
+            dtype="bfloat16" if config.precision.name == "bf16" else "float32",
+            mixed_precision_param="float32" if config.precision.name == "fp32" else "bfloat16",
+            disable_cuda_graphs=not _uses_cuda_graphs(config),
+        ),
+        parallelism=ParallelismConfig(**parallelism(config)),
+        activation_checkpoint=_recomputation(config),
+        compile=CompileConfig(enable=config.backend.compile),
+        # No collective waits for storage; a compilation may take minutes on some ranks.
+        comm=CommConfig(init_timeout_seconds=900, train_timeout_seconds=900),
+        debug=DebugConfig(seed=config.seed),
+    )
+    titan.metrics.log_freq = 1
+    titan.validator.enable = False  # this project evaluates checkpoints
+    _pass_through(titan, config.backend.torchtitan)
+    _check(titan)
+    return titan
+
+
+def _uses_cuda_graphs(config: Config) -> bool:
+    """Whether torchtitan captures forward and backward pass: not with pipelines, nor where experts are chosen."""
+    dense = config.model.num_experts == 0 and config.model.module is None
+    return config.backend.device == "cuda" and dense and config.parallel.pipeline_parallel_size == 1
+
+
+def parallelism(config: Config) -> dict[str, Any]:
+    parallel = config.parallel
+    context, replicas = parallel.context_parallel_size, config.data_parallel_size
+    shard = (parallel.fsdp_size or config.weight_replicas) // context if parallel.data_parallel == "fsdp" else 1
+    schedule = {"1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B"}[parallel.pipeline_schedule]
+    stages = parallel.pipeline_parallel_size * config.stages_per_process
+    pipeline: dict[str, Any] = {
+        "pipeline_parallel_first_stage_less_layers": 0,
+        "pipeline_parallel_last_stage_less_layers": 0,
+        "pipeline_parallel_microbatch_size": config.micro_batch_size,
+        "pipeline_parallel_layers_per_stage": -(-config.model.num_layers // stages),
+    }
+    return {
+        "data_parallel_replicate_degree": replicas // shard,
+        "data_parallel_shard_degree": shard,
+        "fsdp_reshard_after_forward": parallel.reshard_after_forward,
+        "tensor_parallel_degree": parallel.tensor_parallel_size,
+        "enable_sequence_parallel": parallel.sequence_parallel,
+        "context_parallel_degree": context,
+        "expert_parallel_degree": parallel.expert_parallel_size,
+        "pipeline_parallel_degree": parallel.pipeline_parallel_size,
+        "pipeline_parallel_schedule": schedule,
+        # The newer one needs functions of PyTorch 2.14.
+        "spmd_backend": "spmd_types" if torch.__version__ >= (2, 14) else "partial_dtensor",
+        **(pipeline if parallel.pipeline_parallel_size > 1 else {}),
+    }
+
+
+def _recomputation(config: Config) -> Any:
+    from torchtitan.distributed import activation_checkpoint as recompute
+
+    level = config.parallel.activation_checkpointing
+    if level == "budget":
+        return recompute.MemoryBudgetAC.Config(memory_budget=config.parallel.activation_memory_budget)
+    return {"none": None, "operators": recompute.SelectiveAC.Config(), "full": recompute.FullAC.Config()}[level]
+
+
+def _optimizer(config: Config) -> Any:
+    from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
+
+    settings = config.optimizer
+    options = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2), "eps": settings.eps}
+    decays = {".*": settings.weight_decay}
+    if settings.decay == "all_but_norms":
+        decays = {r"norm\.weight$": 0.0, **decays}
+    return OptimizersContainer.Config(
+        param_groups=[
+            ParamGroupConfig(
+                pattern=pattern, optimizer_name="AdamW", optimizer_kwargs={**options, "weight_decay": decay}
+            )
+            for pattern, decay in decays.items()
+        ],
+        implementation="fused" if DEVICES[config.backend.device].fused_adamw else "foreach",
+    )
+
+
+def rate_factor(config: Config, updates: int) -> float:
+    """Return the learning rate of the update after ``updates`` others, as a share of the peak."""
+    return learning_rate(updates + 1, config) / config.optimizer.lr
+
+
+def _pass_through(titan: Trainer.Config, settings: Mapping[str, Any]) -> None:
+    """Set torchtitan's settings. Raises a ConfigError if it has no such setting, or the value has another type."""
+    for path, value in _flat(settings):
+        here = f"backend.torchtitan.{path}"
+        for owned, ours in _OURS.items():
+            if path == owned or path.startswith(f"{owned}."):
+                raise ConfigError(f"{here}={value}: this is set by {ours}", hint=f"set {ours}, and {unset(here)}")
+        *sections, name = path.split(".")
+        section: Any = titan
+        for depth, step in enumerate([*sections, name]):
+            fields = [field.name for field in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else []
+            if step not in fields:
+                above = ".".join(["backend.torchtitan", *sections[:depth]])
+                raise ConfigError(f"{above}.{step}={value}: torchtitan has no such setting", hint=suggest(step, fields))
+            if depth < len(sections):
+                section = getattr(section, step)
+        expected = typing.get_type_hints(type(section))[name]
+        if not _fits(value, expected):
+            text = getattr(expected, "__name__", None) or str(expected).replace("typing.", "")
+            raise ConfigError(f"{here}={value}: must be {text}")
+        setattr(section, name, float(value) if expected is float else value)
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        path = f"{above}{key}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def _fits(value: Any, expected: Any) -> bool:
+    """Return whether a value of YAML has an annotated type."""
+    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
+    if origin is typing.Annotated:
+        return _fits(value, arguments[0])
+    if origin is typing.Literal:
+        return value in arguments
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, each) for each in arguments)
+    if origin in (list, tuple):
+        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
+    if expected is None or expected is type(None):
+        return value is None
+    if expected in (int, float):
+        return isinstance(value, (int, expected)) and not isinstance(value, bool)
+    return isinstance(expected, type) and isinstance(value, expected)
+
+
+def _check(titan: Trainer.Config) -> None:
+    """Let every part of torchtitan's configuration check itself. Raises a ConfigError with its message."""
+    try:
+        for field in dataclasses.fields(titan):
+            section = getattr(titan, field.name)
+            if field.name != "model_spec" and dataclasses.is_dataclass(section):
+                dataclasses.replace(section)  # type: ignore[type-var]
+        dataclasses.replace(titan)
+    except (ValueError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(f"backend.name=torchtitan: torchtitan refuses this configuration: {error}") from None

@@ -1,0 +1,105 @@
+"""What torchtitan lacks on a CPU: used there only, so that the real engine trains and is tested without a device.
+
+A GPU or a Trainium device never imports this module.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+#: What ``torch.cuda.memory_stats`` returns and torchtitan reads.
+_NO_MEMORY = dict.fromkeys(("active_bytes.all.peak", "reserved_bytes.all.peak", "num_alloc_retries", "num_ooms"), 0)
+
+
+class _Device(types.ModuleType):
+    """The functions of ``torch.cuda`` that torchtitan calls."""
+
+    @staticmethod
+    def device_count() -> int:
+        return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+    @staticmethod
+    def get_device_name(device: Any = None) -> str:
+        return "CPU"
+
+    @staticmethod
+    def get_device_properties(device: Any = None) -> Any:
+        return types.SimpleNamespace(total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), name="CPU")
+
+    @staticmethod
+    def memory_stats(device: Any = None) -> dict[str, int]:
+        return dict(_NO_MEMORY)
+
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+    @staticmethod
+    def set_device(device: Any = None) -> None:
+        pass
+
+    reset_peak_memory_stats = empty_cache = synchronize = set_device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+
+def _dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, block_mask: Any, scale: float | None, enable_gqa: bool, **_: Any
+) -> tuple[Tensor, Any]:
+    """Compute FlexAttention with a dense mask: its backward pass refuses a CPU."""
+    at, batch = torch.arange(q.shape[2]), torch.arange(q.shape[0])
+    head = torch.tensor(0)
+
+    def allowed(sequence: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return block_mask.mask_mod(sequence, head, query, key)  # type: ignore[no-any-return]
+
+    over_keys = torch.vmap(allowed, (None, None, 0))
+    mask = torch.vmap(torch.vmap(over_keys, (None, 0, None)), (0, None, None))(batch, at, at)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], scale=scale, enable_gqa=enable_gqa)
+    return out, types.SimpleNamespace(lse=None)
+
+
+def adapt() -> None:
+    """Make torchtitan train on a CPU. Call it before any other module of torchtitan is imported."""
+    from torchtitan.tools import utils
+
+    torch._dynamo.config.disable = True  # the mask's compiled function takes a minute to compile
+    device = torch.device("cpu")
+    utils.device_type, utils.device_module, utils.get_local_device = "cpu", _Device("cpu"), lambda: device
+    from torchtitan.distributed import utils as distributed_utils
+
+    distributed_utils.get_local_device = utils.get_local_device
+    from torchtitan.models.common.attention import FlexAttention
+
+    FlexAttention._compiled_flex_attn = staticmethod(_dense_attention)
+    _sum_then_divide()
+    _count_integers()
+
+
+def _sum_then_divide() -> None:
+    """Let FSDP divide after a sum: gloo has no sum of products."""
+    divide = FSDPModule.set_gradient_divide_factor
+
+    def set_factor(self: FSDPModule, factor: float) -> None:
+        self.set_force_sum_reduction_for_comms(True)
+        divide(self, factor)
+
+    FSDPModule.set_gradient_divide_factor = set_factor  # type: ignore[method-assign]
+
+
+def _count_integers() -> None:
+    """Let mixtures count tokens: the histogram of integers exists on GPUs only."""
+    histogram = torch.histc
+
+    def histc(values: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002
+        return histogram(values.float(), bins=bins, min=min, max=max).to(values.dtype)
+
+    torch.histc = histc  # type: ignore[assignment]

@@ -1,0 +1,296 @@
+"""torchtitan's models: those of the shapes of ``model.*``, built from torchtitan's own parts, and any by its name."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from conf.schema import Config, ModelConfig
+from hlatctl.run.errors import ConfigError, DependencyError, suggest
+
+if TYPE_CHECKING:
+    from torchtitan.protocols.model_spec import ModelSpec
+
+#: The package of torchtitan's own models, by their short names.
+_MODELS = "torchtitan.models"
+
+
+def model_spec(config: Config) -> ModelSpec:
+    """Return torchtitan's description of the configured model.
+
+    Raises:
+        ConfigError: torchtitan has no such module, flavor or family.
+        DependencyError: the module's package can't be imported.
+    """
+    spec = _named(config) if config.model.module else _shaped(config.model)
+    for converter in _converters(config):
+        spec.model = converter.build().convert(spec.model)
+    return spec
+
+
+def _converters(config: Config) -> list[Any]:
+    if config.precision.name != "fp8":
+        return []
+    from torchtitan.components.quantization import Float8LinearConverter
+
+    try:
+        return [
+            Float8LinearConverter.Config(
+                filter_fqns=["lm_head", "router.gate"], model_compile_enabled=config.backend.compile
+            )
+        ]
+    except (ImportError, ValueError) as error:
+        raise DependencyError(f"precision.name=fp8: {error}", hint="set precision=mixed") from None
+
+
+def _named(config: Config) -> ModelSpec:
+    """Return the flavor of a module: torchtitan's own by its short name, another package's by its full one."""
+    name, flavor = config.model.module or "", config.model.flavor
+    full = name if "." in name else f"{_MODELS}.{name}"
+    try:
+        module = importlib.import_module(full)
+    except ModuleNotFoundError as error:
+        if not full.startswith(error.name or full):
+            raise DependencyError(f"model.module={name}: it imports {error.name}, which is not installed") from None
+        known = [each.name for each in pkgutil.iter_modules(importlib.import_module(_MODELS).__path__) if each.ispkg]
+        hint = suggest(name, known, prefix="model.module=")
+        raise ConfigError(f"model.module={name}: there is no module {full}", hint=hint) from None
+    registry = getattr(module, "model_registry", None)
+    if registry is None:
+        raise ConfigError(f"model.module={name}: it has no function model_registry, as torchtitan's models have")
+    if flavor is None:
+        raise ConfigError(f"model.flavor=null: {name} has several models", hint=_flavors(module))
+    try:
+        return registry(flavor)  # type: ignore[no-any-return]
+    except KeyError:
+        raise ConfigError(f"model.flavor={flavor}: {name} has no such model", hint=_flavors(module)) from None
+
+
+def _flavors(module: Any) -> str:
+    tables = [value for key, value in vars(module).items() if key.endswith("_configs") and isinstance(value, dict)]
+    return f"use one of: {', '.join(name for table in tables for name in table)}" if tables else ""
+
+
+def _normal(std: float) -> dict[str, Any]:
+    return {"weight": partial(nn.init.normal_, std=std), "bias": nn.init.zeros_}
+
+
+class _Parts:
+    """The parts that all families share: norms, projections and rotary embeddings of a shape."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.model = model
+        self.linear = _normal(model.initializer_range)
+
+    def norm(self, width: int) -> Any:
+        from torchtitan.models.common import RMSNorm
+
+        return RMSNorm.Config(normalized_shape=width, eps=self.model.rms_norm_eps, param_init={"weight": nn.init.ones_})
+
+    def output(self, layer: int) -> dict[str, Any]:
+        """Return the initializer of a projection into the residual stream (``model.scaled_initialization``)."""
+        scale = (2 * (layer + 1)) ** -0.5 if self.model.scaled_initialization else 1.0
+        return _normal(self.model.initializer_range * scale)
+
+    def rope(self, kind: str, width: int) -> Any:
+        from torchtitan.models import common
+
+        model = self.model
+        settings: dict[str, Any] = {}
+        if model.rope_scaling == "llama3":
+            settings = {
+                "scaling": "llama",
+                "scaling_factor": model.rope_scaling_factor,
+                "low_freq_factor": model.rope_low_freq_factor,
+                "high_freq_factor": model.rope_high_freq_factor,
+                "original_max_position_embeddings": model.rope_original_seq_len,
+            }
+        # The length of the table follows from training.seq_len.
+        return getattr(common, kind).Config(dim=width, max_seq_len=1 << 20, theta=model.rope_theta, **settings)
+
+    def attention(self, layer: int, rope: Any, *, qk_norm: bool) -> Any:
+        from torchtitan.models.common.config_utils import get_attention_config, make_gqa_config
+
+        model = self.model
+        return make_gqa_config(
+            dim=model.hidden_size,
+            n_heads=model.num_heads,
+            n_kv_heads=model.num_kv_heads,
+            head_dim=model.head_width,
+            wqkv_param_init=self.linear,
+            wo_param_init=self.output(layer),
+            inner_attention=get_attention_config("flex"),
+            fuse_qkv=True,
+            rope=rope,
+            qk_norm=self.norm(model.head_width) if qk_norm else None,
+        )
+
+    def feed_forward(self, layer: int, width: int) -> Any:
+        from torchtitan.models.common import Linear
+        from torchtitan.models.common.feed_forward import FeedForward
+
+        hidden = self.model.hidden_size
+        into = {"in_features": hidden, "out_features": width, "param_init": self.linear}
+        out = {"in_features": width, "out_features": hidden, "param_init": self.output(layer)}
+        return FeedForward.Config(w1=Linear.Config(**into), w2=Linear.Config(**out), w3=Linear.Config(**into))
+
+    def mixture(self, layer: int) -> Any:
+        from torchtitan.models.common.config_utils import (
+            make_moe_config,
+            make_routed_experts_config,
+            make_router_config,
+        )
+
+        model = self.model
+        width = model.expert_intermediate_size or model.intermediate_size
+        experts = {"w1_EFD": self.linear, "w2_EDF": self.output(layer), "w3_EFD": self.linear}
+        shared = self.feed_forward(layer, model.num_shared_experts * width) if model.num_shared_experts else None
+        return make_moe_config(
+            num_experts=model.num_experts,
+            router=make_router_config(
+                dim=model.hidden_size,
+                num_experts=model.num_experts,
+                gate_param_init=self.linear,
+                top_k=model.experts_per_token,
+                score_func=model.router_score,
+                route_norm=model.normalize_router_weights,
+                route_scale=model.router_scale,
+                num_expert_groups=model.router_groups,
+                num_limited_groups=model.router_limited_groups,
+            ),
+            routed_experts=make_routed_experts_config(
+                dim=model.hidden_size,
+                hidden_dim=width,
+                num_experts=model.num_experts,
+                top_k=model.experts_per_token,
+                param_init={name: init["weight"] for name, init in experts.items()},
+                comm_backend="standard",
+            ),
+            shared_experts=shared,
+        )
+
+    def is_mixture(self, layer: int) -> bool:
+        return self.model.num_experts > 0 and layer >= self.model.num_dense_layers
+
+    def decoder(self, kind: Any, layers: list[Any], **others: Any) -> Any:
+        from torchtitan.models.common import Embedding, Linear
+        from torchtitan.models.common.param_init import skip_param_init
+
+        model = self.model
+        embedding = {"weight": skip_param_init} if model.tie_embeddings else self.linear
+        return kind.Config(
+            dim=model.hidden_size,
+            vocab_size=model.vocab_size,
+            tok_embeddings=Embedding.Config(
+                num_embeddings=model.vocab_size, embedding_dim=model.hidden_size, param_init=embedding
+            ),
+            norm=self.norm(model.hidden_size),
+            lm_head=Linear.Config(in_features=model.hidden_size, out_features=model.vocab_size, param_init=self.linear),
+            enable_weight_tying=model.tie_embeddings,
+            layers=layers,
+            **others,
+        )
+
+
+def _llama(model: ModelConfig) -> ModelSpec:
+    from torchtitan.models import llama3
+    from torchtitan.models.llama3.model import Llama3TransformerBlock
+
+    parts = _Parts(model)
+    rope = parts.rope("ComplexRoPE", model.head_width)
+    layers = [
+        Llama3TransformerBlock.Config(
+            attention_norm=parts.norm(model.hidden_size),
+            ffn_norm=parts.norm(model.hidden_size),
+            attention=parts.attention(layer, rope, qk_norm=False),
+            feed_forward=parts.feed_forward(layer, model.intermediate_size),
+        )
+        for layer in range(model.num_layers)
+    ]
+    return _replace(llama3.model_registry("debugmodel"), model, parts.decoder(llama3.Llama3Model, layers))
+
+
+def _qwen3(model: ModelConfig) -> ModelSpec:
+    from torchtitan.models import qwen3
+    from torchtitan.models.qwen3.model import Qwen3TransformerBlock
+
+    parts = _Parts(model)
+    rope = parts.rope("CosSinRoPE", model.head_width)
+    layers = []
+    for layer in range(model.num_layers):
+        wide = parts.is_mixture(layer)
+        layers.append(
+            Qwen3TransformerBlock.Config(
+                attention_norm=parts.norm(model.hidden_size),
+                ffn_norm=parts.norm(model.hidden_size),
+                attention=parts.attention(layer, rope, qk_norm=True),
+                feed_forward=None if wide else parts.feed_forward(layer, model.intermediate_size),
+                moe=parts.mixture(layer) if wide else None,
+            )
+        )
+    return _replace(qwen3.model_registry("debugmodel"), model, parts.decoder(qwen3.Qwen3Model, layers))
+
+
+def _deepseek_v3(model: ModelConfig) -> ModelSpec:
+    from torchtitan.models import deepseek_v3
+    from torchtitan.models.deepseek_v3.model import DeepSeekV3TransformerBlock
+
+    parts = _Parts(model)
+    rope = parts.rope("ComplexRoPE", model.qk_rope_head_dim)
+    layers = []
+    for layer in range(model.num_layers):
+        wide = parts.is_mixture(layer)
+        layers.append(
+            DeepSeekV3TransformerBlock.Config(
+                attention=deepseek_v3.make_mla_attention_config(
+                    layer_id=layer,
+                    dim=model.hidden_size,
+                    n_heads=model.num_heads,
+                    q_lora_rank=model.q_lora_rank or 0,
+                    kv_lora_rank=model.kv_lora_rank or 0,
+                    qk_nope_head_dim=model.qk_nope_head_dim,
+                    qk_rope_head_dim=model.qk_rope_head_dim,
+                    v_head_dim=model.v_head_dim,
+                    attn_backend="flex",
+                    linear_init=parts.linear,
+                    norm_init={"weight": nn.init.ones_},
+                    depth_init=parts.output,
+                    rope=rope,
+                ),
+                attention_norm=parts.norm(model.hidden_size),
+                ffn_norm=parts.norm(model.hidden_size),
+                feed_forward=None if wide else parts.feed_forward(layer, model.intermediate_size),
+                moe=parts.mixture(layer) if wide else None,
+            )
+        )
+    # Of the flavors, only the mixture registers the hook that balances experts.
+    return _replace(deepseek_v3.model_registry("debugmodel"), model, parts.decoder(deepseek_v3.DeepSeekV3Model, layers))
+
+
+def _replace(spec: ModelSpec, model: ModelConfig, shape: Any) -> ModelSpec:
+    """Return a family's description with another shape."""
+    spec.flavor, spec.model = model.name, shape
+    return spec
+
+
+def _shaped(model: ModelConfig) -> ModelSpec:
+    if model.norm_position != "pre" or model.qk_norm == "all":
+        raise ConfigError(
+            f"model.norm_position={model.norm_position}, model.qk_norm={model.qk_norm}: torchtitan has no such family",
+            hint="OLMo 2 trains with backend=torch_native",
+        )
+    if model.kv_lora_rank:
+        return _deepseek_v3(model)
+    if model.qk_norm == "head":
+        return _qwen3(model)
+    if model.num_experts:
+        raise ConfigError(
+            f"model.num_experts={model.num_experts}: without model.kv_lora_rank (DeepSeek-V3) torchtitan's mixtures "
+            "have norms of queries and keys (Qwen 3)",
+            hint="set model.qk_norm=head",
+        )
+    return _llama(model)

@@ -1,0 +1,392 @@
+"""One process's part of a training attempt with torchtitan's loop, and what the manager sees of it.
+
+torchtitan's ``Trainer`` runs the steps. It calls this module where a step begins (``train_step``), before the update
+(``maybe_wait_for_staging``), where it logs (``MetricsProcessor.log``) and after the step (``checkpointer.save``).
+
+The processes agree on requests to stop and on the driver's orders by a sum over the hosts, which is begun with a step
+and read with the next one. So no step waits for it, and the device's queue stays full between two logged steps.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.optimizer import LRSchedulersContainer
+from torchtitan.distributed import ParallelDims
+from torchtitan.trainer import Trainer
+
+from conf.amendments import with_changes
+from conf.data_changes import DATA_CHANGED, SKIP_STEPS, TRAIN_STARTED
+from conf.schema import Config
+from conf.training_rules import EXIT_CODES, CheckpointPolicy, Outcome
+from hlatctl.run import startup
+from hlatctl.run.errors import NONFINITE, TrainingError
+from hlatctl.run.journal import JournalWriter
+from hlatctl.run.paths import RunPaths
+from trainer.backends.base import ENDS, NEWS, STOP
+from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, set_rng_state
+from trainer.data.loader import Batches
+from trainer.process import StopRequest
+from trainer.step.inputs import open_batches, read_dataset
+from trainer.step.loop import Orders, StepLine, memory_bytes
+from trainer.step.monitor import Monitor
+from trainer.step.profiling import Profiling
+from trainer.torchtitan.checkpoints import Checkpoints, DcpFiles
+from trainer.torchtitan.configuration import rate_factor, trainer_config
+from trainer.torchtitan.data import Loader, NoTokenizer
+from trainer.torchtitan.process import Process
+
+#: How torchtitan's error about a step's loss begins (``Trainer.train_step``).
+_NOT_FINITE = "Loss is not finite"
+
+
+class Rates(LRSchedulersContainer):  # type: ignore[misc]
+    """This project's schedules (``conf.registries.SCHEDULES``) in torchtitan's container."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(LRSchedulersContainer.Config):  # type: ignore[misc]
+        """The configuration that has the schedule."""
+
+        _of: Config | None = None
+
+        def build(self, *, optimizers: Any, training_steps: int) -> Rates:
+            """Return the schedulers of these optimizers."""
+            config = self._of
+            assert config is not None
+            return Rates(optimizers, lambda updates: rate_factor(config, updates))
+
+
+class Metrics(MetricsProcessor):  # type: ignore[misc]
+    """Hands the numbers of logged steps to the journal instead of torchtitan's own loggers."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(MetricsProcessor.Config):  # type: ignore[misc]
+        """Who takes the numbers."""
+
+        _training: Training | None = None
+
+    def should_log(self, step: int) -> bool:
+        """Return whether a step's loss is read: as torchtitan does, and before each checkpoint."""
+        training = self.config._training
+        return bool(super().should_log(step)) or training.must_know(step)
+
+    def log(
+        self,
+        step: int,
+        global_avg_loss: float,
+        global_max_loss: float,
+        grad_norm: float,
+        extra_metrics: dict[str, Any] | None = None,
+    ) -> None:
+        """Take a step's numbers, which are the same on all processes of a pipeline stage."""
+        self.config._training.logged(step, global_avg_loss, grad_norm, extra_metrics or {})
+        self.ntokens_since_last_log = 0
+        self.data_loading_times.clear()
+        self.time_last_log = time.perf_counter()
+        self.device_memory_monitor.reset_peak_stats()
+
+
+class _Engine(Trainer):  # type: ignore[misc]
+    """torchtitan's trainer in processes that are already connected."""
+
+    def __init__(self, config: Any, training: Training) -> None:
+        self._training = training
+        super().__init__(config)
+
+    def init_distributed(self) -> ParallelDims:
+        """Return the layout of the processes; ``Process`` has connected them."""
+        return self._training.process.dims
+
+    def train_step(self, data_iterator: Any) -> None:
+        """Run one step."""
+        self._training.begin_step(self.step)
+        try:
+            super().train_step(data_iterator)
+        except RuntimeError as error:
+            if not str(error).startswith(_NOT_FINITE):
+                raise
+            self._training.logged(self.step, math.nan, math.nan, {})
+
+    def should_continue_training(self) -> bool:
+        """Return whether another step follows."""
+        return bool(super().should_continue_training()) and self._training.outcome is None
+
+
+class Training:
+    """See :class:`trainer.step.loop.Training`: the same for an engine with a loop of its own."""
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunPaths,
+        process: Process,
+        journal: JournalWriter | None,
+        *,
+        attempt: int = 0,
+        max_checkpoint_step: int | None = None,
+    ) -> None:
+        self.config, self.run_paths, self.process, self.journal = config, run, process, journal
+        self.policy, self.stop = CheckpointPolicy(config), StopRequest()
+        self.orders = Orders(run, attempt, ahead=process.steps_ahead) if attempt and process.rank == 0 else None
+        self.profiling = Profiling(run, attempt, process, self._note)
+        self.dataset = read_dataset(run, process)
+        end_id = int(self.dataset["tokenizer"]["eos_id"])
+        self.document_end_id = end_id if config.data.mask_across_documents else None
+        self.checkpoints = CheckpointManager(
+            config, run, process, journal, attempt=attempt, storage=DcpFiles(process)
+        )
+        self.monitor, self.line = Monitor(), StepLine(config)
+        self.outcome: Outcome | None = None
+        self.batches: Batches | None = None
+        self._max_checkpoint_step = max_checkpoint_step
+        self._ending: Outcome | None = None
+        self._signal: tuple[Tensor, Any] | None = None
+        self._loads: Tensor | None = None
+        self._logged_step = self._first_step = 0
+        self._logged_s, self._wait_s = time.perf_counter(), 0.0
+        self.engine = _Engine(self._titan_config(), self)
+
+    def _titan_config(self) -> Any:
+        titan = trainer_config(self.config)
+        titan.dump_folder = str(self.run_paths.logs(0).parent)
+        titan.tokenizer, titan.dataloader = NoTokenizer.Config(), Loader.Config(_training=self)
+        titan.lr_scheduler = Rates.Config(_of=self.config)
+        titan.metrics = Metrics.Config(log_freq=titan.metrics.log_freq, _training=self)
+        titan.checkpoint = Checkpoints.Config(_training=self)
+        return titan
+
+    def run(self) -> int:
+        """Train to the last step, or until SIGTERM or an amendment ends the attempt; see the native ``Training``."""
+        startup.imported()
+        try:
+            self.engine.train()
+            self.checkpoints.wait()
+            if not self.outcome:
+                self.checkpoints.finish(lambda: self.stop.requested)
+        finally:
+            self.checkpoints.close()
+            if self.batches:
+                self.batches.close()
+            self.profiling.close()
+            self.engine.close()
+        step = self.engine.step
+        if self.outcome != "rollback" and step >= self.config.total_steps:
+            self.outcome = "finished"
+        assert self.outcome is not None
+        self._note("train_stopped", durable=True, step=step, tokens=self.config.tokens_at(step), reason=self.outcome)
+        return EXIT_CODES[self.outcome]
+
+    def restore(self, checkpoints: Checkpoints) -> bool:
+        """Continue from the newest checkpoint, or otherwise read the weights of ``train.init_from``."""
+        states = checkpoints.states
+        restored: Restored | None = self.checkpoints.restore(states, self._max_checkpoint_step)
+        if restored:
+            checkpoints.put(states)
+            self.monitor = Monitor(restored.shared["monitor"])
+            set_rng_state(restored.rng)
+        elif self.config.train.init_from:
+            self.checkpoints.begin_from(Path(self.config.train.init_from), states)
+            checkpoints.put(states)
+        self._first_step = self._logged_step = self.engine.step
+        self.batches, added = open_batches(self.config, self.run_paths, self.dataset, self.process, restored)
+        self._note(
+            TRAIN_STARTED,
+            resumed_from_step=self.engine.step,
+            tokens=self.config.tokens_at(self.engine.step),
+            world=self.process.world_size,
+            device=str(self.process.device),
+            parameters=self._parameters(),
+            peak_flops_per_s=self.process.peak_flops_per_s(),
+            added_skips=added,
+        )
+        self._logged_s = time.perf_counter()
+        return restored is not None
+
+    def _parameters(self) -> int:
+        spec = self.engine.config.model_spec
+        with torch.device("meta"):
+            model = spec.model.build()
+        return int(spec.model.get_nparams_and_flops(model, self.config.train.seq_len)[0])
+
+    def next_batch(self) -> tuple[Tensor, Tensor]:
+        """Return the inputs and targets of the next step (sequences, seq_len), int64."""
+        assert self.batches is not None
+        self.batches.wait_s = 0.0
+        batch = self.batches.next()
+        self._wait_s += self.batches.wait_s
+        return batch
+
+    def begin_step(self, step: int) -> None:
+        """Take what the processes agreed on in the previous step, and begin the next agreement."""
+        agreed = self._agreed()
+        if agreed & NEWS:
+            self._take_orders(step - 1)
+        self._ending = "stop" if agreed % NEWS else "amend" if agreed & ENDS else None
+        mine = STOP * self.stop.requested + (self.orders.signal(step) if self.orders else 0)
+        signal = torch.tensor([mine], dtype=torch.int64)
+        work = dist.all_reduce(signal, group=self.process.host_group, async_op=True)
+        self._signal = signal, work
+
+    def _agreed(self) -> int:
+        if self._signal is None:
+            return 0
+        signal, work = self._signal
+        self._signal = None
+        work.wait()
+        return int(signal)
+
+    def _take_orders(self, step: int) -> None:
+        numbers, values, profile = self.process.from_rank0(self.orders.take() if self.orders else None)
+        self.config = with_changes(self.config, values)
+        self.policy = CheckpointPolicy(self.config)
+        self.checkpoints.reconfigure(self.config)
+        for number in numbers:
+            self._note("amendment_applied", durable=True, number=number, step=step)
+        self.profiling.begin(profile)
+
+    def must_know(self, step: int) -> bool:
+        """Return whether a step's loss must be read: a checkpoint follows it, which must be finite."""
+        return bool(self.policy.reason_to_save(step, stopping=self._ending is not None))
+
+    def before_update(self) -> None:
+        """Keep the experts' loads of a logged step: the update sets them to 0."""
+        if self.engine.metrics_processor.should_log(self.engine.step):
+            loads = [
+                module.tokens_per_expert_E
+                for part in self.engine.model_parts
+                for module in part.modules()
+                if hasattr(module, "tokens_per_expert_E")
+            ]
+            self._loads = torch.stack([_local(load).float() for load in loads]) if loads else None
+
+    def logged(self, step: int, loss: float, grad_norm: float, extra: dict[str, Any]) -> None:
+        """Journal a step's numbers. All processes call this for the same steps."""
+        loss, grad_norm, load = self._from_last_stage(loss, grad_norm, self._expert_load())
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            return self._nonfinite(step, loss, grad_norm)
+        assert self.batches is not None
+        now_s = time.perf_counter()
+        steps = step - self._logged_step
+        step_s, wait_s = (now_s - self._logged_s) / steps, self._wait_s / steps
+        self._logged_s, self._logged_step, self._wait_s = now_s, step, 0.0
+        if self.journal:
+            fields: dict[str, Any] = {
+                "step": step,
+                "tokens": self.config.tokens_at(step),
+                "batch": self.batches.batch,
+                "loss": loss,
+                "grad_norm": grad_norm,
+                **({} if load is None else {"expert_load": load}),
+                "lr": next((value for name, value in extra.items() if name.startswith("lr/")), 0.0),
+                "step_s": step_s,
+                "data_wait_s": wait_s,
+                **self._figures(step_s),
+            }
+            self._note("step", **fields)
+            if self.line.is_due(step):
+                with suppress(OSError):  # a full disk, which training survives
+                    print(self.line.text(fields), flush=True)
+        for event in self.monitor.observe(step, loss, grad_norm):
+            self._note(event.kind, **event.fields)
+
+    def _figures(self, step_s: float) -> dict[str, float | int | None]:
+        world, peak = self.process.world_size, self.process.peak_flops_per_s()
+        tokens_per_s = self.config.tokens_per_step / step_s
+        flops_per_s = tokens_per_s * self.engine.metrics_processor.num_flops_per_token
+        current, most = memory_bytes(self.process.device)
+        return {
+            "tokens_per_s": tokens_per_s,
+            "tokens_per_s_per_device": tokens_per_s / world,
+            "mfu": flops_per_s / (peak * world) if peak else None,
+            "memory_bytes": current,
+            "peak_memory_bytes": most,
+        }
+
+    def _expert_load(self) -> float:
+        """Return the tokens of the busiest expert, as a multiple of the mean, averaged over layers; NaN: no experts."""
+        if self._loads is None:
+            return math.nan
+        loads, self._loads = self._loads, None
+        mesh = self.process.dims.get_optional_mesh("loss")
+        if mesh is not None:
+            dist.all_reduce(loads, group=mesh.get_group())
+        return float((loads.max(dim=1).values / loads.mean(dim=1).clamp_min(1e-9)).mean())
+
+    def _from_last_stage(self, loss: float, grad_norm: float, load: float) -> tuple[float, float, float | None]:
+        """Return the numbers on every process: only the last stage of a pipeline knows the loss."""
+        if self.process.dims.pp_enabled:
+            size = self.process.world_size // self.process.dims.pp
+            knows = self.process.world_size - size
+            if self.config.parallel.pipeline_schedule == "zbv":
+                knows = 0
+            numbers = torch.tensor([loss, grad_norm, load], dtype=torch.float64)
+            dist.broadcast(numbers, knows, group=self.process.host_group)
+            loss, grad_norm, load = numbers.tolist()
+        return loss, grad_norm, None if math.isnan(load) else load
+
+    def _nonfinite(self, step: int, loss: float, grad_norm: float) -> None:
+        assert self.batches is not None
+        action, numbers = self.config.train.on_nonfinite, f"loss={loss}, grad_norm={grad_norm}"
+        self._note(
+            "nonfinite",
+            durable=True,
+            step=step,
+            tokens=self.config.tokens_at(step),
+            batch=self.batches.batch,
+            loss=str(loss),
+            grad_norm=str(grad_norm),
+            action=action,
+        )
+        if action == "stop":
+            raise TrainingError(
+                f"step {step}: {numbers}: not finite; no checkpoint has this step",
+                hint="lower optimizer.lr, or inspect the previous steps in the journal",
+                code=NONFINITE,
+            )
+        self._note(
+            DATA_CHANGED, durable=True, key=SKIP_STEPS, value=[self.batches.batch], by="trainer", why=numbers
+        )
+        self.outcome = "rollback"
+
+    def after_step(self, step: int, checkpoints: Checkpoints) -> bool:
+        """Save a checkpoint if one is due, and end the attempt if the processes agreed to."""
+        if self.outcome == "rollback":
+            return False
+        self.outcome = self._ending
+        reason = self.policy.reason_to_save(step, stopping=self._ending is not None)
+        if reason:
+            self.checkpoints.save(
+                checkpoints.states,
+                step=step,
+                tokens=self.config.tokens_at(step),
+                reason=reason,
+                shared={
+                    "optimizer_steps": step,
+                    "monitor": self.monitor.state,
+                    "dataset_fingerprint": str(self.dataset["fingerprint"]),
+                },
+                own={
+                    "loader": self.batches.state if self.batches and self.process.is_replica_leader else [],
+                    "rng": rng_state(),
+                },
+            )
+        self.checkpoints.healthy_step()
+        self.profiling.step(step)
+        return reason is not None
+
+    def _note(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
+        if self.journal:
+            self.journal.append(kind, durable=durable, **fields)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
