@@ -1,0 +1,342 @@
+"""Read checkpoints in the format of torch.distributed.checkpoint (DCP) without running code that they contain.
+
+DCP's files are ``__RANK_N.distcp``: tensors and small states, each as ``torch.save`` writes it, one after the other.
+``.metadata`` is a pickle that says where each is. torch loads it, and the states, with an unpickler that runs any code.
+This module loads ``.metadata`` with an unpickler that knows DCP's classes only. It makes stand-ins of them, so a pickle
+can't call or change anything of torch. Tensors and states are loaded with torch's restricted unpickler, which accepts
+tensors and plain values.
+
+Importing torch.distributed.checkpoint takes seconds. Import this module only where a DCP checkpoint is read.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import pickle
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
+from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import ReadItem
+
+from hlatctl.run.checkpoint import INDEX_FILES
+from hlatctl.run.errors import CheckpointError
+from hlatctl.run.files import DAMAGED, read_bytes, why
+
+METADATA = INDEX_FILES["dcp"]
+#: 70B on 2,048 processes has 370,000 chunks: about 100 MB.
+_MAX_METADATA_BYTES = 1 << 30
+#: Longest list of a state dict that DCP divides into elements.
+_MAX_LIST = 1 << 20
+#: Parts of a tensor that are compared with each other; regular layouts have one per chunk.
+_MAX_CELLS = 1 << 24
+
+
+class _Record:
+    """An object of the pickle: the arguments that it was made with, and its state."""
+
+    __slots__ = ("args", "state")
+
+    def __new__(cls, *args: Any) -> _Record:
+        record = object.__new__(cls)
+        record.args, record.state = args, {}
+        return record
+
+    # Also protects this class: an unpickler that is told to change it calls this without an instance, and fails.
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+_IN_METADATA = (
+    "Metadata",
+    "TensorStorageMetadata",
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "TensorProperties",
+    "MetadataIndex",
+    "StorageMeta",
+    "_MEM_FORMAT_ENCODING",
+)
+_PATHS = [
+    (module, name)
+    for module in ("pathlib", "pathlib._local")
+    for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
+]
+#: What a pickle of DCP names, in torch 2.9 to 2.14 and Python 3.11 to 3.14, by module and name.
+_STAND_INS: dict[tuple[str, str], type] = {
+    (module, name): type(name, (_Record,), {"__slots__": ()})
+    for module, name in (
+        *(("torch.distributed.checkpoint.metadata", name) for name in _IN_METADATA),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("torch.serialization", "_get_layout"),
+        *_PATHS,
+    )
+}
+_VALUES = (torch.dtype, torch.layout, torch.memory_format)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _STAND_INS:
+            return _STAND_INS[module, name]
+        if (module, name) == ("torch", "Size"):
+            return torch.Size
+        value = vars(torch).get(name) if module == "torch" else None
+        if isinstance(value, _VALUES):
+            return value
+        raise ValueError(f"names {module}.{name}, which DCP's metadata never contains; it is not loaded")
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Return the content of a folder's ``.metadata``, with the types of all its values checked.
+
+    Files that it names are names without a folder. Takes about 10 s and 1 GB for 370,000 chunks.
+
+    Raises:
+        CheckpointError: it is missing, too large, or has anything else than DCP's metadata. Nothing of it was run.
+    """
+    path = folder / METADATA
+    try:
+        content = read_bytes(path, _MAX_METADATA_BYTES)
+        return _metadata(_Unpickler(io.BytesIO(content)).load(), most_chunks=len(content))
+    except (OSError, EOFError, MemoryError, pickle.UnpicklingError, *DAMAGED) as error:
+        raise CheckpointError(f"{path}: can't be read ({why(error) or type(error).__name__})") from None
+
+
+def _fields(record: Any, kind: str) -> dict[str, Any]:
+    if type(record).__name__ != kind or not isinstance(record, _Record) or not isinstance(record.state, dict):
+        raise ValueError(f"has {type(record).__name__} in the place of {kind}")
+    return record.state
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"has {type(value).__name__} in the place of {kind.__name__}")
+    return value
+
+
+def _metadata(record: Any, *, most_chunks: int) -> Metadata:
+    """Convert a stand-in; a pickle can repeat a list of chunks endlessly, so their number has a limit."""
+    fields = _fields(record, "Metadata")
+    entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    chunks = 0
+    for name, entry in _typed(fields["state_dict_metadata"], dict).items():
+        entries[_typed(name, str)] = stored = _entry(entry)
+        chunks += len(stored.chunks) if isinstance(stored, TensorStorageMetadata) else 0
+        if chunks > most_chunks:
+            raise ValueError("repeats its lists of chunks")
+    paths = fields.get("planner_data")
+    return Metadata(
+        state_dict_metadata=entries,
+        planner_data=None if paths is None else {_typed(name, str): _path(path) for name, path in paths.items()},
+        storage_data=dict(map(_storage, _typed(fields["storage_data"], dict).items())),
+        storage_meta=StorageMeta(),
+    )
+
+
+def _entry(record: Any) -> TensorStorageMetadata | BytesStorageMetadata:
+    if type(record).__name__ == "BytesStorageMetadata":
+        return BytesStorageMetadata()
+    fields = _fields(record, "TensorStorageMetadata")
+    properties = fields["properties"]
+    if type(properties).__name__ != "TensorProperties":
+        raise ValueError(f"has {type(properties).__name__} in the place of TensorProperties")
+    dtype, size = _typed(properties.state[0], torch.dtype), _typed(fields["size"], torch.Size)
+    chunks = [_chunk(chunk, len(size)) for chunk in _typed(fields["chunks"], list)]
+    return TensorStorageMetadata(properties=TensorProperties(dtype=dtype), size=size, chunks=chunks)
+
+
+def _chunk(record: Any, dimensions: int) -> ChunkStorageMetadata:
+    fields = _fields(record, "ChunkStorageMetadata")
+    offsets, sizes = _typed(fields["offsets"], torch.Size), _typed(fields["sizes"], torch.Size)
+    if not len(offsets) == len(sizes) == dimensions:
+        raise ValueError(f"a chunk has {len(sizes)} dimensions, its tensor {dimensions}")
+    return ChunkStorageMetadata(offsets=offsets, sizes=sizes)
+
+
+def _path(path: Any) -> tuple[str | int, ...]:
+    for part in _typed(path, tuple):
+        if not isinstance(part, str) and not 0 <= _typed(part, int) < _MAX_LIST:
+            raise ValueError(f"an element's position is {part}")
+    if not path:
+        raise ValueError("a state has no name")
+    return tuple(path)
+
+
+def _storage(item: tuple[Any, Any]) -> tuple[MetadataIndex, _StorageInfo]:
+    index, info = _fields(item[0], "MetadataIndex"), _fields(item[1], "_StorageInfo")
+    place, file = index.get("offset"), _typed(info["relative_path"], str)
+    offset, length = _typed(info["offset"], int), _typed(info["length"], int)
+    if Path(file).name != file:
+        raise ValueError("names a file outside of the checkpoint's folder")
+    if min(offset, length) < 0:
+        raise ValueError(f"an entry has {length} bytes at byte {offset} of {file}")
+    if info.get("transform_descriptors"):
+        raise ValueError("its tensors are compressed, which is not supported")
+    at = None if place is None else _typed(place, torch.Size)
+    hint = index.get("index")
+    return (
+        MetadataIndex(_typed(index["fqn"], str), at, None if hint is None else _typed(hint, int)),
+        _StorageInfo(relative_path=file, offset=offset, length=length),
+    )
+
+
+def why_incomplete(folder: Path, sizes: Mapping[str, int]) -> str | None:
+    """Return which tensor or state is not whole or not within its files, as ``"name: reason"``; None if all are.
+
+    The chunks of a tensor must have each of its elements once. ``sizes`` are the bytes of each file. Takes some seconds
+    for 370,000 chunks. Raises a CheckpointError if ``.metadata`` can't be read.
+    """
+    metadata = read_metadata(folder)
+    expected = 0
+    for name, stored in metadata.state_dict_metadata.items():
+        places: Iterable[tuple[torch.Size | None, int]] = [(None, 1)]
+        if isinstance(stored, TensorStorageMetadata):
+            if reason := _why_not_whole(stored):
+                return f"{name}: {reason}"
+            itemsize = stored.properties.dtype.itemsize
+            # Processes without elements may share an offset, and so an entry.
+            places = {chunk.offsets: math.prod(chunk.sizes) * itemsize for chunk in _by_size(stored.chunks)}.items()
+        for offset, least in places:
+            expected += 1
+            info = metadata.storage_data.get(MetadataIndex(name, offset))
+            if info is None:
+                return f"{name}: a chunk is in no file"
+            if info.length < least:
+                return f"{name}: {info.length} bytes in {info.relative_path}, expected at least {least}"
+            if info.offset + info.length > sizes.get(info.relative_path, -1):
+                return f"{name}: ends at byte {info.offset + info.length} of {info.relative_path}, which is shorter"
+    if len(metadata.storage_data) > expected:
+        return f"{METADATA}: has {len(metadata.storage_data)} entries, expected {expected}"
+    return _overlap(metadata.storage_data)
+
+
+def _by_size(chunks: Iterable[ChunkStorageMetadata]) -> list[ChunkStorageMetadata]:
+    return sorted(chunks, key=lambda chunk: math.prod(chunk.sizes))
+
+
+def _why_not_whole(stored: TensorStorageMetadata) -> str | None:
+    """Return why chunks don't have each element of a tensor exactly once; None if they do."""
+    shape, chunks = stored.size, [chunk for chunk in stored.chunks if math.prod(chunk.sizes)]
+    for chunk in stored.chunks:
+        places = zip(chunk.offsets, chunk.sizes, shape, strict=True)
+        if any(at < 0 or size < 0 or at + size > whole for at, size, whole in places):
+            return "a chunk lies outside of the tensor"
+    missing = math.prod(shape) - sum(math.prod(chunk.sizes) for chunk in chunks)
+    if missing > 0:
+        return f"{missing} elements are in no chunk"
+    if missing < 0:
+        return "elements are in two chunks"
+    return _why_overlapping(chunks) if len(chunks) > 1 else None
+
+
+def _why_overlapping(chunks: Sequence[ChunkStorageMetadata]) -> str | None:
+    """The bounds of all chunks divide the tensor into cells. Each cell may be in one chunk."""
+    dimensions = range(len(chunks[0].offsets))
+    ends = [{at for c in chunks for at in (c.offsets[d], c.offsets[d] + c.sizes[d])} for d in dimensions]
+    numbers = [{at: number for number, at in enumerate(sorted(bounds))} for bounds in ends]
+    seen: set[tuple[int, ...]] = set()
+    for c in chunks:
+        spans = [range(numbers[d][c.offsets[d]], numbers[d][c.offsets[d] + c.sizes[d]]) for d in dimensions]
+        if len(seen) + math.prod(map(len, spans)) > _MAX_CELLS:
+            return "its chunks are too irregular to be checked"
+        for cell in itertools.product(*spans):
+            if cell in seen:
+                return "elements are in two chunks"
+            seen.add(cell)
+    return None
+
+
+def _overlap(storage: Mapping[MetadataIndex, _StorageInfo]) -> str | None:
+    by_file: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for index, info in storage.items():
+        by_file[info.relative_path].append((info.offset, info.length, index.fqn))
+    for file, entries in by_file.items():
+        end = 0
+        for offset, length, name in sorted(entries):
+            if offset < end:
+                return f"{name}: begins at byte {offset} of {file}, within another entry"
+            end = offset + length
+    return None
+
+
+class SafeReader(FileSystemReader):
+    """Reads a checkpoint's folder for ``torch.distributed.checkpoint.load``, without a full unpickler.
+
+    Use it with a :class:`SafeLoadPlanner`. Raises a CheckpointError if ``.metadata`` can't be read.
+    """
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        """Return the metadata from :func:`read_metadata`."""
+        metadata = read_metadata(Path(self.path))
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+
+class SafeLoadPlanner(DefaultLoadPlanner):
+    """Loads states that are no tensors by torch's restricted unpickler; other states raise a CheckpointError."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put a state into the state dict."""
+        # The base class reads with a full unpickler. What it gets was written here, from plain values.
+        content = io.BytesIO()
+        torch.save(_load(value, read_item.dest_index.fqn), content)
+        content.seek(0)
+        super().load_bytes(read_item, content)
+
+
+def read_small_states(folder: Path, names: Collection[str]) -> dict[str, Any]:
+    """Return a checkpoint's states by their first names, such as ``train_state``, whole and on the CPU.
+
+    Names that the checkpoint doesn't have are left out. Reads no other entry.
+
+    Raises:
+        CheckpointError: a state can't be read, isn't of plain values, or is divided among processes.
+    """
+    metadata = read_metadata(folder)
+    flat: dict[str, Any] = {}
+    paths: dict[str, Any] = {}
+    for name, stored in metadata.state_dict_metadata.items():
+        path = (metadata.planner_data or {}).get(name, (name,))
+        if path[0] in names:
+            offset = torch.Size([0] * len(stored.size)) if isinstance(stored, TensorStorageMetadata) else None
+            if offset is not None and [chunk.sizes for chunk in stored.chunks] != [stored.size]:
+                raise CheckpointError(f"{folder}: {name} is divided among processes")
+            flat[name], paths[name] = _read_entry(folder, metadata, MetadataIndex(name, offset)), path
+    return dict(unflatten_state_dict(flat, paths))
+
+
+def _read_entry(folder: Path, metadata: Metadata, index: MetadataIndex) -> Any:
+    info = metadata.storage_data.get(index)
+    if info is None:
+        raise CheckpointError(f"{folder}: {index.fqn} is in no file")
+    try:
+        with (folder / info.relative_path).open("rb") as file:
+            file.seek(info.offset)
+            content = file.read(info.length)
+    except OSError as error:
+        raise CheckpointError(f"{folder / info.relative_path}: can't be read ({why(error)})") from None
+    return _load(io.BytesIO(content), index.fqn)
+
+
+def _load(content: io.BytesIO, name: str) -> Any:
+    try:
+        return torch.load(content, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, *DAMAGED) as error:
+        raise CheckpointError(f"{name}: is neither tensors nor plain values, or is damaged ({why(error)})") from None
