@@ -24,6 +24,8 @@ from hlatctl.run.journal import Event, no_steps, read_events
 from hlatctl.run.paths import RunPaths, step_name
 
 MANIFEST = "manifest.json"
+#: The file that says where a checkpoint's tensors are, by format: ours, and that of torch.distributed.checkpoint.
+INDEX_FILES = {"native": "tensors.jsonl", "dcp": ".metadata"}
 _STEP_DIR = re.compile(r"step-(\d{8,})")
 
 

@@ -14,15 +14,19 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import os
 import pickle
+import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import checkpoint as torch_dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -36,7 +40,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from hlatctl.run.checkpoint import INDEX_FILES
-from hlatctl.run.errors import CheckpointError
+from hlatctl.run.errors import CheckpointError, first_line
 from hlatctl.run.files import DAMAGED, read_bytes, why
 
 METADATA = INDEX_FILES["dcp"]
@@ -299,6 +303,30 @@ class SafeLoadPlanner(DefaultLoadPlanner):
         torch.save(_load(value, read_item.dest_index.fqn), content)
         content.seek(0)
         super().load_bytes(read_item, content)
+
+
+def load(state: dict[str, Any], folder: Path, *, partial: bool = False, process_group: Any = None) -> None:
+    """Load a checkpoint into a state dict in place; all processes of the group call this together.
+
+    Args:
+        state: what to read: tensors and nested states by DCP's names.
+        partial: ignore names of ``state`` that the checkpoint doesn't have.
+        process_group: default: all processes. Without process groups, this process loads alone.
+
+    Raises:
+        CheckpointError: a part is missing, has another shape, can't be read, or could run code.
+    """
+    reader, planner = SafeReader(folder), SafeLoadPlanner(allow_partial_load=partial)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            torch_dcp.load(state, storage_reader=reader, planner=planner, process_group=process_group)
+    except CheckpointException as error:  # a BaseException, with the error of each rank that failed
+        first = next(iter(error.failures.values()))[0]
+        text = first.message if isinstance(first, CheckpointError) else first_line(first)
+        raise CheckpointError(text if os.fspath(folder) in text else f"{folder}: {text}") from None
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, *DAMAGED) as error:
+        raise CheckpointError(f"{folder}: can't be loaded ({why(error)})") from None
 
 
 def read_small_states(folder: Path, names: Collection[str]) -> dict[str, Any]:

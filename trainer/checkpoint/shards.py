@@ -30,6 +30,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
+from hlatctl.run.checkpoint import INDEX_FILES
 from hlatctl.run.errors import CheckpointError, StorageError, code_of, hint_of
 from hlatctl.run.files import DAMAGED, fsync, parse_json, read_bytes, why, write_text
 from trainer.parallel.tensor import UnevenShard
@@ -277,7 +278,7 @@ def _bytes_of(values: Tensor) -> memoryview:
     return values.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-INDEX = "tensors.jsonl"
+INDEX = INDEX_FILES["native"]
 _VERSION = 1
 #: 2,048 processes and 500 tensors make a line of some 150 bytes each: 150 MB.
 _MAX_INDEX_BYTES = 1 << 30

@@ -9,7 +9,8 @@ from the journal, so an attempt continues with the state of the previous one.
 
 ``Verifier`` lets each rank verify its share of the files. The checks: size and SHA-256 of every file in the manifest;
 JSON files can be parsed; the tensors in each shard's header fill it exactly; the shards have every element of every
-tensor; no shard is unlisted. Tensor values are covered by the hashes.
+tensor; no shard is unlisted. Tensor values are covered by the hashes. ``FORMATS`` has what differs between our own
+format and the one that torchtitan writes.
 
 ``ReadBack`` hashes a shard as storage returns it, while the shard is still being written. Verifying a checkpoint after
 it is written takes as long again as writing it. Storage that reads and writes in parallel finishes both at about the
@@ -20,10 +21,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,7 @@ from conf.schema import Config
 from conf.sizes import checkpoint_bytes
 from conf.training_rules import CheckpointPolicy
 from hlatctl.run import files
-from hlatctl.run.checkpoint import MANIFEST, read_manifest, steps_in, why_invalid
+from hlatctl.run.checkpoint import INDEX_FILES, MANIFEST, read_manifest, steps_in, why_invalid
 from hlatctl.run.errors import CheckpointError
 from hlatctl.run.fence import Fence
 from hlatctl.run.files import DAMAGED, REPLACED, fsync, read_json, replace_folder, why
@@ -413,6 +416,62 @@ class ReadBack:
         return begin
 
 
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """How the tensors of a checkpoint are stored.
+
+    Args:
+        index: the file that says where each tensor is; the manifest of a checkpoint lists it.
+        suffix: of the files that contain tensors.
+        number_of: returns the number of the process that wrote a file, from 1; None: it has no tensors.
+        read_alone: raises an OSError or a ValueError if a file with tensors contradicts itself.
+        why_incomplete: returns which tensor is not whole or not within its files, whose bytes are given; None: all are.
+    """
+
+    index: str
+    suffix: str
+    number_of: Callable[[str], int | None]
+    read_alone: Callable[[Path], object]
+    why_incomplete: Callable[[Path, Mapping[str, int]], str | None]
+
+
+_DCP_FILE = re.compile(r"__(\d+)_\d+\.distcp")
+
+
+def _dcp_number_of(name: str) -> int | None:
+    match = _DCP_FILE.fullmatch(name)
+    return int(match.group(1)) + 1 if match else None
+
+
+def _dcp_why_incomplete(folder: Path, sizes: Mapping[str, int]) -> str | None:
+    from trainer.checkpoint import dcp  # takes seconds
+
+    return dcp.why_incomplete(folder, sizes)
+
+
+NATIVE = Format(
+    index=INDEX,
+    suffix=SUFFIX,
+    number_of=number_of,
+    read_alone=read_header,
+    why_incomplete=lambda folder, sizes: read_index(folder).why_incomplete(sizes),
+)
+DCP = Format(
+    index=INDEX_FILES["dcp"],
+    suffix=".distcp",
+    number_of=_dcp_number_of,
+    read_alone=lambda _path: None,  # only the index says what is in it
+    why_incomplete=_dcp_why_incomplete,
+)
+FORMATS = (NATIVE, DCP)
+
+
+def format_of(names: Iterable[str]) -> Format:
+    """Return the format of a checkpoint with files of these names; ours if they have no index."""
+    present = set(names)
+    return next((form for form in FORMATS if form.index in present), NATIVE)
+
+
 class Verifier:
     """Verifies checkpoints. All ranks call :meth:`why_invalid` together."""
 
@@ -441,7 +500,11 @@ class Verifier:
 
 def share(entries: Iterable[dict[str, Any]], rank: int, world_size: int) -> list[dict[str, Any]]:
     """Return the files that a rank verifies: the shard that it wrote, or loads after a start with the same layout."""
-    return [entry for entry in entries if ((number_of(entry["path"]) or 1) - 1) % world_size == rank]
+    return [entry for entry in entries if (_writer_of(entry["path"]) - 1) % world_size == rank]
+
+
+def _writer_of(name: str) -> int:
+    return next((number for form in FORMATS if (number := form.number_of(name)) is not None), 1)
 
 
 def why_unreadable(folder: Path, names: Iterable[str]) -> str | None:
@@ -450,8 +513,9 @@ def why_unreadable(folder: Path, names: Iterable[str]) -> str | None:
         try:
             if name.endswith(".json"):
                 read_json(folder / name)
-            elif name.endswith(SUFFIX):
-                read_header(folder / name)
+            for form in FORMATS:
+                if name.endswith(form.suffix):
+                    form.read_alone(folder / name)
         except (OSError, ValueError) as error:
             return f"{name}: {error}"
     return None
@@ -460,15 +524,16 @@ def why_unreadable(folder: Path, names: Iterable[str]) -> str | None:
 def why_incomplete(folder: Path) -> str | None:
     """Return a tensor that the shards don't have, or a file that isn't in the manifest; None if there is none."""
     sizes = {entry["path"]: entry["bytes"] for entry in read_manifest(folder).files}
-    for path in (*sorted(folder.glob(f"*{SUFFIX}")), folder / INDEX):
+    form = format_of(sizes)
+    for path in (*sorted(folder.glob(f"*{form.suffix}")), folder / form.index):
         if path.name not in sizes and path.exists():  # it would be read too
             return f"{path.name}: not in the manifest"
     try:
-        return read_index(folder).why_incomplete(sizes)
+        return form.why_incomplete(folder, sizes)
     except CheckpointError as error:
         return error.message
     except DAMAGED as error:
-        return f"{INDEX}: {why(error)}"
+        return f"{form.index}: {why(error)}"
 
 
 def drop_cached_pages(path: Path) -> None:
