@@ -111,8 +111,10 @@ DEVICES = {
         },
     ),
     # TorchNeuron (Neuron SDK 2.33, torch-neuronx 2.14). The names of process group, compiler and variable are from its
-    # documentation (awsdocs-neuron, "torch/"). Undocumented features are assumed to be missing. We have not seen the
-    # name that it gives to its cores, so the peak is unknown.
+    # documentation (awsdocs-neuron, "torch/"). Undocumented features are assumed to be missing. Its devices are logical
+    # cores of two NeuronCores, four to a chip. Their names are from torchtitan 0.3.0's get_peak_flops, where AWS added
+    # them. The peaks are those of "Trainium2 Architecture" and "Trainium3 Architecture" (2026-08): 667 and 671
+    # TFLOP/s a chip in BF16, 181 and 183 in FP32. torchtitan counts the tensor engines alone, 158 TFLOP/s a device.
     "neuron": Device(
         process_group="neuron",
         compile_backend="neuron",
@@ -127,5 +129,11 @@ DEVICES = {
         memory="unknown",
         profiled=False,
         resources=("aws.amazon.com/neuron",),
+        peak_flops_per_s={
+            ("trn2", "bfloat16"): 166.75e12,
+            ("trn2", "float32"): 45.25e12,
+            ("trn3", "bfloat16"): 167.75e12,
+            ("trn3", "float32"): 45.75e12,
+        },
     ),
 }

@@ -6,11 +6,14 @@ The configuration takes precedence over the shell that starts a run. Differences
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conf.devices import DEVICES
 from conf.schema import Config
+from hlatctl.run.errors import DependencyError
+from hlatctl.run.provenance import package_versions
 from hlatctl.run.redact import MASK, hide, is_secret_name
 
 COMPILER_FLAGS = "NEURON_CC_FLAGS"
@@ -31,9 +34,37 @@ SET_ELSEWHERE = {
 #: Packages of the two software stacks that both contain a package torch-neuronx.
 NEURON_PACKAGES = ("torch", "torch-neuronx", "torch-xla", "libneuronxla", "neuronx-cc", "neuronx-distributed")
 
+#: Distributions that torchtitan is looked up by; AWS's fork is installed from a clone (its "How to set up TorchTitan
+#: Neuron", 2026-10-18, doesn't say under which of the names).
+TORCHTITAN_PACKAGES = ("torchtitan", "torchtitan-neuron")
+
 #: The first PyTorch whose torch-neuronx is TorchNeuron; 2.9 is the last on PyTorch/XLA (Neuron SDK 2.29's release
 #: notes of the PyTorch component).
 _FIRST_TORCH_NEURON = (2, 10)
+
+#: The torchtitan that ``trainer/torchtitan`` is written for: beginning of its version, and how to install it.
+_TORCHTITAN, _INSTALL_TORCHTITAN = (
+    "0.3.",
+    "pip install 'hlatctl[torchtitan]', then pip install --no-deps torchtitan==0.3.0 (docs/engines.md)",
+)
+#: What torchtitan 0.3 can't be imported without, or trains with, besides torch and what hlatctl[train] installs.
+_TORCHTITAN_NEEDS = (
+    "datasets",
+    "einops",
+    "pillow",
+    "spmd_types",
+    "tensorboard",
+    "torch_checkpointing",
+    "torchdata",
+    "tyro",
+)
+#: The same on Trainium: AWS's fork, with its support matrix ("What is TorchTitan Neuron?", Neuron 2.33, 2026-10).
+_TORCHTITAN_NEURON, _INSTALL_TORCHTITAN_NEURON = (
+    "0.2.2+neuron.",
+    "install Neuron SDK 2.33 and github.com/aws-neuron/torchtitan-neuron (docs/neuron.md, TorchTitan Neuron)",
+)
+_WITH_TORCHTITAN_NEURON = {"torch": "2.14.", "torch-neuronx": "2.14.3."}
+_PYTHONS_OF_TORCHTITAN_NEURON = ((3, 12), (3, 14))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +143,49 @@ def software_problem(config: Config, versions: Mapping[str, str]) -> str:
     if _release(torch) != _release(installed):
         return f"{here} beside torch {torch or 'none'}; the two must be of one release"
     return ""
+
+
+def torchtitan_problem(
+    config: Config, versions: Mapping[str, str], python: tuple[int, int] = sys.version_info[:2]
+) -> str:
+    """Return why the installed packages can't train with torchtitan; empty if they can.
+
+    Args:
+        versions: versions of the installed packages, by name.
+        python: the interpreter's version.
+    """
+    here = f"backend.name={config.backend.name}"
+    installed = next((versions[name] for name in reversed(TORCHTITAN_PACKAGES) if name in versions), None)
+    if installed is None:
+        return f"{here}: the package torchtitan is not installed"
+    if config.backend.device != "neuron":
+        if not installed.startswith(_TORCHTITAN):
+            return f"{here}: torchtitan {installed} is installed; {_TORCHTITAN}* works"
+        missing = [name for name in _TORCHTITAN_NEEDS if name not in versions]
+        return f"{here}: torchtitan needs packages that are not installed: {', '.join(missing)}" if missing else ""
+    here += " with backend.device=neuron"
+    if not installed.startswith(_TORCHTITAN_NEURON):
+        return f"{here}: torchtitan {installed} is installed; AWS's torchtitan-neuron {_TORCHTITAN_NEURON}* works"
+    for name, works in _WITH_TORCHTITAN_NEURON.items():
+        if not versions.get(name, "").startswith(works):
+            found = f"{name} {versions[name]} is installed" if name in versions else f"{name} is not installed"
+            return f"{here}: {found}; {works}* works"
+    first, last = _PYTHONS_OF_TORCHTITAN_NEURON
+    if not first <= python <= last:
+        return f"{here}: this is Python {_dotted(python)}; Python {_dotted(first)} to {_dotted(last)} work"
+    return ""
+
+
+def check_torchtitan(config: Config) -> None:
+    """Raise a DependencyError if this environment lacks what torchtitan needs, or has versions that don't work."""
+    names = (*TORCHTITAN_PACKAGES, *_TORCHTITAN_NEEDS, *_WITH_TORCHTITAN_NEURON)
+    if problem := torchtitan_problem(config, package_versions(names)):
+        on_neuron = config.backend.device == "neuron"
+        raise DependencyError(problem, hint=_INSTALL_TORCHTITAN_NEURON if on_neuron else _INSTALL_TORCHTITAN)
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -151,6 +151,7 @@ class BackendKind(Row):
             PyTorch's profiler and to other software, such as transformers.
         optimizers: names of the optimizers that it has itself; empty: it takes those of the registry.
         package: distribution that it needs on Trainium nodes.
+        software: ``software(config)`` raises a DependencyError if the environment of this process can't train.
         rules: ``rules(config)`` yields an error for each of its other rules that a configuration breaks.
     """
 
@@ -161,6 +162,7 @@ class BackendKind(Row):
     torch_xla: bool = False
     optimizers: tuple[str, ...] = ()
     package: str = ""
+    software: str = ""
     rules: str = ""
 
 
@@ -212,7 +214,7 @@ BACKENDS = Registry(
                     "experts",
                 }
             ),
-            package="torchtitan",
+            software="conf.environment:check_torchtitan",
             rules="conf.layouts:of_torchtitan",
         ),
         "nxd": BackendKind(

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf.environment import TORCHTITAN_PACKAGES
 from conf.load import load
 from conf.of_run import of_run
 from conf.schema import Config, ParallelConfig
@@ -52,7 +53,7 @@ _STARTED_S = time.monotonic()
 
 def versions() -> dict[str, str]:
     """Return the versions that must be the same on all nodes, by name."""
-    return {**package_versions(("hlatctl", "torch")), "python": platform.python_version()}
+    return {**package_versions(("hlatctl", "torch", *TORCHTITAN_PACKAGES)), "python": platform.python_version()}
 
 
 def compare_nodes(run: RunPaths, backend: Backend, timeout_s: float) -> tuple[dict[str, str], list[str]]:

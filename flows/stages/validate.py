@@ -12,6 +12,7 @@ from typing import Any
 import conf.validate
 from conf import environment, fingerprint, tracking
 from conf.initial_weights import check_initial_weights
+from conf.registries import BACKENDS
 from conf.schema import Config
 from conf.validate import require_own_tasks
 from flows.launch.base import AwayError, launcher_for
@@ -109,6 +110,9 @@ def _software(config: Config) -> None:
     problem = environment.software_problem(config, package_versions(environment.NEURON_PACKAGES))
     if problem:
         raise DependencyError(problem, hint="use one environment per stack; see docs/neuron.md, version matrix")
+    check = BACKENDS.part(config.backend.name, "software")
+    if check and config.cluster.jobs_run == "here":  # elsewhere, preflight checks the nodes' environment
+        check(config)
 
 
 def _own_tasks(config: Config) -> None:

@@ -23,7 +23,7 @@ CHECKPOINTING = tuple(
 )
 #: Number formats that are known to converge (HLAT, arXiv 2404.10630, section 3.3); plain BF16 diverged.
 _PRECISIONS: tuple[PrecisionName, ...] = ("fp32", "mixed", "bf16_sr")
-_DATA_PARALLEL = {"torch_native": ("replicate", "zero1", "fsdp"), "nxd": ("replicate", "zero1")}
+_DATA_PARALLEL = ("replicate", "zero1", "fsdp")
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
@@ -82,7 +82,7 @@ def _rank(candidate: Candidate) -> tuple[float, int]:
 
 def _fitting(config: Config, precision: PrecisionName) -> list[Candidate]:
     config = dataclasses.replace(config, precision=dataclasses.replace(config.precision, name=precision))
-    if missing(config):
+    if precision not in config.backend.kind.state_bytes or missing(config):
         return []
     return sorted((best for layout in _layouts(config) if (best := _best_accumulation(layout))), key=_rank)
 
@@ -105,7 +105,9 @@ def _layouts(config: Config) -> Iterator[Config]:
     for tensor, stages in itertools.product(sizes, _divisors(config.model.num_layers)):
         if world % (tensor * stages) or batch % (world // (tensor * stages)):
             continue
-        for data_parallel in _DATA_PARALLEL[config.backend.name]:
+        for data_parallel in _DATA_PARALLEL:
+            if data_parallel == "fsdp" and "fsdp" not in config.backend.kind.traits:
+                continue
             for checkpointing in CHECKPOINTING:
                 yield changed(
                     config,

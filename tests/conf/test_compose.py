@@ -33,12 +33,17 @@ MADE_FOR = {
     "cluster=trn1_32xlarge": "hlat_7b",
     "cluster=slurm_trn1": "hlat_7b",
     "cluster=eks_trn1": "hlat_7b",
+    "parallel=trn2": "qwen3_8b_trn2",
+    "cluster=trn2_48xlarge": "qwen3_8b_trn2",
+    "cluster=slurm_trn2": "hlat_7b_trn2",
+    "cluster=eks_trn2": "hlat_7b_trn2",
 }
 #: What an option leaves to its user.
 _VOLUME = ("cluster.kubernetes.image=image", "runs_dir=/fsx/runs")
 LEFT_TO_USERS = {
     "cluster=kubernetes": (*_VOLUME, "+cluster.kubernetes.claims.fsx=/fsx"),
     "cluster=eks_trn1": _VOLUME,
+    "cluster=eks_trn2": _VOLUME,
     "cluster=eks_p5": _VOLUME,
     "precision=fp8": ("backend.device=cuda",),
 }
@@ -68,6 +73,23 @@ def test_hlat_is_composed_as_its_authors_ran_it() -> None:
         assert list(config.milestones.values())[:-1] == [nth * 200_000_000_000 for nth in range(1, 9)]
         assert next(step for step in range(1, 30_000) if config.is_permanent(step)) == 23_842, "as in its scripts"
         assert (config.checkpoint.keep, config.eval.suite, config.backend.name) == (5, "hlat_core", "nxd")
+
+
+def test_hlat_on_todays_stack_keeps_what_the_model_learns_from() -> None:
+    paper, today = compose(["experiment=hlat_7b"]), compose(["experiment=hlat_7b_trn2"])
+    kept = ("model", "data", "tokenizer", "optimizer", "train", "checkpoint", "eval", "total_steps", "milestones")
+    for key in (*kept, "data_parallel_size", "micro_batch_size", "grad_accum_steps"):
+        assert getattr(paper, key) == getattr(today, key), key
+    assert (today.backend.name, today.backend.device, today.precision.name) == ("torchtitan", "neuron", "mixed")
+    assert today.backend.torchtitan == {"compile": {"backend": "neuron"}}
+    assert today.parallel.fsdp_size == today.cluster.processes_per_node // today.parallel.tensor_parallel_size
+
+
+def test_qwen3_8b_has_the_layout_of_aws_s_tutorial() -> None:
+    config = compose(["experiment=qwen3_8b_trn2"])
+    assert (config.world_size, config.parallel.tensor_parallel_size, config.data_parallel_size) == (64, 4, 16)
+    assert (config.parallel.data_parallel, config.parallel.activation_checkpointing) == ("fsdp", "operators")
+    assert (config.total_steps, config.grad_accum_steps, config.backend.compile) == (3000, 4, False)
 
 
 def test_hlat_runs_on_a_slurm_cluster_of_the_same_nodes() -> None:

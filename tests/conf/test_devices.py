@@ -26,5 +26,10 @@ def test_a_peak_belongs_to_a_name_and_a_number_format(
     assert DEVICES["cuda"].peak(name, number_format) == peak_flops_per_s
 
 
+@pytest.mark.parametrize(("name", "peak_flops_per_s"), [("trn2u", 667e12 / 4), ("trn3", 671e12 / 4), ("trn1", None)])
+def test_a_logical_core_of_trainium_has_a_quarter_of_its_chip(name: str, peak_flops_per_s: float | None) -> None:
+    assert DEVICES["neuron"].peak(name, "bfloat16") == peak_flops_per_s
+
+
 def test_every_name_that_a_key_accepts_has_a_row() -> None:
     assert set(get_args(DeviceName)) == set(DEVICES)

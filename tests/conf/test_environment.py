@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from conf.compose import compose
-from conf.environment import collisions, software_problem, unset, variables
+from conf.environment import check_torchtitan, collisions, software_problem, torchtitan_problem, unset, variables
 from conf.fingerprint import graph_fingerprint
 from conf.schema import Config
-from hlatctl.run.errors import ConfigError
+from hlatctl.run.errors import ConfigError, DependencyError
 from tests.conf.test_validate import config_with
 
 NXD = {"torch": "2.9.1", "torch-neuronx": "2.9.0.2.13.26312", "neuronx-distributed": "0.18.27753"}
@@ -107,6 +107,65 @@ def test_the_two_stacks_of_one_name_are_not_mixed(name: str, installed: dict[str
     config = config_with(backend__name=name, backend__device="neuron")
     assert software_problem(config, installed)[: len(problem) or None] == problem
     assert software_problem(Config(), installed) == "", "other devices do not care"
+
+
+#: What torchtitan needs beside itself.
+NEEDS = dict.fromkeys(
+    ("datasets", "einops", "pillow", "spmd_types", "tensorboard", "torch_checkpointing", "torchdata", "tyro"), "1.0"
+)
+TITAN_NEURON = {**TORCH_NEURON, "torchtitan": "0.2.2+neuron.1"}
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "python", "problem"),
+    [
+        ("cuda", {**NEEDS, "torchtitan": "0.3.1"}, (3, 11), ""),
+        ("cuda", NEEDS, (3, 11), ": the package torchtitan is not installed"),
+        ("cpu", {**NEEDS, "torchtitan": "0.2.2"}, (3, 11), ": torchtitan 0.2.2 is installed; 0.3.* works"),
+        ("cpu", {**NEEDS, "torchtitan": "0.30.0"}, (3, 11), ": torchtitan 0.30.0 is installed; 0.3.* works"),
+        (
+            "cuda",
+            {"torchtitan": "0.3.0"} | {name: "1.0" for name in NEEDS if name not in ("tyro", "torchdata")},
+            (3, 11),
+            ": torchtitan needs packages that are not installed: torchdata, tyro",
+        ),
+        ("neuron", TITAN_NEURON, (3, 12), ""),
+        ("neuron", {**TORCH_NEURON, "torchtitan-neuron": "0.2.2+neuron.2"}, (3, 14), ""),
+        (
+            "neuron",
+            {**TORCH_NEURON, "torchtitan": "0.3.0"},
+            (3, 12),
+            ": torchtitan 0.3.0 is installed; AWS's torchtitan-neuron 0.2.2+neuron.* works",
+        ),
+        ("neuron", {**TITAN_NEURON, "torch": "2.13.0"}, (3, 12), ": torch 2.13.0 is installed; 2.14.* works"),
+        (
+            "neuron",
+            {**TITAN_NEURON, "torch-neuronx": "2.14.2.0"},
+            (3, 12),
+            ": torch-neuronx 2.14.2.0 is installed; 2.14.3.* works",
+        ),
+        (
+            "neuron",
+            {"torch": "2.14.0", "torchtitan": "0.2.2+neuron.1"},
+            (3, 12),
+            ": torch-neuronx is not installed; 2.14.3.* works",
+        ),
+        ("neuron", TITAN_NEURON, (3, 11), ": this is Python 3.11; Python 3.12 to 3.14 work"),
+        ("neuron", TITAN_NEURON, (3, 15), ": this is Python 3.15; Python 3.12 to 3.14 work"),
+    ],
+)
+def test_versions_that_torchtitan_does_not_work_with_are_named(
+    device: str, installed: dict[str, str], python: tuple[int, int], problem: str
+) -> None:
+    found = torchtitan_problem(config_with(backend__name="torchtitan", backend__device=device), installed, python)
+    assert found.removeprefix("backend.name=torchtitan").removeprefix(" with backend.device=neuron") == problem
+
+
+def test_the_torchtitan_of_this_environment_works_on_cpus_and_lacks_neuron() -> None:
+    check_torchtitan(config_with(backend__name="torchtitan"))
+    with pytest.raises(DependencyError) as caught:
+        check_torchtitan(config_with(backend__name="torchtitan", backend__device="neuron"))
+    assert caught.value.hint.startswith("install Neuron SDK 2.33 and github.com/aws-neuron/torchtitan-neuron")
 
 
 def test_graphs_are_keyed_by_what_the_compiler_reads() -> None:

@@ -12,7 +12,7 @@ from conf.schema import Config
 from flows import pretrain
 from flows.runtime.context import open_context
 from flows.stages import validate
-from hlatctl.run.errors import ConfigError, DataError, StorageError
+from hlatctl.run.errors import ConfigError, DataError, DependencyError, StorageError
 from tests.flows.conftest import Recorder
 
 
@@ -37,6 +37,15 @@ def test_the_evaluator_is_asked_if_the_suite_may_miss_something(
     monkeypatch.setattr(validate, "ask_about", lambda module, config, timeout_s: calls.append(module))
     validate.check(compose(overrides))
     assert calls == asked
+
+
+def test_versions_are_checked_before_a_start_only_where_training_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validate, "ask_about", lambda module, config, timeout_s: None)
+    on_neuron = ["backend=torchtitan_neuron", "parallel=fsdp", "precision=mixed"]
+    with pytest.raises(DependencyError, match=r"torchtitan 0\.3\.0 is installed; AWS's torchtitan-neuron 0\.2\.2"):
+        validate.check(compose(on_neuron))
+    validate.check(compose([*on_neuron, "cluster=slurm", "cluster.nodes=2"]))
+    validate.check(compose([*on_neuron, "cluster=simulated"]))
 
 
 def test_a_chat_template_needs_a_tokenizer_that_has_one() -> None:

@@ -42,6 +42,7 @@ MANIFESTS: dict[str, Callable[[], list[Object]]] = {
     "train": lambda: read(GOLDEN / "train.yaml"),
     "one_process": lambda: read(GOLDEN / "one_process.yaml"),
     "eks_trn1": lambda: example("experiment=hlat_7b", "cluster=eks_trn1"),
+    "eks_trn2": lambda: example("experiment=hlat_7b_trn2", "cluster=eks_trn2"),
     "eks_p5": lambda: example("cluster=eks_p5"),
     "deploy": lambda: read(*sorted((TOP / "deploy" / "kubernetes").glob("*.yaml"))),
 }

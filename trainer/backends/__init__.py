@@ -10,7 +10,10 @@ from trainer.backends.base import Backend
 def make_backend(config: Config) -> Backend:
     """Return the backend that ``backend.name`` selects, with its process groups.
 
-    Raises a LaunchError if another user's process is connected.
+    Raises a DependencyError if the environment lacks what the backend needs, and a LaunchError if another user's
+    process is connected.
     """
+    if check_software := BACKENDS.part(config.backend.name, "software"):
+        check_software(config)
     backend: Backend = BACKENDS.create(config.backend.name, config)
     return backend

@@ -25,10 +25,11 @@ from typing import Any
 from conf import environment
 from conf.environment import NEURON_PACKAGES, software_problem
 from conf.load import load
+from conf.registries import BACKENDS
 from conf.schema import Config
 from hlatctl.run import processes
 from hlatctl.run.checks import Check
-from hlatctl.run.errors import run_main
+from hlatctl.run.errors import DependencyError, run_main
 from hlatctl.run.files import private_folder
 from hlatctl.run.provenance import package_versions
 
@@ -204,6 +205,11 @@ def check_software(config: Config, versions: dict[str, str]) -> Check:
     problem = software_problem(config, versions)
     if not problem and "torch-neuronx" not in versions:
         problem = f"backend.name={config.backend.name}: the package torch-neuronx is not installed"
+    if not problem and (check := BACKENDS.part(config.backend.name, "software")):
+        try:
+            check(config)
+        except DependencyError as error:
+            problem = error.message
     needed = config.backend.kind.package
     if not problem and needed and needed not in versions:
         problem = f"backend.name={config.backend.name}: the package {needed} is not installed"

@@ -51,3 +51,10 @@ def test_a_search_on_gpus_tries_all_kinds_of_sharding(hlat_7b: Config) -> None:
     candidates = search(config, count=200)
     assert {c.config.parallel.data_parallel for c in candidates} == {"replicate", "zero1", "fsdp"}
     assert "budget" not in {c.config.parallel.activation_checkpointing for c in candidates}
+
+
+def test_a_search_tries_what_torchtitan_can_train_on_trn2() -> None:
+    candidates = search(compose(["experiment=hlat_7b_trn2"]), count=200)
+    assert {c.config.parallel.data_parallel for c in candidates} <= {"replicate", "fsdp"}
+    assert {c.config.precision.name for c in candidates} == {"fp32", "mixed"}
+    assert max(c.config.parallel.tensor_parallel_size for c in candidates) == 4, "of a chip"

@@ -23,6 +23,7 @@ from conf.schema import (
     TrainConfig,
 )
 from hlatctl.plan.execution import Execution
+from hlatctl.plan.memory import memory
 from hlatctl.plan.published import points
 from hlatctl.plan.search import changed
 from hlatctl.plan.step_time import OVERLAP_SLOWDOWN_FRACTION as _SLOWDOWN
@@ -63,6 +64,17 @@ def test_one_process_only_computes() -> None:
     assert time.compute_s == pytest.approx(800 * _FLOPS / 0.5e12)
     assert time.total_s == time.compute_s, "the memory's bandwidth is not known: no time is made up for it"
     assert time.mfu_fraction == pytest.approx(0.5 * _MFU_FLOPS / _FLOPS)
+
+
+@pytest.mark.parametrize("experiment", ["qwen3_8b_trn2", "hlat_7b_trn2"])
+def test_experiments_on_trn2_fit_their_devices_and_have_a_step_time_and_a_price(experiment: str) -> None:
+    config = compose([f"experiment={experiment}"])
+    need, time = memory(config), step_time(config)
+    assert need.fits
+    assert missing(config) == []
+    assert time is not None
+    assert 0.2 < time.mfu_fraction < 0.6
+    assert config.cluster.price_usd_per_node_hour
 
 
 def test_recomputation_takes_time_and_does_not_count_in_mfu() -> None:

@@ -195,6 +195,13 @@ def test_missing_software_is_named(installed: dict[str, str], problem: str) -> N
     assert node.check_software(config, installed).shows.startswith(problem)
 
 
+def test_a_torchtitan_that_is_not_for_trainium_is_named() -> None:
+    config = config_with(backend__name="torchtitan", backend__device="neuron")
+    installed = {"torch-neuronx": "2.14.3.0", "torch": "2.14.0"}
+    shows = node.check_software(config, installed).shows
+    assert shows.startswith("backend.name=torchtitan with backend.device=neuron: torchtitan 0.3.0 is installed; AWS's")
+
+
 @pytest.mark.processes
 def test_the_loaded_driver_gives_its_version(tmp_path: Path) -> None:
     (tmp_path / "version").write_text("2.27.4.0\n")
