@@ -40,7 +40,7 @@ LEFT_TO_USERS = {
     "cluster=kubernetes": (*_VOLUME, "+cluster.kubernetes.claims.fsx=/fsx"),
     "cluster=eks_trn1": _VOLUME,
     "cluster=eks_p5": _VOLUME,
-    "precision=fp8": ("backend.device=cuda",),
+    "precision=fp8": ("backend=torchtitan", "backend.device=cuda"),
 }
 
 
