@@ -118,8 +118,6 @@ class PrecisionConfig:
     """`fp32`; `mixed`: BF16 products, everything else FP32; `fp8`: the same with FP8 products in layers (backend
     torchtitan); `bf16_sr`: BF16 weights and moments with stochastic rounding; `bf16`: the same with rounding to
     nearest."""
-    fp8_scaling: Literal["rowwise", "tensorwise"] = "rowwise"
-    """What shares a scale with `fp8`: a row, which is more accurate, or a tensor, which is faster."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,6 @@ from hlatctl.run.errors import ConfigError
     [
         ([], "parallel.pipeline_chunks", "parallel.pipeline_schedule=interleaved_1f1b"),
         ([], "parallel.activation_memory_budget", "parallel.activation_checkpointing=budget"),
-        ([], "precision.fp8_scaling", "precision=fp8"),
         ([], "optimizer.momentum", "optimizer=muon"),
         ([], "optimizer.wsd_decay_fraction", "optimizer.schedule=wsd"),
         ([], "train.max_nonfinite_steps", "train.on_nonfinite=skip"),
