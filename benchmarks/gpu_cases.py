@@ -40,10 +40,6 @@ class Case:
     flags: tuple[str, ...] = ()
 
 
-def _fp8(scaling: str) -> Changes:
-    return {"precision": {"name": "fp8", "fp8_scaling": scaling}}
-
-
 def _recomputing(how: str) -> Case:
     return Case(f"activation_checkpointing={how}", {"parallel": {"activation_checkpointing": how}})
 
@@ -52,20 +48,14 @@ def _recomputing(how: str) -> Case:
 OURS = Case("hlatctl")
 #: The plain loop compiles longest, so it is last.
 _BF16 = (Case("torchtitan", program="titan_loop"), OURS, Case("plain PyTorch loop", program="plain_loop"))
-_FP8 = (
-    Case("torchtitan, FP8 rowwise", _fp8("rowwise"), program="titan_loop", flags=("--fp8", "rowwise")),
-    Case("hlatctl, FP8 rowwise", _fp8("rowwise")),
-)
 _LOSS = Case("the loss alone", program="loss_case")
 _PROFILE = Case("profile", flags=("--profile",))
 _SWITCHES = (
     Case("not compiled", {"backend": {"compile": False}}),
     Case("torchtitan, FSDP's mixed precision", program="titan_loop", flags=("--fsdp",)),
-    Case("torchtitan, FP8 tensorwise", _fp8("tensorwise"), program="titan_loop", flags=("--fp8", "tensorwise")),
-    Case("hlatctl, FP8 tensorwise", _fp8("tensorwise")),
     Case("host waits for the device", flags=("--wait",)),
     Case("precision=bf16_sr", {"precision": {"name": "bf16_sr"}}),
-    *map(_recomputing, ("selective", "operators", "full")),
+    *map(_recomputing, ("selective", "full")),
     Case("optimizer=muon", {"optimizer": {"name": "muon"}}),
     Case("mask_across_documents", {"data": {"mask_across_documents": True}}),
     Case("with checkpoints", {"checkpoint": {"every_steps": 25}, "train": {"max_steps": 60}}, flags=("--save",)),
@@ -80,7 +70,7 @@ def schedule(wanted: Sequence[str], memory_bytes: int | None) -> list[Case]:
         memory_bytes: memory of the device; None: no case for the largest model that fits.
     """
     largest = [] if memory_bytes is None else _largest(memory_bytes)
-    cases = [*_BF16, *_FP8, _LOSS, *_BF16, _PROFILE, *_FP8, *largest, *_SWITCHES]
+    cases = [*_BF16, _LOSS, *_BF16, _PROFILE, *largest, *_SWITCHES]
     return [case for case in cases if not wanted or any(part in case.name for part in wanted)]
 
 

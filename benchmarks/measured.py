@@ -20,7 +20,7 @@ SKIP_STEPS = 5
 
 COUNTING = (
     "MFU: 6 x parameters (without the embedding) + 12 x layers x width of all heads x sequence FLOPs per token;\n"
-    "recomputation does not count; rows in FP8 against the peak of FP8"
+    "recomputation does not count"
 )
 _HEAD = f"{'median s':>9s} {'min s':>8s} {'tokens/s':>10s} {'MFU':>6s} {'peak GiB':>9s} {'loss':>7s} {'waits':>6s}"
 #: The line of a traceback that names the error; later lines may be advice.

@@ -1,15 +1,13 @@
 """The peer: torchtitan's Llama 3 on the same model shape, batch and tokens.
 
 Written for torchtitan 0.2.2, whose functions do the work as its own trainer calls them: model, initial weights,
-``torch.compile`` of each block and of the loss, autocast to BF16 on one device, clipping, fused AdamW, and the
-converter of linear layers to FP8 (all but the output projection, as its documentation advises). ``--fsdp`` shards over
-the one device instead, which is its mixed precision on several. Data loading, metrics, checkpoints and the schedule of
-the learning rate are not used. Prints what it measured as JSON.
+``torch.compile`` of each block and of the loss, autocast to BF16 on one device, clipping and fused AdamW. ``--fsdp``
+shards over the one device instead, which is its mixed precision on several. Data loading, metrics, checkpoints and the
+schedule of the learning rate are not used. Prints what it measured as JSON.
 """
 
 from __future__ import annotations
 
-import argparse
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,11 +32,10 @@ def main() -> None:
     from torchtitan.tools.utils import GarbageCollection
 
     parser = peers.arguments()
-    parser.add_argument("--fp8", choices=["rowwise", "tensorwise"])
     parser.add_argument("--fsdp", action="store_true")
     given = parser.parse_args()
     config, device = load(given.config), torch.device(given.device)
-    job, dims = _job(config, given), _one_device()
+    job, dims = _job(config), _one_device()
     mesh = _mesh(device, given.config.with_name("titan-store")) if given.fsdp else None
     model = _model(config, job, dims, device, mesh)
     optimizers = build_optimizers([model], job.optimizer, dims)
@@ -64,22 +61,15 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def _job(config: Config, given: argparse.Namespace) -> Any:
-    """Return torchtitan's configuration. Without a GPU, FP8 is emulated, which it can't compile."""
+def _job(config: Config) -> Any:
     from torchtitan.config import JobConfig
 
     job = JobConfig()
-    emulates = given.fp8 is not None and given.device == "cpu"
-    job.compile.enable = not emulates
+    job.compile.enable = True
     job.training.seq_len = config.train.seq_len
     job.optimizer.lr = config.optimizer.lr
     job.optimizer.beta1, job.optimizer.beta2 = config.optimizer.beta1, config.optimizer.beta2
     job.optimizer.weight_decay = config.optimizer.weight_decay
-    if given.fp8:
-        job.model.converters = ["quantize.linear.float8"]
-        float8 = job.quantize.linear.float8
-        float8.filter_fqns, float8.emulate = ["output"], emulates
-        float8.recipe_name = None if emulates else given.fp8  # only without a recipe does it emulate
     return job
 
 
@@ -90,15 +80,12 @@ def _one_device() -> Any:
 
 
 def _model(config: Config, job: Any, dims: Any, device: torch.device, mesh: DeviceMesh | None) -> nn.Module:
-    """Build the model on the meta device, convert and compile it, then allocate and initialize it."""
-    import torchtitan.components.quantization  # noqa: F401 - it registers the converters
+    """Build the model on the meta device and compile it, then allocate and initialize it."""
     from torchtitan.models.llama3 import Transformer, parallelize_llama
     from torchtitan.models.llama3.infra.parallelize import apply_fsdp
-    from torchtitan.protocols.model_converter import build_model_converters
 
     with torch.device("meta"):
         model = Transformer(_shape(config.model, config.train.seq_len))
-    build_model_converters(job, dims).convert(model)
     parallelize_llama(model, dims, job)
     if mesh is not None:
         apply_fsdp(model, mesh, param_dtype=torch.bfloat16, reduce_dtype=torch.float32, pp_enabled=False)

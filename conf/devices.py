@@ -38,7 +38,6 @@ class Device:
         draws_noise: the device has its own random generator; otherwise noise is drawn on the CPU.
         runs_behind_host: calls return before their work is done, and its module of PyTorch has events. Training then
             issues a step before it reads the metrics of the step before.
-        flex_attention: its compiler has FlexAttention, forward and backward; otherwise masks are dense.
         memory: where the memory of a step is counted: by the device's module of PyTorch, by the host, or nowhere.
         profiled: PyTorch's profiler sees its kernels.
         hang_variables: environment variables with which its communication library keeps evidence of a collective that
@@ -62,7 +61,6 @@ class Device:
     fused_adamw: bool = True
     draws_noise: bool = True
     runs_behind_host: bool = True
-    flex_attention: bool = True
     memory: Literal["device", "host", "unknown"] = "device"
     profiled: bool = True
     hang_variables: dict[str, str] = field(default_factory=dict)
@@ -88,7 +86,6 @@ DEVICES = {
         compiles_with_cpp=True,
         pins_host_memory=False,
         runs_behind_host=False,
-        flex_attention=False,  # no backward pass in PyTorch 2.13
         memory="host",
         loss_block_entries=_CACHED_LOSS_BLOCK_ENTRIES,
     ),
@@ -125,7 +122,6 @@ DEVICES = {
         fused_adamw=False,
         draws_noise=False,
         runs_behind_host=False,
-        flex_attention=False,
         memory="unknown",
         profiled=False,
         resources=("aws.amazon.com/neuron",),

@@ -22,7 +22,6 @@ from hlatctl import __version__
 _DATA_KEYS = ("data.source", "data.on_corrupt", "data.validation_fraction", "tokenizer.path")
 _GRAPH_KEYS = (
     "precision.name",
-    "precision.fp8_scaling",
     "data.mask_across_documents",
     "backend.name",
     "backend.device",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 from conf.devices import DEVICES
@@ -86,21 +85,18 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
 
 
 def _context_parallel(config: Config) -> Iterator[ConfigError]:
-    """Require two equal chunks of a sequence per process, which sequence parallelism divides further."""
+    """Require two equal chunks of a sequence per process, which sequence parallelism divides (torchtitan.trainer)."""
     parallel = config.parallel
     size = parallel.context_parallel_size
     if size == 1:
         return
     here = f"parallel.context_parallel_size={size}"
     if not _has(config, "context_parallel"):
-        yield ConfigError(
-            f"{here}: backend.name={config.backend.name} doesn't support it, torch_native does",
-            hint="set parallel.context_parallel_size=1, and parallel.sequence_parallel=true for long sequences",
-        )
+        yield _needs_torchtitan(config, here, "set parallel.context_parallel_size=1")
     tensor = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
-    parts = math.lcm(2 * size, size * tensor)
+    parts = 2 * size * tensor
     if config.train.seq_len % parts:
-        also = f", and by it times parallel.tensor_parallel_size={tensor}" if tensor > 1 else ""
+        also = f" x parallel.tensor_parallel_size={tensor}" if tensor > 1 else ""
         yield ConfigError(
             f"train.seq_len={config.train.seq_len}: must be divisible by twice {here}{also}",
             hint=f"use a multiple of {parts}",
@@ -161,11 +157,12 @@ def _fp8(config: Config) -> Iterator[ConfigError]:
     """Require a device with FP8 products, and sizes that are multiples of 16."""
     if config.precision.name != "fp8":
         return
-    if not _has(config, "fp8") or DEVICES[config.backend.device].fp8_capability is None:
+    if not _has(config, "fp8"):
+        yield _needs_torchtitan(config, "precision.name=fp8", "set precision=mixed")
+    if DEVICES[config.backend.device].fp8_capability is None:
         yield ConfigError(
-            f"precision.name=fp8: backend.name={config.backend.name} has no FP8 products with "
-            f"backend.device={config.backend.device}",
-            hint="set precision=mixed, or backend=torch_native with backend.device=cuda",
+            f"precision.name=fp8: backend.device={config.backend.device} has no FP8 products",
+            hint="set precision=mixed, or backend.device=cuda",
         )
     yield from _fp8_sizes(config)
 
@@ -178,7 +175,7 @@ def _fp8_sizes(config: Config) -> Iterator[ConfigError]:
         f"model.hidden_size={model.hidden_size}": model.hidden_size,
         f"model.intermediate_size={model.intermediate_size}": model.intermediate_size // tensor,
         f"model.num_heads={model.num_heads}": model.query_width // tensor,
-        f"model.num_kv_heads={model.num_kv_heads}": (model.query_width + 2 * model.kv_width) // tensor,
+        f"model.num_kv_heads={model.num_kv_heads}": model.kv_width // tensor,
         f"train.seq_len={config.train.seq_len}": tokens // parallel.context_parallel_size,
     }
     for key, size in sizes.items():
@@ -194,10 +191,7 @@ def _recomputation(config: Config) -> Iterator[ConfigError]:
     level, backend = config.parallel.activation_checkpointing, config.backend
     here = f"parallel.activation_checkpointing={level}"
     if level in ("operators", "budget") and not _has(config, "recomputes_operators"):
-        yield ConfigError(
-            f"{here}: backend.name={backend.name} doesn't support it",
-            hint="set parallel.activation_checkpointing=selective",
-        )
+        yield _needs_torchtitan(config, here, "set parallel.activation_checkpointing=selective")
     elif level == "budget" and (not backend.compile or DEVICES[backend.device].compile_backend != "inductor"):
         yield ConfigError(
             f"{here}: Inductor chooses what to recompute, but here backend.device={backend.device} "
@@ -279,6 +273,12 @@ def _has(config: Config, trait: Trait) -> bool:
     return trait in config.backend.kind.traits
 
 
+def _needs_torchtitan(config: Config, here: str, remedy: str) -> ConfigError:
+    return ConfigError(
+        f"{here}: backend.name={config.backend.name} doesn't support it", hint=f"{remedy}, or backend=torchtitan"
+    )
+
+
 def not_together(one: str, other: str, why: str, *, hint: str = "change one of them") -> ConfigError:
     """Return the error for two settings that can't be combined, with the reason."""
     return ConfigError(f"{one} and {other}: can't be combined; {why}", hint=hint)
@@ -355,10 +355,11 @@ def _schedule(config: Config) -> Iterator[ConfigError]:
         return
     here = f"parallel.pipeline_schedule={parallel.pipeline_schedule}"
     processes, stages = parallel.pipeline_parallel_size, parallel.pipeline_parallel_size * parallel.pipeline_chunks
-    if not _has(config, "interleaves") or processes == 1:
+    if not _has(config, "interleaves"):
+        yield _needs_torchtitan(config, here, "set parallel.pipeline_schedule=1f1b")
+    if processes == 1:
         yield ConfigError(
-            f"{here}: only for backend.name=torch_native with several pipeline-parallel processes, but here they are "
-            f"{config.backend.name} and parallel.pipeline_parallel_size={processes}",
+            f"{here}: needs several pipeline-parallel processes, but parallel.pipeline_parallel_size=1",
             hint="set parallel.pipeline_schedule=1f1b",
         )
     elif stages > layers:

@@ -174,15 +174,11 @@ BACKENDS = Registry(
     {
         "torch_native": BackendKind(
             code="trainer.backends.torch_native:TorchNative",
-            state_bytes={"fp32": _FULL, "mixed": _FULL, "fp8": _FULL, "bf16_sr": _TORCH_BF16, "bf16": _TORCH_BF16},
+            state_bytes={"fp32": _FULL, "mixed": _FULL, "bf16_sr": _TORCH_BF16, "bf16": _TORCH_BF16},
             traits=frozenset(
                 {
-                    "context_parallel",
                     "fsdp",
-                    "fp8",
                     "fsdp_size",
-                    "recomputes_operators",
-                    "interleaves",
                     "masks_in_stages",
                     "shards_weights",
                     "fused_attention",

@@ -434,7 +434,6 @@ _DEPENDENCES = (
         "parallel.activation_checkpointing=budget",
         lambda config: config.parallel.activation_checkpointing == "budget",
     ),
-    Dependence(("precision.fp8_scaling",), "precision=fp8", lambda config: config.precision.name == "fp8"),
     Dependence(
         (
             "model.rope_scaling_factor",

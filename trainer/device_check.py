@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from conf.devices import DEVICES
 from conf.load import load
-from hlatctl.run.errors import run_main
+from hlatctl.run.errors import DependencyError, run_main
+
+if TYPE_CHECKING:
+    import torch
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -16,10 +22,34 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration")
     config = load(parser.parse_args(argv).config)
     from trainer.backends.torch_native import own_device
-    from trainer.model.precision import check_fp8
 
-    check_fp8(config, own_device(config.backend.device, config.cluster.processes_per_node - 1))
+    device = own_device(config.backend.device, config.cluster.processes_per_node - 1)
+    if config.precision.name == "fp8":
+        check_fp8(device)
     return 0
+
+
+def check_fp8(device: torch.device) -> None:
+    """Check that this node has what ``precision=fp8`` needs.
+
+    Raises a DependencyError if torchao is not installed, or the device has no FP8 products.
+    """
+    import torch
+
+    if importlib.util.find_spec("torchao") is None:
+        raise DependencyError(
+            "precision.name=fp8: torchao is not installed", hint="pip install torchao, or set precision=mixed"
+        )
+    needed = DEVICES[device.type].fp8_capability
+    if needed is None:
+        return  # a rule of the configuration refuses it
+    capability = torch.get_device_module(device).get_device_capability(device)
+    if tuple(capability) < needed:
+        raise DependencyError(
+            f"precision.name=fp8: needs compute capability {needed[0]}.{needed[1]}, but this device has "
+            f"{capability[0]}.{capability[1]}",
+            hint="set precision=mixed",
+        )
 
 
 if __name__ == "__main__":

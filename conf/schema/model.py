@@ -115,10 +115,9 @@ class PrecisionConfig:
     """Number formats."""
 
     name: PrecisionName = "fp32"
-    """`fp32`; `mixed`: BF16 products, everything else FP32; `fp8`: the same with FP8 products in layers; `bf16_sr`:
-    BF16 weights and moments with stochastic rounding; `bf16`: the same with rounding to nearest."""
-    fp8_scaling: Literal["rowwise", "tensorwise"] = "rowwise"
-    """What shares a scale with `fp8`: a row, which is more accurate, or a tensor, which is faster."""
+    """`fp32`; `mixed`: BF16 products, everything else FP32; `fp8`: the same with FP8 products in layers (backend
+    torchtitan); `bf16_sr`: BF16 weights and moments with stochastic rounding; `bf16`: the same with rounding to
+    nearest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,11 +141,11 @@ class ParallelConfig:
     """Processes that the layers are divided over, each with a stage of them, or several."""
     pipeline_schedule: Literal["1f1b", "interleaved_1f1b"] = "1f1b"
     """Order of the micro-batches: `1f1b`, or `interleaved_1f1b`, in which a process has `pipeline_chunks` stages: it
-    waits less, but sends more and keeps more activations (backend torch_native)."""
+    waits less, but sends more and keeps more activations (backend torchtitan)."""
     pipeline_chunks: Annotated[int, Range(ge=2)] = 2
     """Stages of each process with `interleaved_1f1b`."""
     context_parallel_size: PositiveInt = 1
-    """Processes that share each sequence, for long ones (backend torch_native). Each has `train.seq_len` / this many
+    """Processes that share each sequence, for long ones (backend torchtitan). Each has `train.seq_len` / this many
     tokens of it; attention gathers the keys and values of all."""
     expert_parallel_size: PositiveInt = 1
     """Processes that share the experts of a mixture; they are among the data-, context- and tensor-parallel ones
@@ -154,6 +153,7 @@ class ParallelConfig:
     activation_checkpointing: Literal["none", "selective", "operators", "budget", "full"] = "none"
     """What the backward pass recomputes: `none`, `selective` (core attention), `operators` (a layer's cheap operators
     and every second matrix product; torchtitan's default, which it calls selective), `budget` (what
-    `activation_memory_budget` leaves no room for) or `full`."""
+    `activation_memory_budget` leaves no room for) or `full`. Of these, `operators` and `budget` need backend
+    torchtitan."""
     activation_memory_budget: Fraction = 0.5
     """Share of a compiled layer's activations that `budget` keeps; 0 keeps only its input, like `full`."""

@@ -63,7 +63,7 @@ class Execution:
             reshards=parallel.reshard_after_forward == "always",
             recomputed=parallel.activation_checkpointing,
             memory_budget=parallel.activation_memory_budget,
-            fp8=config.precision.fp8_scaling if config.precision.name == "fp8" else None,
+            fp8="rowwise" if config.precision.name == "fp8" else None,  # torchtitan's recipe
         )
 
 

@@ -45,7 +45,7 @@ LEFT_TO_USERS = {
     "cluster=eks_trn1": _VOLUME,
     "cluster=eks_trn2": _VOLUME,
     "cluster=eks_p5": _VOLUME,
-    "precision=fp8": ("backend.device=cuda",),
+    "precision=fp8": ("backend=torchtitan", "backend.device=cuda"),
 }
 
 

@@ -26,7 +26,6 @@ from hlatctl.run.errors import ConfigError
     [
         ([], "parallel.pipeline_chunks", "parallel.pipeline_schedule=interleaved_1f1b"),
         ([], "parallel.activation_memory_budget", "parallel.activation_checkpointing=budget"),
-        ([], "precision.fp8_scaling", "precision=fp8"),
         ([], "optimizer.momentum", "optimizer=muon"),
         ([], "optimizer.wsd_decay_fraction", "optimizer.schedule=wsd"),
         ([], "train.max_nonfinite_steps", "train.on_nonfinite=skip"),
@@ -42,7 +41,10 @@ def test_a_key_without_effect_is_named_with_what_it_needs(overrides: list[str], 
     ("overrides", "key"),
     [
         (["optimizer=muon"], "optimizer.momentum"),
-        (["parallel.activation_checkpointing=budget"], "parallel.activation_memory_budget"),
+        (
+            ["backend=torchtitan", "backend.compile=true", "parallel.activation_checkpointing=budget"],
+            "parallel.activation_memory_budget",
+        ),
         (["optimizer.schedule=wsd"], "optimizer.wsd_decay_fraction"),
         (["train.on_nonfinite=skip"], "train.max_nonfinite_steps"),
         (["cluster=simulated"], "cluster.slurm.partition"),
@@ -299,6 +301,7 @@ def test_a_broken_rule_names_both_sides(changes: dict[str, Any], message: str) -
 _NXD = {"backend__name": "nxd", "backend__device": "neuron"}
 _TWO = {"cluster__processes_per_node": 2}
 _TP2 = {**_TWO, "parallel__tensor_parallel_size": 2}
+_TITAN = {"backend__name": "torchtitan"}
 _CP2 = {**_TWO, "parallel__context_parallel_size": 2}
 _TP3_SP = {
     "cluster__processes_per_node": 6,
@@ -338,16 +341,23 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             "parallel.pipeline_parallel_size=2: needs at least 2 micro-batches per step, but there are 1",
         ),
         (
-            {**_PP2, "parallel__pipeline_schedule": "interleaved_1f1b", "parallel__pipeline_chunks": 9},
+            {**_PP2, **_TITAN, "parallel__pipeline_schedule": "interleaved_1f1b", "parallel__pipeline_chunks": 9},
             "parallel.pipeline_chunks=9 are more stages than model.num_layers=",
         ),
         (
-            {"parallel__pipeline_schedule": "interleaved_1f1b"},
-            "parallel.pipeline_schedule=interleaved_1f1b: only for backend.name=torch_native with several pipeline",
+            {**_TITAN, "parallel__pipeline_schedule": "interleaved_1f1b"},
+            "parallel.pipeline_schedule=interleaved_1f1b: needs several pipeline-parallel processes, but "
+            "parallel.pipeline_parallel_size=1\nhint: set parallel.pipeline_schedule=1f1b",
+        ),
+        (
+            {**_PP2, "parallel__pipeline_schedule": "interleaved_1f1b"},
+            "parallel.pipeline_schedule=interleaved_1f1b: backend.name=torch_native doesn't support it\n"
+            "hint: set parallel.pipeline_schedule=1f1b, or backend=torchtitan",
         ),
         (
             {
                 **_PP2,
+                **_TITAN,
                 "parallel__pipeline_schedule": "interleaved_1f1b",
                 "train__global_batch_size": 5,
                 "train__micro_batch_size": 1,
@@ -368,18 +378,18 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             "8: does not divide the 2 processes",
         ),
         (
-            {**_CP2, "train__seq_len": 514},
+            {**_CP2, **_TITAN, "train__seq_len": 514},
             "train.seq_len=514: must be divisible by twice parallel.context_parallel_size=2\nhint: use a multiple of 4",
         ),
         (
-            {**_CP2, **_TP3_SP, "train__seq_len": 512},
-            "train.seq_len=512: must be divisible by twice parallel.context_parallel_size=2, and by it times "
+            {**_CP2, **_TP3_SP, **_TITAN, "train__seq_len": 512},
+            "train.seq_len=512: must be divisible by twice parallel.context_parallel_size=2 x "
             "parallel.tensor_parallel_size=3\nhint: use a multiple of 12",
         ),
         (
-            {**_CP2, **_NXD},
-            "parallel.context_parallel_size=2: backend.name=nxd doesn't support it, torch_native does\n"
-            "hint: set parallel.context_parallel_size=1",
+            _CP2,
+            "parallel.context_parallel_size=2: backend.name=torch_native doesn't support it\n"
+            "hint: set parallel.context_parallel_size=1, or backend=torchtitan",
         ),
         (
             {**_TWO, "parallel__data_parallel": "fsdp", "parallel__fsdp_size": 3},
@@ -404,22 +414,27 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             "backend.device=cuda: backend.name=nxd trains on neuron or cpu\nhint: set backend.device=neuron",
         ),
         (
-            {"precision__name": "fp8"},
-            "precision.name=fp8: backend.name=torch_native has no FP8 products with backend.device=cpu\n"
-            "hint: set precision=mixed, or backend=torch_native with backend.device=cuda",
+            {"precision__name": "fp8", "backend__device": "cuda"},
+            "precision.name=fp8: backend.name=torch_native doesn't support it\n"
+            "hint: set precision=mixed, or backend=torchtitan",
         ),
         (
-            {"precision__name": "fp8", "backend__device": "cuda", "model__intermediate_size": 360},
+            {**_TITAN, "precision__name": "fp8"},
+            "precision.name=fp8: backend.device=cpu has no FP8 products\n"
+            "hint: set precision=mixed, or backend.device=cuda",
+        ),
+        (
+            {**_TITAN, "precision__name": "fp8", "backend__device": "cuda", "model__intermediate_size": 360},
             "model.intermediate_size=360: gives products of size 360 with parallel.tensor_parallel_size=1; "
             "precision.name=fp8 needs multiples of 16\nhint: set precision=mixed",
         ),
         (
-            {**_NXD, "parallel__activation_checkpointing": "operators"},
-            "parallel.activation_checkpointing=operators: backend.name=nxd doesn't support it\n"
-            "hint: set parallel.activation_checkpointing=selective",
+            {"parallel__activation_checkpointing": "operators"},
+            "parallel.activation_checkpointing=operators: backend.name=torch_native doesn't support it\n"
+            "hint: set parallel.activation_checkpointing=selective, or backend=torchtitan",
         ),
         (
-            {"backend__compile": False, "parallel__activation_checkpointing": "budget"},
+            {**_TITAN, "backend__compile": False, "parallel__activation_checkpointing": "budget"},
             "parallel.activation_checkpointing=budget: Inductor chooses what to recompute, but here "
             "backend.device=cpu and backend.compile=false\nhint: set parallel.activation_checkpointing=operators",
         ),
@@ -537,8 +552,9 @@ def test_without_evaluation_there_are_no_milestones() -> None:
     [
         {"train__global_batch_size": 4, "train__micro_batch_size": 4},
         {"train__global_batch_size": 1, "train__micro_batch_size": 1},
-        {"parallel__pipeline_schedule": "interleaved_1f1b", "train__global_batch_size": 5},
+        {**_TITAN, "parallel__pipeline_schedule": "interleaved_1f1b", "train__global_batch_size": 5},
         {
+            **_TITAN,
             "parallel__pipeline_schedule": "interleaved_1f1b",
             "train__global_batch_size": 10,
             "train__micro_batch_size": 2,

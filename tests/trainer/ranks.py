@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ from conf.load import load
 from hlatctl.run import files
 from hlatctl.run.errors import run_main
 from hlatctl.run.paths import RunPaths
-from tests.trainer.flex_on_cpu import cpu_like_an_accelerator
 
 if TYPE_CHECKING:
     from trainer.data.loader import Batches
@@ -33,24 +31,22 @@ _POLL_S = 0.2
 
 
 def train(run: RunPaths, job: dict[str, Any]) -> None:
-    """Train an attempt; with ``flex`` by FlexAttention, with ``slow_s`` that much slower data on rank 1."""
+    """Train an attempt, with ``slow_s`` that much slower data on rank 1."""
     from trainer.backends.torch_native import TorchNative
     from trainer.data.loader import Loader
     from trainer.step import loop
 
     config, attempt = load(run.config), job["attempt"]
-    with cpu_like_an_accelerator() if job.get("flex") else nullcontext():
-        backend = TorchNative(config)
-        journal = loop.train_journal(run, backend, attempt)
-        training = loop.Training(config, run, backend, journal, attempt=attempt)
-        readers = sum(backend.gather(isinstance(training.batches, Loader)))
-        assert readers == config.data_parallel_size, "one process of each replica reads"
-        assert training.model.uses_flex_attention == job.get("flex", False)
-        if job.get("slow_s") and backend.rank == 1:
-            _slow_down(training.batches, job["slow_s"])
-        assert training.run() == 0
-        if journal:
-            journal.close()
+    backend = TorchNative(config)
+    journal = loop.train_journal(run, backend, attempt)
+    training = loop.Training(config, run, backend, journal, attempt=attempt)
+    readers = sum(backend.gather(isinstance(training.batches, Loader)))
+    assert readers == config.data_parallel_size, "one process of each replica reads"
+    if job.get("slow_s") and backend.rank == 1:
+        _slow_down(training.batches, job["slow_s"])
+    assert training.run() == 0
+    if journal:
+        journal.close()
 
 
 def _slow_down(batches: Batches, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from conf.devices import DEVICES
 from hlatctl.run.errors import DependencyError
 from tests.trainer.conftest import EventsOf, Finish, MakeConfig, MakeRun, Start, TrainRun
 from trainer.backends.torch_native import TorchNative
+from trainer.device_check import check_fp8
 from trainer.model.decoder import Llama
 from trainer.model.precision import PRECISIONS
 from trainer.parallel.layout import make_layout, prepare
@@ -78,6 +80,27 @@ def test_missing_device_is_an_error_with_a_hint(device: str, make_config: MakeCo
     ) as caught:
         TorchNative(make_config(backend={"device": device}))
     assert "backend.device=cpu" in caught.value.hint
+
+
+def test_a_node_without_torchao_or_without_fp8_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Module:
+        @staticmethod
+        def get_device_capability(device: Any) -> tuple[int, int]:
+            return capability
+
+    installed = [True]
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed[0] or None)
+    device, capability = torch.device("cuda", 0), (9, 0)
+    check_fp8(device)
+    capability = (8, 0)
+    with pytest.raises(DependencyError, match=r"needs compute capability 8\.9, but this device has 8\.0") as error:
+        check_fp8(device)
+    assert error.value.hint == "set precision=mixed"
+    installed[0] = False
+    with pytest.raises(DependencyError, match="torchao is not installed") as error:
+        check_fp8(device)
+    assert "pip install torchao" in error.value.hint
 
 
 def test_only_the_table_names_devices() -> None:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch_xla.utils.checkpoint import checkpoint
 
 from conf.schema import ParallelConfig
-from trainer.model.attention import Mask
 from trainer.model.decoder import Layer, Llama, Parts, RMSNorm, Rotary
 from trainer.parallel.tensor import SharedHeads
 
@@ -68,7 +67,7 @@ class NxdParts(Parts):
         )
         return layer
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Use the flash-attention kernel if the device has it and the shape allows it."""
         if not self._flash or mask is not None or q.shape[2] % _FLASH_SEQ_TILE or q.shape[3] > _FLASH_HEAD_DIM:
             return super().attend(q, k, v, mask)
@@ -76,7 +75,7 @@ class NxdParts(Parts):
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
         return nki_flash_attn_func(q, k, v, causal=True, transpose_nki_inputs=False)  # type: ignore[no-any-return]
 
-    def recomputed(self, function: Callable[..., Tensor], *args: Mask | None) -> Tensor:
+    def recomputed(self, function: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
         """Recompute with torch-xla's barrier; without it, the compiler merges both computations."""
         return checkpoint(function, *args, use_reentrant=True, preserve_rng_state=False)  # type: ignore[no-any-return]
 

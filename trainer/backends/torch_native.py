@@ -32,7 +32,6 @@ from trainer.backends.base import (
 )
 from trainer.checkpoint.shards import ShardFile, ShardIndex, load_tensors, save_tensors
 from trainer.model.decoder import Llama, StepNumbers, initialize
-from trainer.model.precision import check_fp8, use_fp8
 from trainer.optim.adamw import AdamW, clip_divisor, local
 from trainer.parallel.layout import OverlappedSum, before_micro_batch, loss_of, make_layout, parameter_shards, prepare
 
@@ -88,15 +87,10 @@ class TorchNative(TorchDistributed):
                 layers=layout.layers,
                 compute_dtype=self._precision.compute,
                 tp=layout.tp,
-                cp=layout.cp,
                 document_end_id=document_end_id,
             ).to(self._precision.weights)
-        if self._precision.fp8:
-            check_fp8(config, self.device)
-            use_fp8(model, config.precision.fp8_scaling, emulate=self._facts.fp8_capability is None)
         compiler = self._facts.compile_backend if self.compiles else None
         prepare(model, layout, self._precision, compile_backend=compiler)
-        model.uses_flex_attention = self.compiles and self._facts.flex_attention
         model.to_empty(device=self.device)
         self._numbers = model.parts.numbers
         initialize(model, config.model, config.seed)
@@ -120,7 +114,7 @@ class TorchNative(TorchDistributed):
             noise_device=None if self._facts.draws_noise else torch.device("cpu"),
             fused=self._facts.fused_adamw,
         )
-        if self._layout.mesh is not None and self._config.weight_replicas > 1 and not self._layout.shards_parameters:
+        if self._layout.mesh is not None and self._config.data_parallel_size > 1 and not self._layout.shards_parameters:
             group = self._layout.mesh["dp"].get_group()
             self._sum = OverlappedSum(optimizer, group, config.grad_accum_steps)
         return optimizer
@@ -141,7 +135,7 @@ class TorchNative(TorchDistributed):
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
         # FSDP averages over the shards. All tensor-parallel ranks have the same loss.
-        replicas = self._config.weight_replicas if self._layout.shards_parameters else 1
+        replicas = self._config.data_parallel_size if self._layout.shards_parameters else 1
         return total / (replicas * self._config.parallel.tensor_parallel_size)
 
     def _on_device(self, tokens: Tensor) -> Tensor:
@@ -151,7 +145,7 @@ class TorchNative(TorchDistributed):
     @property
     def _scale(self) -> float:
         """Return the factor for a micro-batch's loss that makes all gradients add up to those of the mean."""
-        replicas = 1 if self._layout.shards_parameters else self._config.weight_replicas
+        replicas = 1 if self._layout.shards_parameters else self._config.data_parallel_size
         return 1.0 / (self._config.grad_accum_steps * replicas)
 
     def _loss(self, model: Llama, hidden: Tensor, targets: Tensor) -> Tensor:

@@ -7,32 +7,21 @@ of gate and up for any number of slices. So a checkpoint doesn't depend on the t
 Weights are cast to the activations' dtype where they are used. Norms and rotations use FP32. The initial weights depend
 only on seed and name, so every layout starts from the same model.
 
-Recomputation by operator: the backward pass recomputes cheap results and reads expensive ones from memory. The results
-of attention and of every second matrix product are kept, as in torchtitan
-(``torchtitan/distributed/activation_checkpoint.py``). Of a layer's four products these are the wide ones, ``qkv`` and
-``gate_up``. ``o`` is computed again; the result of ``down`` is not needed again.
+Attention is causal. Within documents it needs a mask, a dense tensor that is made once per micro-batch for all layers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    SelectiveCheckpointContext,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import checkpoint
 
 from conf.schema import ModelConfig
-from trainer.model.attention import ContextParallel, Mask, attend, document_numbers, make_mask
 from trainer.parallel.tensor import SharedHeads, TensorParallel
 
 
@@ -89,6 +78,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = (half.float() for half in x.chunk(2, dim=-1))
     rotated = first * cos1 - second * sin1, second * cos2 + first * sin2
     return torch.cat([half.to(x.dtype) for half in rotated], dim=-1)
+
+
+def document_mask(tokens: Tensor, end_id: int) -> Tensor:
+    """Return the causal mask within documents (batch, 1, seq, seq) of token ids; a document ends with ``end_id``."""
+    ends = (tokens == end_id).long()
+    documents = ends.cumsum(-1) - ends
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    return (documents[:, None, :, None] == documents[:, None, None, :]) & (positions[:, None] >= positions)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -149,41 +146,6 @@ class QueryKeyNorms(nn.Module):
         return q, k
 
 
-_ATEN = torch.ops.aten
-_PRODUCTS = {_ATEN.mm.default, _ATEN._scaled_mm.default}
-_KEPT = {
-    _ATEN._scaled_dot_product_flash_attention.default,
-    _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
-    _ATEN._scaled_dot_product_efficient_attention.default,
-    _ATEN._scaled_dot_product_cudnn_attention.default,
-    torch._higher_order_ops.flex_attention,
-    # The largest entry of a tensor gives its FP8 scale: keeping this number saves a pass over all entries.
-    _ATEN.max.default,
-}
-
-
-def recomputed_by_operator(function: Callable[..., Tensor], *args: Mask | None) -> Tensor:
-    """Call the function; the backward pass recomputes the results of all operators that are not kept."""
-    return checkpoint(  # type: ignore[no-any-return]
-        function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_contexts
-    )
-
-
-def _contexts() -> tuple[Any, Any]:
-    """Return the contexts of a forward pass and of its recomputation; each counts its products."""
-    products: Counter[bool] = Counter()
-
-    def policy(context: SelectiveCheckpointContext, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        kept = operator in _KEPT
-        if operator in _PRODUCTS:
-            products[context.is_recompute] += 1
-            kept = products[context.is_recompute] % 2 == 1
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-    forward, again = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
-    return forward, again
-
-
 #: The sharded dimension by a parameter name's suffix, see :func:`slice_dim`; other norms are not sharded.
 _SLICE_DIM = {
     "embedding.weight": 0,
@@ -202,12 +164,10 @@ class Linear(nn.Linear):
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
-        self.product: Callable[[Tensor, Tensor], Tensor] = F.linear
-        """The product of the input (..., in) and the weight (out, in)."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the base class's name
         """Map (..., in) to (..., out)."""
-        return self.product(input, self.weight.to(input.dtype))
+        return F.linear(input, self.weight.to(input.dtype))
 
 
 class StepNumbers:
@@ -249,13 +209,10 @@ class Parts:
         rank: number of this process's slice.
         slices: number of slices.
         heads: which heads the slice has, if several slices share a key/value head.
-        cp: the context-parallel group; None: each process has whole sequences.
     """
 
-    def __init__(
-        self, rank: int = 0, slices: int = 1, heads: SharedHeads | None = None, cp: ContextParallel | None = None
-    ) -> None:
-        self.rank, self.slices, self.heads, self.cp = rank, slices, heads, cp
+    def __init__(self, rank: int = 0, slices: int = 1, heads: SharedHeads | None = None) -> None:
+        self.rank, self.slices, self.heads = rank, slices, heads
         self.numbers = StepNumbers()
 
     def embedding(self, entries: int, width: int) -> nn.Module:
@@ -270,13 +227,12 @@ class Parts:
         """Return a linear layer without bias, sharded by inputs."""
         return Linear(in_features // self.slices, out_features)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Compute attention of (batch, head, seq, head_dim), causal or by the mask; k and v may have fewer heads."""
-        if self.cp is not None:
-            k, v = self.cp.gather(k, v)
-        return attend(q, k, v, mask)
+        grouped = q.shape[1] > k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
-    def recomputed(self, function: Callable[..., Tensor], *args: Mask | None) -> Tensor:
+    def recomputed(self, function: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
         """Call the function; the backward pass recomputes its intermediate results."""
         return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
 
@@ -302,7 +258,7 @@ class Attention(nn.Module):
         self.recompute_core = False
         """Recompute the attention's core in the backward pass."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         groups = self.qkv(x).unflatten(-1, (-1, self.queries_per_group + 2, self.head_dim))
         if self.recompute_core and torch.is_grad_enabled():
@@ -311,7 +267,7 @@ class Attention(nn.Module):
             out = self._core(groups, cos, sin, mask)
         return self.o(out)  # type: ignore[no-any-return]
 
-    def _core(self, groups: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
+    def _core(self, groups: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         """Map groups of heads (batch, seq, group, head, head_dim) to attention outputs (batch, seq, all heads)."""
         q, k, v = torch.split(groups, [self.queries_per_group, 1, 1], dim=3)
         q, k = self.norms(q.flatten(2, 3), k.flatten(2, 3))
@@ -349,25 +305,21 @@ class Layer(nn.Module):
         self.norms_outputs = config.norm_position == "post"
         self.recompute = False
         """Keep only the layer's input for the backward pass and recompute the rest."""
-        self.recompute_operators = False
-        """Keep the results that the module's docstring lists and recompute the rest."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None = None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map (batch, seq, hidden) to the same shape."""
-        if self.recompute_operators and torch.is_grad_enabled():
-            return recomputed_by_operator(self._layer, x, cos, sin, mask)
         if self.recompute and torch.is_grad_enabled():
             return self.parts.recomputed(self._layer, x, cos, sin, mask)
         return self._layer(x, cos, sin, mask)
 
-    def _layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
+    def _layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         if self.norms_outputs:
             x = x + self.attention_norm(self._attend(x, cos, sin, mask))
             return x + self.mlp_norm(self._feed_forward(x))  # type: ignore[no-any-return]
         x = x + self._attend(self.attention_norm(x), cos, sin, mask)
         return x + self._feed_forward(self.mlp_norm(x))
 
-    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         if self.tp is None:
             return self.attention(x, cos, sin, mask)  # type: ignore[no-any-return]
         return self.tp.leave(self.attention(self.tp.enter(x), cos, sin, mask))
@@ -388,9 +340,8 @@ class Llama(nn.Module):
             embedding, and the one with the last layer has the final norm and the head.
         compute_dtype: dtype of the activations.
         tp: the tensor-parallel group; None: layers are whole.
-        cp: the context-parallel group; None: each process has whole sequences.
         document_end_id: attend only within documents, which end with this token; None: attend across documents.
-        parts: a library's layers, which communicate themselves (without ``tp`` and ``cp``); None: plain layers.
+        parts: a library's layers, which communicate themselves (without ``tp``); None: plain layers.
     """
 
     def __init__(
@@ -401,26 +352,21 @@ class Llama(nn.Module):
         layers: Sequence[int] | None = None,
         compute_dtype: torch.dtype = torch.float32,
         tp: TensorParallel | None = None,
-        cp: ContextParallel | None = None,
         document_end_id: int | None = None,
         parts: Parts | None = None,
     ) -> None:
         super().__init__()
-        self.parts = parts or (Parts(tp.rank, tp.size, cp=cp) if tp else Parts(cp=cp))
-        self.seq_len, self.cp = seq_len, cp
+        self.parts = parts or (Parts(tp.rank, tp.size) if tp else Parts())
         layers = range(config.num_layers) if layers is None else layers
         self.is_first, self.is_last = 0 in layers, config.num_layers - 1 in layers
         self.compute_dtype, self.tp, self.document_end_id = compute_dtype, tp, document_end_id
         vocab, hidden = config.vocab_size, config.hidden_size
         self.embedding = self.parts.embedding(vocab, hidden) if self.is_first else None
-        self.layer_numbers = list(layers)
         self.layers = nn.ModuleDict({str(number): Layer(config, self.parts, tp) for number in layers})
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if self.is_last else None
         untied = self.is_last and not config.tie_embeddings
         self.head = self.parts.column_parallel(hidden, vocab) if untied else None
         self.rotary = Rotary(seq_len, config)
-        self.uses_flex_attention = False
-        """Use BlockMasks; for compiled layers on a device that has FlexAttention."""
 
     def blocks(self) -> Iterator[Layer]:
         """Return the stage's layers in order."""
@@ -433,40 +379,25 @@ class Llama(nn.Module):
         assert owner is not None, "only the last pipeline stage computes logits"
         return owner.get_parameter("weight")
 
-    def forward(self, x: Tensor, tokens: Tensor | None = None, *, layers: Sequence[int] | None = None) -> Tensor:
+    def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Map token ids (batch, seq), or the previous stage's output, to hidden states (batch, seq, hidden).
 
-        The last stage normalizes them for ``output_weight``. With context parallelism the ids are those of the whole
-        sequence, and hidden states those of this process's tokens.
+        The last stage normalizes them for ``output_weight``.
 
         Args:
             tokens: the token ids, for a later stage with ``document_end_id``.
-            layers: numbers of this process's layers to compute; None: all.
         """
-        layers = self.layer_numbers if layers is None else layers
-        if self.embedding is not None and 0 in layers:
+        if self.embedding is not None:
             tokens = x
-            x = self._embed(self.embedding, x if self.cp is None else self.cp.own(x))
-        positions = None if self.cp is None else self.cp.positions(self.seq_len, x.device)
-        mask = self._mask(x, tokens, positions)
-        own = None if positions is None else [table[positions] for table in self.rotary()]
-        for number in layers:
-            tables = self.rotary() if own is None else own
-            x = self.layers[str(number)](x, tables[0], tables[1], mask)
-        return self.norm(x) if self.norm is not None and self.layer_numbers[-1] in layers else x
-
-    def _mask(self, x: Tensor, tokens: Tensor | None, positions: Tensor | None) -> Mask | None:
-        """Return the mask for the tokens at some positions of the sequences, or for all tokens."""
+            x = self._embed(self.embedding, x)
+        mask = None
         if self.document_end_id is not None:
             assert tokens is not None, "a mask within documents needs the tokens"
-            documents = document_numbers(tokens, self.document_end_id)
-            if positions is None:
-                positions = torch.arange(tokens.shape[1], device=tokens.device)
-        elif positions is not None:
-            documents = positions.new_zeros(x.shape[0], self.seq_len)
-        else:
-            return None
-        return make_mask(documents, positions, blocks=self.uses_flex_attention)
+            mask = document_mask(tokens, self.document_end_id)
+        for layer in self.layers.values():
+            tables = self.rotary()
+            x = layer(x, tables[0], tables[1], mask)
+        return self.norm(x) if self.norm is not None else x
 
     def _embed(self, embedding: nn.Module, tokens: Tensor) -> Tensor:
         """Map token ids (batch, seq) to (batch, seq, hidden), with tensor parallelism summed over all processes."""

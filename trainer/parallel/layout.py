@@ -1,8 +1,7 @@
 """The layout of the processes, and how it divides a model: pipeline stages, slices, replicas, shards, gradient sums.
 
-Ranks are ordered by pipeline stage, replica, context-parallel rank and tensor-parallel rank. The last changes fastest,
-because tensor-parallel processes communicate most. The context-parallel processes of all replicas have the same
-weights. So one axis of the mesh, ``dp``, has both: gradients are summed and FSDP shards over it.
+Ranks are ordered by pipeline stage, replica and tensor-parallel rank. The last changes fastest, because tensor-parallel
+processes communicate most.
 
 ``OverlappedSum`` sums gradients over replicas while the backward pass is still running. The optimizer's gradient buffer
 is divided into buckets. A bucket is exchanged once the step's last backward pass has filled it, so communication
@@ -23,8 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from conf.schema import Config
-from conf.sizes import process_layers, process_stages
-from trainer.model.attention import ContextParallel
+from conf.sizes import process_layers
 from trainer.model.decoder import Llama, is_shared_by_heads, slice_dim
 from trainer.model.loss import cross_entropy
 from trainer.model.precision import Precision
@@ -37,13 +35,11 @@ class Layout:
     """This process's place in the layout.
 
     Args:
-        mesh: ``pp`` x ``tp`` x ``dp``, the last with the context-parallel processes; None for a single process. With
-            hybrid sharding ``dp`` has the processes that share a copy of the parameters, and ``replicate``, before it,
-            those with the same shard.
+        mesh: ``pp`` x ``tp`` x ``dp``; None for a single process. With hybrid sharding ``dp`` has the processes that
+            share a copy of the parameters, and ``replicate``, before it, those with the same shard.
         pp_rank: this process's stage in the pipeline.
-        dp_rank: which share of the batch this process trains on, perhaps with others in a context-parallel group.
+        dp_rank: which share of the batch this process trains on.
         tp: the tensor-parallel group, if it has several processes.
-        cp: the context-parallel group, if it has several processes.
         shards_parameters: FSDP2 shards parameters and moments, and gradients between steps, over ``dp``.
         heads: which heads this process has, if several processes share a key/value head.
     """
@@ -54,13 +50,12 @@ class Layout:
     dp_rank: int = 0
     shards_parameters: bool = False
     tp: TensorParallel | None = None
-    cp: ContextParallel | None = None
     heads: SharedHeads | None = None
 
     @property
     def is_replica_leader(self) -> bool:
         """Whether this is the first of the processes that make up one replica."""
-        return self.pp_rank == 0 and all(group is None or group.rank == 0 for group in (self.tp, self.cp))
+        return self.pp_rank == 0 and (self.tp is None or self.tp.rank == 0)
 
     def data_ranks(self, rank: int) -> list[int]:
         """Return the ranks of this process's replica and node that need tokens; the first reads them for all.
@@ -70,10 +65,8 @@ class Layout:
         """
         if self.mesh is None:
             return [rank]
-        size = self.config.parallel.context_parallel_size
-        own = slice(self.dp_rank * size, (self.dp_rank + 1) * size)
         stages = slice(None) if self.config.data.mask_across_documents else [0, -1]
-        needing = self.mesh.mesh.flatten(2)[stages, :, own].flatten().tolist()
+        needing = self.mesh.mesh.flatten(2)[stages, :, self.dp_rank].flatten().tolist()
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return [other for other in dict.fromkeys(needing) if other // per_node == rank // per_node]
 
@@ -82,18 +75,12 @@ class Layout:
         """The layers of this process."""
         return process_layers(self.config, self.pp_rank)
 
-    @property
-    def stages(self) -> list[range]:
-        """The layers of this process, by pipeline stage."""
-        return process_stages(self.config, self.pp_rank)
-
 
 def make_layout(config: Config, device_type: str, world_size: int) -> Layout:
     """Return this process's layout. The process group must exist."""
     if world_size == 1:
         return Layout(config=config)
-    parallel, replicas = config.parallel, config.weight_replicas
-    context = parallel.context_parallel_size
+    parallel, replicas = config.parallel, config.data_parallel_size
     names: tuple[str, ...] = ("pp", "tp", "dp")
     data_sizes: tuple[int, ...] = (replicas,)
     if parallel.fsdp_size is not None and parallel.fsdp_size < replicas:
@@ -105,20 +92,13 @@ def make_layout(config: Config, device_type: str, world_size: int) -> Layout:
     tp = None
     if tensor > 1:
         tp = TensorParallel(mesh["tp"].get_group(), mesh.get_local_rank("tp"), tensor, parallel.sequence_parallel)
-    replica, cp = dist.get_rank() // tensor % replicas, None
-    if context > 1:
-        groups = ranks.reshape(-1, context).tolist()
-        group, _ = dist.new_subgroups_by_enumeration(groups)  # type: ignore[no-untyped-call]
-        assert group is not None
-        cp = ContextParallel(group, replica % context, context)
     return Layout(
         config=config,
         mesh=mesh,
         pp_rank=mesh.get_local_rank("pp"),
-        dp_rank=replica // context,
+        dp_rank=dist.get_rank() // tensor % replicas,
         shards_parameters=parallel.data_parallel != "replicate" and replicas > 1,
         tp=tp,
-        cp=cp,
     )
 
 
@@ -132,10 +112,8 @@ def prepare(model: Llama, layout: Layout, precision: Precision, *, compile_backe
     if compile_backend is not None:
         _let_layers_add_numbers()
     checkpointing = layout.config.parallel.activation_checkpointing
-    _set_memory_budget(layout.config.parallel.activation_memory_budget if checkpointing == "budget" else 1.0)
     for layer in model.blocks():
         layer.recompute = checkpointing == "full"
-        layer.recompute_operators = checkpointing == "operators"
         layer.attention.recompute_core = checkpointing == "selective"
         if compile_backend is not None:
             # Compile only the function: hooks of the module stay outside, and equal layers share a graph.
@@ -181,13 +159,6 @@ def before_micro_batch(model: Llama, layout: Layout, *, is_last: bool) -> None:
     model.set_is_last_backward(is_last)
     model.set_requires_gradient_sync(is_last or not is_zero1)
     model.set_reshard_after_backward(is_last or not (is_zero1 or parallel.reshard_after_forward == "never"))
-
-
-def _set_memory_budget(share: float) -> None:
-    """Make the compiler keep at most this share of the activations of each graph that it builds from now on."""
-    from torch._functorch import config
-
-    config.activation_memory_budget = share
 
 
 def _let_layers_add_numbers() -> None:
@@ -242,8 +213,6 @@ def loss_of(model: Llama, hidden: Tensor, targets: Tensor, layout: Layout) -> Te
     The last pipeline stage has the hidden states. ``targets`` are the next ids of whole sequences (batch, seq).
     """
     z_loss, weight = layout.config.train.z_loss, model.output_weight
-    if layout.cp is not None:
-        targets = layout.cp.own(targets)
     if layout.tp is None:
         return cross_entropy(hidden, weight, targets, z_loss=z_loss)
     # Each process computes the gradient from its share of the vocabulary; `enter` sums them in the backward pass.

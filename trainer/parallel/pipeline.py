@@ -1,15 +1,14 @@
-"""Pipeline-parallel training with the 1F1B schedules of PyTorch's pipelining."""
+"""Pipeline-parallel training with the 1F1B schedule of PyTorch's pipelining."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import P2POp
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from trainer.model.decoder import Llama
 from trainer.parallel.layout import Layout
@@ -24,13 +23,9 @@ class Pipeline:
     def __init__(self, model: Llama, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor], device: torch.device):
         self._first, self._last, self._device = model.is_first, model.is_last, device
         self._masks_documents = model.document_end_id is not None
-        stages = [_make_stage(model, layout, number, device) for number in range(len(layout.stages))]
-        micro_batches = layout.config.grad_accum_steps
         # The loss is already scaled.
-        self._schedule: Schedule1F1B | ScheduleInterleaved1F1B = (
-            Schedule1F1B(stages[0], micro_batches, loss_fn=loss, scale_grads=False)
-            if len(stages) == 1
-            else ScheduleInterleaved1F1B(stages, micro_batches, loss_fn=loss, scale_grads=False)  # type: ignore[arg-type]
+        self._schedule = Schedule1F1B(
+            _make_stage(model, layout, device), layout.config.grad_accum_steps, loss_fn=loss, scale_grads=False
         )
 
     def run(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -46,13 +41,10 @@ class Pipeline:
         return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self._device)
 
 
-def _make_stage(model: Llama, layout: Layout, number: int, device: torch.device) -> _Stage:
-    """Make one of this process's stages. Its shapes are given, so stages don't exchange them in the first step."""
+def _make_stage(model: Llama, layout: Layout, device: torch.device) -> _Stage:
+    """Make this process's stage. Its shapes are given, so stages don't exchange them in the first step."""
     assert layout.mesh is not None
-    config = layout.config
-    processes = config.parallel.pipeline_parallel_size
-    index, stages = layout.pp_rank + number * processes, processes * config.stages_per_process
-    sequence = config.train.seq_len // config.parallel.context_parallel_size
+    config, sequence = layout.config, layout.config.train.seq_len
     if layout.tp is not None and layout.tp.sequence:
         sequence //= layout.tp.size
     hidden = torch.empty(
@@ -65,25 +57,14 @@ def _make_stage(model: Llama, layout: Layout, number: int, device: torch.device)
     )
     tokens = torch.empty(config.micro_batch_size, config.train.seq_len, dtype=torch.int64, device="meta")
     return _Stage(
-        _Layers(model, layout.stages[number]),
-        index,
-        stages,
+        model,
+        layout.pp_rank,
+        config.parallel.pipeline_parallel_size,
         device,
-        input_args=tokens if index == 0 else hidden,
+        input_args=tokens if layout.pp_rank == 0 else hidden,
         output_args=hidden,
         group=layout.mesh["pp"].get_group(),
     )
-
-
-class _Layers(nn.Module):
-    """Some of a model's layers, as a module without its own parameters: they belong to the model."""
-
-    def __init__(self, model: Llama, layers: range) -> None:
-        super().__init__()
-        self._forward = functools.partial(model.forward, layers=layers)
-
-    def forward(self, x: Tensor, **options: Tensor) -> Tensor:
-        return self._forward(x, **options)  # type: ignore[arg-type]
 
 
 class _Stage(PipelineStage):

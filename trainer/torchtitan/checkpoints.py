@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torchtitan.components.checkpointer.base import (
     DATALOADER,
     LR_SCHEDULER,
@@ -41,7 +41,15 @@ class DcpFiles:
     """
 
     def __init__(self, process: Process) -> None:
-        self._process, self._stager = process, BlockingAsyncStager(cache_staged_state_dict=True)
+        self._process, pins = process, process.facts.pins_host_memory
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=pins,
+                use_shared_memory=False,
+                use_async_staging=False,  # the next update may follow immediately
+                use_non_blocking_copy=pins,
+            )
+        )
 
     def shard(self) -> str:
         """Return the name that DCP gives this process's file."""
@@ -49,7 +57,8 @@ class DcpFiles:
 
     def to_host(self, tensors: dict[str, Any], into: dict[str, Any]) -> dict[str, Any]:
         """Copy the states; later calls use the memory of the first one."""
-        return self._stager.stage(plain(tensors))
+        staged: dict[str, Any] = self._stager.stage(plain(tensors))
+        return staged
 
     def for_writing(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """Return the states' tensors and numbers."""

@@ -12,17 +12,16 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 
-from conf.schema import Config, DataConfig, OptimizerConfig, ParallelConfig
+from conf.schema import Config, DataConfig, OptimizerConfig
 from trainer.optim.adamw import AdamW, ParameterShard
 from trainer.parallel import layout
 from trainer.parallel.layout import Layout, OverlappedSum
 
 
-def data_ranks(rank: int, pp: int, dp: int, tp: int, cp: int = 1, masked: bool = False) -> list[int]:
-    ranks = torch.arange(pp * dp * cp * tp).view(pp, dp * cp, tp).transpose(1, 2)
-    mesh: Any = SimpleNamespace(mesh=ranks)
-    config = Config(parallel=ParallelConfig(context_parallel_size=cp), data=DataConfig(mask_across_documents=masked))
-    return Layout(config=config, mesh=mesh, dp_rank=rank // tp // cp % dp).data_ranks(rank)
+def data_ranks(rank: int, pp: int, dp: int, tp: int, masked: bool = False) -> list[int]:
+    mesh: Any = SimpleNamespace(mesh=torch.arange(pp * dp * tp).view(pp, dp, tp).transpose(1, 2))
+    config = Config(data=DataConfig(mask_across_documents=masked))
+    return Layout(config=config, mesh=mesh, dp_rank=rank // tp % dp).data_ranks(rank)
 
 
 def test_each_replica_has_one_reader_on_each_of_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,8 +29,6 @@ def test_each_replica_has_one_reader_on_each_of_its_nodes(monkeypatch: pytest.Mo
     assert [data_ranks(rank, 1, 2, 2) for rank in range(4)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert [data_ranks(rank, 1, 1, 8) for rank in (0, 7)] == [[0, 1, 2, 3], [4, 5, 6, 7]], "a replica on two nodes"
     assert data_ranks(3, 1, 4, 1) == [3], "nothing to share"
-    assert [data_ranks(rank, 1, 2, 1, cp=2) for rank in range(4)] == [[0, 1], [0, 1], [2, 3], [2, 3]]
-    assert [data_ranks(rank, 1, 1, 2, cp=4) for rank in (0, 7)] == [[0, 2, 1, 3], [4, 6, 5, 7]], "parts of sequences"
 
 
 def test_only_the_first_and_the_last_stage_need_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ from hlatctl.run.step_metrics import others
 from tests.trainer.conftest import EventsOf, MakeRun, TrainHere, TrainRun
 from trainer.backends.base import StepMetrics
 from trainer.backends.torch_native import TorchNative
-from trainer.model.attention import Mask
 from trainer.model.decoder import Layer, Llama, StepNumbers
 from trainer.step.loop import StepFigures, StepLine, memory_bytes
 
@@ -55,7 +54,7 @@ def test_a_number_that_a_layer_or_a_backend_adds_is_journalled_with_its_step(
     train_run: TrainRun, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Noisy(Layer):
-        def _layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None) -> Tensor:
+        def _layer(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
             out = super()._layer(x, cos, sin, mask)
             self.parts.numbers.add("router_entropy", out.new_tensor(float(self is not first[0])))
             return out
