@@ -5,10 +5,12 @@ Plan, preflight, trainer and simulation all use these numbers. Nothing here is m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from conf.registries import OPTIMIZERS, StateBytes
 from conf.schema import Config, ModelConfig
+from hlatctl.run.errors import ConfigError
 
 FP32_BYTES, BF16_BYTES = 4, 2
 #: Bytes of one activation, by ``precision.name``.
@@ -23,41 +25,137 @@ FAST_CHECKPOINTS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """Parameters of a model, by module."""
+    """Parameters of a model, by module.
+
+    Args:
+        feed_forward: those of dense layers, and shared experts.
+        experts: all experts that a router chooses from.
+        active_experts: those of ``experts`` that one token uses.
+        other: what a model of ``model.module`` has besides, such as biases; without its shape, all parameters.
+        active_other: those of ``other`` that one token uses.
+    """
 
     embedding: int
     attention: int
     feed_forward: int
     norms: int
     lm_head: int
+    routers: int = 0
+    experts: int = 0
+    active_experts: int = 0
+    other: int = 0
+    active_other: int = 0
 
     @property
     def total(self) -> int:
         """The sum of all modules."""
-        return self.embedding + self.attention + self.feed_forward + self.norms + self.lm_head
+        return self._always + self.experts + self.other
+
+    @property
+    def active(self) -> int:
+        """Parameters that one token uses, with the embedding (as torchtitan counts them)."""
+        return self._always + self.active_experts + self.active_other
+
+    @property
+    def matrices(self) -> int:
+        """Those in the matrices of layers."""
+        return self.attention + self.feed_forward + self.routers + self.experts
+
+    @property
+    def _always(self) -> int:
+        return self.embedding + self.attention + self.feed_forward + self.norms + self.lm_head + self.routers
+
+
+#: How much ``model.total_parameters`` may differ from the shape's count, such as by biases.
+_SHAPE_TOLERANCE = 0.02
 
 
 def parameters(model: ModelConfig) -> Parameters:
-    """Return the exact parameter counts of a decoder without biases.
+    """Return the exact parameter counts.
 
     Per layer: query and output projections of hidden x (heads x head_dim), key and value projections of hidden x
     (kv_heads x head_dim), gate, up and down projections of hidden x intermediate, two RMSNorms, and those of queries
-    and keys. One RMSNorm follows the last layer.
+    and keys. One RMSNorm follows the last layer. A mixture has, in place of the feed-forward layer, a router of
+    hidden x experts and three such projections for each expert. The counts equal those of torchtitan's
+    ``get_nparams_and_flops``.
+
+    Raises:
+        ConfigError: ``model.module`` is set, and ``model.total_parameters`` is not.
     """
+    shape = _of_shape(model)
+    if model.module is None:
+        return shape
+    if model.total_parameters is None:
+        raise ConfigError(
+            f"model.total_parameters=null: unknown for model.module={model.module}",
+            hint="set model.total_parameters and model.active_parameters to the counts in torchtitan's log, "
+            '"Total parameter count"',
+        )
+    total, active = model.total_parameters, model.active_parameters or model.total_parameters
+    if not has_shape(model):
+        return Parameters(
+            embedding=0, attention=0, feed_forward=0, norms=0, lm_head=0, other=total, active_other=active
+        )
+    return replace(shape, other=total - shape.total, active_other=active - shape.active)
+
+
+def has_shape(model: ModelConfig) -> bool:
+    """Return whether the other keys describe a model of ``model.module``: their count is its count within 2 %."""
+    if model.module is None or model.total_parameters is None:
+        return model.module is None
+    return abs(_of_shape(model).total / model.total_parameters - 1.0) <= _SHAPE_TOLERANCE
+
+
+def _of_shape(model: ModelConfig) -> Parameters:
     hidden, layers = model.hidden_size, model.num_layers
+    mixtures = mixture_layers(model, range(layers))
+    each = mixtures * 3 * hidden * model.expert_width
     return Parameters(
         embedding=model.vocab_size * hidden,
-        attention=layers * 2 * hidden * (model.query_width + model.kv_width),
-        feed_forward=layers * 3 * hidden * model.intermediate_size,
+        attention=layers * _attention(model),
+        feed_forward=3 * hidden * ((layers - mixtures) * model.intermediate_size + mixtures * model.shared_width),
         norms=(2 * layers + 1) * hidden + layers * sum(qk_norm_widths(model)),
         lm_head=0 if model.tie_embeddings else model.vocab_size * hidden,
+        routers=mixtures * hidden * model.num_experts,
+        experts=each * model.num_experts,
+        active_experts=each * min(model.experts_per_token, model.num_experts),
     )
 
 
+def _attention(model: ModelConfig, tensor: int = 1, kv: int | None = None) -> int:
+    """Return one process's weights of a layer's attention; those of latent attention's compression are not divided.
+
+    Args:
+        tensor: processes that share the layer.
+        kv: width of one process's keys; None: of all.
+    """
+    hidden, heads = model.hidden_size, model.num_heads
+    if model.kv_lora_rank is None:
+        return 2 * hidden * model.query_width // tensor + 2 * hidden * (model.kv_width if kv is None else kv)
+    compression = hidden * (model.kv_lora_rank + model.qk_rope_head_dim + (model.q_lora_rank or 0))
+    queries = (model.q_lora_rank or hidden) * model.query_width
+    keys_and_values = model.kv_lora_rank * heads * (model.qk_nope_head_dim + model.v_head_dim)
+    return compression + (queries + keys_and_values + model.output_width * hidden) // tensor
+
+
 def qk_norm_widths(model: ModelConfig) -> tuple[int, int]:
-    """Return the parameters of a layer's norm of queries and of its norm of keys."""
+    """Return the parameters of a layer's norm of queries and of its norm of keys; of latent ones, if compressed."""
+    if model.kv_lora_rank is not None:
+        return model.q_lora_rank or 0, model.kv_lora_rank
     head = model.head_width
     return {"none": (0, 0), "head": (head, head), "all": (model.query_width, model.kv_width)}[model.qk_norm]
+
+
+def mixture_layers(model: ModelConfig, layers: Iterable[int]) -> int:
+    """Return how many of these layers have experts."""
+    return sum(model.is_mixture(layer) for layer in layers)
+
+
+def layer_kinds(config: Config, pp_rank: int) -> dict[bool, int]:
+    """Return the number of a process's layers without experts (False) and with experts (True), if there are any."""
+    layers = process_layers(config, pp_rank)
+    mixtures = mixture_layers(config.model, layers)
+    return {kind: number for kind, number in ((False, len(layers) - mixtures), (True, mixtures)) if number}
 
 
 def flops_per_token(model: ModelConfig, seq_len: int) -> int:
@@ -65,12 +163,15 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> int:
 
     Counted as in PaLM (arXiv 2204.02311, appendix B): a multiplication and an addition are two FLOPs, the backward pass
     costs twice the forward pass, attention scores are counted in full although half of them are masked, and
-    recomputation does not count. N excludes the embedding, which is looked up and not multiplied (unless it is also
-    the output projection).
+    recomputation does not count. N are the active parameters without the embedding, which is looked up and not
+    multiplied (unless it is also the output projection). With latent attention, half of the second term has the width
+    of queries and half that of values. torchtitan's ``get_nparams_and_flops`` counts the same. For a model of
+    ``model.module`` whose shape is unknown, only 6 N with the embedding is counted.
     """
     counts = parameters(model)
-    multiplied = counts.total - (0 if model.tie_embeddings else counts.embedding)
-    return 6 * multiplied + 12 * model.num_layers * model.query_width * seq_len
+    multiplied = counts.active - (0 if model.tie_embeddings else counts.embedding)
+    scores = model.num_layers * (model.query_width + model.output_width) if has_shape(model) else 0
+    return 6 * multiplied + 6 * scores * seq_len
 
 
 def mfu(config: Config, tokens_per_s: float, peak_flops_per_s: float | None) -> float | None:
@@ -122,25 +223,65 @@ def process_layers(config: Config, pp_rank: int) -> list[int]:
 
 def stage_parameters(config: Config, pp_rank: int) -> int:
     """Return the parameters of one process, by its place in the pipeline, before sharding over replicas."""
-    counts, tensor = parameters(config.model), config.parallel.tensor_parallel_size
-    total = len(process_layers(config, pp_rank)) * layer_parameters(config)
+    counts, tensor, stages = (
+        parameters(config.model),
+        config.parallel.tensor_parallel_size,
+        config.parallel.pipeline_parallel_size,
+    )
+    total = counts.other // (stages * tensor)
+    if not has_shape(config.model):
+        return total
+    total += sum(
+        number * layer_parameters(config, mixture=kind) for kind, number in layer_kinds(config, pp_rank).items()
+    )
     if pp_rank == 0:
         total += counts.embedding // tensor
-    if pp_rank == config.parallel.pipeline_parallel_size - 1:
+    if pp_rank == stages - 1:
         total += counts.lm_head // tensor + config.model.hidden_size
     return total
 
 
-def layer_parameters(config: Config) -> int:
-    """Return one process's parameters of a layer.
+def layer_parameters(config: Config, *, mixture: bool = False) -> int:
+    """Return one process's parameters of a layer: its matrices, and norms, which only those of all heads divide.
 
-    Projections are divided by the tensor-parallel size, norms are not (except those of all heads together), and key and
-    value heads are copied if there are fewer than processes.
+    Args:
+        mixture: a layer with experts.
+    """
+    model = config.model
+    divided_by = config.parallel.tensor_parallel_size if model.qk_norm == "all" else 1
+    norms = 2 * model.hidden_size + sum(qk_norm_widths(model)) // divided_by
+    return layer_matrices(config, mixture=mixture) + norms
+
+
+def layer_matrices(config: Config, *, mixture: bool = False) -> int:
+    """Return one process's parameters of a layer in matrices.
+
+    Projections are divided by the tensor-parallel size, routers are not, and key and value heads are copied if there
+    are fewer than processes.
     """
     model, tensor = config.model, config.parallel.tensor_parallel_size
-    products = 2 * model.hidden_size * model.query_width + 3 * model.hidden_size * model.intermediate_size
-    norms = 2 * model.hidden_size + sum(qk_norm_widths(model)) // (tensor if model.qk_norm == "all" else 1)
-    return products // tensor + 2 * model.hidden_size * kv_width(config) + norms
+    width = model.shared_width if mixture else model.intermediate_size
+    total = _attention(model, tensor, kv_width(config)) + 3 * model.hidden_size * width // tensor
+    return total + model.hidden_size * model.num_experts + expert_parameters(config) if mixture else total
+
+
+def expert_parameters(config: Config) -> int:
+    """Return one process's parameters of a layer's experts that a router chooses from."""
+    model = config.model
+    return 3 * model.hidden_size * model.expert_width * model.num_experts // expert_slices(config)
+
+
+def stage_experts(config: Config, pp_rank: int) -> int:
+    """Return the parameters of one process in experts, by its place in the pipeline, before sharding over replicas."""
+    if not has_shape(config.model):
+        return 0
+    return layer_kinds(config, pp_rank).get(True, 0) * expert_parameters(config)
+
+
+def expert_slices(config: Config) -> int:
+    """Return the number of processes that share a layer's experts; without expert parallelism they share each one."""
+    parallel = config.parallel
+    return parallel.expert_parallel_size if parallel.expert_parallel_size > 1 else parallel.tensor_parallel_size
 
 
 def kv_width(config: Config) -> int:
@@ -153,7 +294,7 @@ def checkpoint_bytes(config: Config) -> int:
     """Return the bytes of one checkpoint, of all processes together: tensors, loader and random state, headers."""
     each, counts = state_bytes(config), parameters(config.model)
     weights = (each.master or each.weights) * counts.total
-    moments = moment_bytes(config, counts.total, counts.attention + counts.feed_forward)
+    moments = moment_bytes(config, counts.total, counts.matrices)
     return weights + moments + config.world_size * CHECKPOINT_BYTES_PER_PROCESS
 
 

@@ -96,7 +96,9 @@ class ModelConfig:
 
     @property
     def head_width(self) -> int:
-        """Width of one attention head."""
+        """Width of one head's queries and keys."""
+        if self.kv_lora_rank is not None:
+            return self.qk_nope_head_dim + self.qk_rope_head_dim
         return self.head_dim or self.hidden_size // self.num_heads
 
     @property
@@ -106,8 +108,27 @@ class ModelConfig:
 
     @property
     def kv_width(self) -> int:
-        """Width of a layer's key heads together, and of its value heads."""
+        """Width of a layer's key heads together, and without latent attention of its value heads."""
         return self.num_kv_heads * self.head_width
+
+    @property
+    def output_width(self) -> int:
+        """Width of the results of a layer's heads together."""
+        return self.query_width if self.kv_lora_rank is None else self.num_heads * self.v_head_dim
+
+    @property
+    def expert_width(self) -> int:
+        """Width of one expert."""
+        return self.expert_intermediate_size or self.intermediate_size
+
+    @property
+    def shared_width(self) -> int:
+        """Width of a mixture's shared experts together."""
+        return self.num_shared_experts * self.expert_width
+
+    def is_mixture(self, layer: int) -> bool:
+        """Whether a layer (0-based) has experts."""
+        return self.num_experts > 0 and layer >= self.num_dense_layers
 
 
 @dataclass(frozen=True, kw_only=True)

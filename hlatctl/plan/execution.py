@@ -87,6 +87,17 @@ def shards(config: Config, execution: Execution) -> int:
     return min(execution.fsdp_size or count, count)
 
 
+def expert_shards(config: Config, execution: Execution) -> int:
+    """Return the same for experts: expert-parallel processes are among those that share the other weights.
+
+    torchtitan's mesh: replicas x tensor-parallel processes = processes that share an expert x expert-parallel ones.
+    """
+    parallel, sharing = config.parallel, shards(config, execution)
+    if parallel.expert_parallel_size == 1:
+        return sharing
+    return max(1, sharing * parallel.tensor_parallel_size // parallel.expert_parallel_size)
+
+
 def shards_weights(config: Config, execution: Execution) -> bool:
     """Return whether weights are sharded, too: FSDP does it, and with some backends ZeRO-1."""
     sharded = config.parallel.data_parallel != "replicate" and shards(config, execution) > 1

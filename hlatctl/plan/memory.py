@@ -1,12 +1,14 @@
 """Device memory that one process needs, by part; pure arithmetic.
 
-The tensors are counted one by one, as in this project's decoder (``trainer.model.decoder``).
+The tensors are counted one by one, as in this project's decoder (``trainer.model.decoder``). A mixture's router is
+assumed to choose each expert equally often.
 ``tests/trainer/test_planned_memory.py`` compares the result with what PyTorch's allocator reports.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from conf.devices import DEVICES
 from conf.schema import Config
@@ -14,95 +16,158 @@ from conf.sizes import (
     BF16_BYTES,
     COMPUTE_BYTES,
     FP32_BYTES,
+    expert_parameters,
+    has_shape,
     kv_width,
+    layer_kinds,
+    layer_matrices,
     layer_parameters,
     moment_bytes,
-    process_layers,
+    stage_experts,
     stage_parameters,
     state_bytes,
 )
-from hlatctl.plan.execution import Execution, in_flight, micro_batches, sequences, shards, shards_weights, tokens
+from hlatctl.plan.execution import (
+    Execution,
+    expert_shards,
+    in_flight,
+    micro_batches,
+    sequences,
+    shards,
+    shards_weights,
+    tokens,
+)
 from hlatctl.run.errors import ConfigError
 from hlatctl.units import size
 
 
-def activation_bytes(config: Config, execution: Execution, layers: int, stage: int) -> int:
+def activation_bytes(config: Config, execution: Execution, stage: int) -> int:
     """Return the bytes that a stage keeps for the backward passes of its micro-batches in flight."""
-    kept = in_flight(config, execution, stage) * layers * layer_bytes(config, execution)
+    layers = sum(
+        number * layer_bytes(config, execution, mixture=kind) for kind, number in layer_kinds(config, stage).items()
+    )
     mask = sequences(config, execution) * config.train.seq_len**2 if config.data.mask_across_documents else 0
-    return int(kept) + mask
+    return int(in_flight(config, execution, stage) * layers) + mask
 
 
-def layer_bytes(config: Config, execution: Execution) -> int:
-    """Return the bytes that one layer keeps of one micro-batch."""
+def layer_bytes(config: Config, execution: Execution, *, mixture: bool = False) -> int:
+    """Return the bytes that one layer keeps of one micro-batch.
+
+    Args:
+        mixture: a layer with experts.
+    """
     least = input_bytes(config, execution)
     if execution.recomputed == "full":
         return least
     if execution.recomputed == "operators":
-        return _operators_bytes(config, execution)
-    if execution.recomputed == "budget":
-        return least + int(execution.memory_budget * (unrecomputed_bytes(config, execution) - least))
-    return unrecomputed_bytes(config, execution)
+        return _operators_bytes(config, execution, mixture)
+    whole = unrecomputed_bytes(config, execution, mixture=mixture)
+    return least + int(execution.memory_budget * (whole - least)) if execution.recomputed == "budget" else whole
 
 
-def unrecomputed_bytes(config: Config, execution: Execution) -> int:
+def unrecomputed_bytes(config: Config, execution: Execution, *, mixture: bool = False) -> int:
     """Return the bytes that one layer keeps of one micro-batch if no product of a weight is recomputed.
 
     Counted as in arXiv 2205.05198, section 4, but for this decoder: per token two norms, query, key and value, rotated
     query and key (and the inputs of their norms), the attention's output, and four tensors of the feed-forward layer's
     width. A compiled layer recomputes cheap operations: it keeps no FP32 values of norms, and three of the four. With
-    context parallelism the rotated key and the value are those of the whole sequence.
+    context parallelism the rotated key and the value are those of the whole sequence. A mixture also keeps the experts'
+    inputs and results.
     """
-    width, kv, ffn, compute = widths(config)
+    width = widths(config, mixture=mixture)
+    compute = width.compute
     model, parallel = config.model, config.parallel
     sequence = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
     # NxD gathers a product's input again in the backward pass, as in section 4.2.2; torch_native keeps it.
     inputs = 2 * compute * model.hidden_size // (1 if "keeps_inputs" in config.backend.kind.traits else sequence)
     whole = execution.context_parallel_size
-    core = compute * (2 * width + (1 + 2 * whole) * kv + width)
+    rotated = 2 * width.queries + whole * width.keys
+    core = compute * (rotated + width.keys + whole * width.values + width.outputs + 2 * width.latent)
     selective = execution.recomputed == "selective"
     core += 0 if selective else _head_norms(config)
     if execution.recomputes_elementwise:
-        each = compute * (2 * model.hidden_size // sequence + 2 * width + 2 * kv + 2 * ffn)
+        heads = width.queries + width.keys + width.values + width.outputs
+        each = compute * (2 * model.hidden_size // sequence + heads + 2 * width.ffn + 2 * width.routed)
     elif compiles(config):
-        core -= compute * (2 * width + whole * kv) if selective else 0
-        each = 2 * compute * model.hidden_size // sequence + inputs + core + 3 * compute * ffn
+        core -= compute * rotated if selective else 0
+        each = 2 * compute * model.hidden_size // sequence + inputs + core
+        each += compute * (3 * width.ffn + 2 * width.routed)
     else:
-        core -= compute * (width + whole * kv) if selective else 0
-        each = 4 * FP32_BYTES * model.hidden_size // sequence + inputs + core + 4 * compute * ffn
+        core -= compute * (rotated - width.queries) if selective else 0
+        each = 4 * FP32_BYTES * model.hidden_size // sequence + inputs + core
+        each += compute * (4 * width.ffn + 2 * width.routed)
     # BF16 copies of FP32 weights live as long as the activations.
-    copies = BF16_BYTES * layer_parameters(config) if _casts_weights(config, execution) else 0
+    copies = BF16_BYTES * layer_parameters(config, mixture=mixture) if _casts_weights(config, execution) else 0
     return tokens(config, execution) * each + copies + (0 if selective else _scores(config, execution))
 
 
-def _operators_bytes(config: Config, execution: Execution) -> int:
+def _operators_bytes(config: Config, execution: Execution, mixture: bool) -> int:
     """Return the bytes that a layer keeps if every second product is recomputed.
 
     These are its input and the results of attention and of both packed products. Of separate products they are query,
-    value, gate and, if not compiled, down.
+    value, gate and, if not compiled, down. torchtitan keeps what was exchanged with the experts' processes and
+    recomputes their products; it doesn't keep anything of them without expert parallelism.
     """
-    width, kv, ffn, compute = widths(config)
-    least = input_bytes(config, execution)
+    width, least, count = widths(config, mixture=mixture), input_bytes(config, execution), tokens(config, execution)
+    compute = width.compute
+    ffn = width.ffn if not mixture else config.model.shared_width // config.parallel.tensor_parallel_size
+    routed = 2 * width.routed if config.parallel.expert_parallel_size > 1 else 0
+    heads = width.queries + width.outputs + width.values + width.latent + routed
     if not execution.separate_products:
-        return least + tokens(config, execution) * compute * (2 * width + 2 * kv + 2 * ffn)
+        return least + count * compute * (heads + width.keys + 2 * ffn)
     down = 0 if compiles(config) else least
-    return least + tokens(config, execution) * compute * (2 * width + kv + ffn) + down
+    return least + count * compute * (heads + ffn) + down
 
 
 def _head_norms(config: Config) -> int:
     """Return the bytes that the norms of queries and keys keep per token: their inputs, in FP32 if not compiled."""
-    width, kv, _, compute = widths(config)
-    return (compute if compiles(config) else FP32_BYTES) * (width + kv) if config.model.qk_norm != "none" else 0
+    width = widths(config)
+    each = width.compute if compiles(config) else FP32_BYTES
+    return each * (width.queries + width.keys) if config.model.qk_norm != "none" else 0
 
 
-def widths(config: Config) -> tuple[int, int, int, int]:
-    """Return one process's widths of query heads, key heads and feed-forward layer, and the bytes of an activation."""
+class Widths(NamedTuple):
+    """Entries per token of one process's tensors in a layer.
+
+    Args:
+        outputs: results of attention.
+        ffn: of the feed-forward layer, or of a token's experts together.
+        latent: compressed queries, keys and values of latent attention.
+        routed: a token's copies for its experts.
+        compute: bytes of an entry.
+    """
+
+    queries: int
+    keys: int
+    values: int
+    outputs: int
+    ffn: int
+    latent: int
+    routed: int
+    compute: int
+
+
+def widths(config: Config, *, mixture: bool = False) -> Widths:
+    """Return the widths of one process's tensors in a layer.
+
+    Args:
+        mixture: a layer with experts. Each process has its part of each expert, or with expert parallelism the experts
+            of its part of the sequence, which is as much work.
+    """
     model, tensor = config.model, config.parallel.tensor_parallel_size
-    return (
-        model.num_heads * config.model.head_width // tensor,
-        kv_width(config),
-        model.intermediate_size // tensor,
-        COMPUTE_BYTES[config.precision.name],
+    is_latent, experts = model.kv_lora_rank is not None, model.experts_per_token
+    queries, outputs = model.query_width // tensor, model.output_width // tensor
+    ffn = model.shared_width + experts * model.expert_width if mixture else model.intermediate_size
+    slices = tensor if config.parallel.expert_parallel_size > 1 else 1
+    return Widths(
+        queries=queries,
+        keys=queries if is_latent else kv_width(config),
+        values=outputs if is_latent else kv_width(config),
+        outputs=outputs,
+        ffn=ffn // tensor,
+        latent=(model.q_lora_rank or 0) + (model.kv_lora_rank or 0) if is_latent else 0,
+        routed=experts * model.hidden_size // slices if mixture else 0,
+        compute=COMPUTE_BYTES[config.precision.name],
     )
 
 
@@ -122,28 +187,33 @@ def input_bytes(config: Config, execution: Execution) -> int:
 
 def work(config: Config, execution: Execution, stage: int) -> tuple[str, int]:
     """Return the larger temporary part with its name: the loss, or one layer's backward pass."""
-    parts = [("a layer's backward pass", _backward(config, execution))]
+    backward = max(_backward(config, execution, kind) for kind in layer_kinds(config, stage))
+    parts = [("a layer's backward pass", backward)]
     if stage == config.parallel.pipeline_parallel_size - 1:
         parts.append(("logits and loss", _loss(config, execution)))
     return max(parts, key=lambda part: part[1])
 
 
-def _backward(config: Config, execution: Execution) -> int:
+def _backward(config: Config, execution: Execution, mixture: bool) -> int:
     """Return the bytes of a layer's activation gradients, recomputed tensors, and gradients that FSDP reduces.
 
     FSDP has a layer's gradients in the products' precision, and the copy in FP32 that it sends.
     """
-    width, kv, ffn, compute = widths(config)
-    count = tokens(config, execution)
-    gradients = (3 * ffn + 4 * width if compiles(config) else ffn + 2 * width) * compute * count
-    sent = (compute + FP32_BYTES) * layer_parameters(config) if shards_weights(config, execution) else 0
+    width, count = widths(config, mixture=mixture), tokens(config, execution)
+    compute, heads = width.compute, width.queries + width.outputs
+    each = 3 * width.ffn + 2 * heads if compiles(config) else width.ffn + heads
+    gradients = (each + width.routed) * compute * count
+    held = layer_parameters(config, mixture=mixture)
+    sent = (compute + FP32_BYTES) * held if shards_weights(config, execution) else 0
     if execution.recomputed in ("full", "budget"):
         # Kept tensors are already counted, except a layer's input.
-        kept = layer_bytes(config, execution) - input_bytes(config, execution)
-        return sent + gradients + unrecomputed_bytes(config, execution) - kept
-    again = count * (compute * (width + kv) + _head_norms(config)) if execution.recomputed == "selective" else 0
-    scores = _scores(config, execution)
-    return sent + gradients + again + (2 if execution.recomputed == "selective" else 1) * scores
+        kept = layer_bytes(config, execution, mixture=mixture) - input_bytes(config, execution)
+        return sent + gradients + unrecomputed_bytes(config, execution, mixture=mixture) - kept
+    selective = execution.recomputed == "selective"
+    again = count * (compute * (width.queries + width.keys) + _head_norms(config)) if selective else 0
+    if mixture and execution.recomputed == "operators":
+        again += count * compute * (3 * width.ffn + width.routed)
+    return sent + gradients + again + (2 if selective else 1) * _scores(config, execution)
 
 
 def _loss(config: Config, execution: Execution) -> int:
@@ -233,28 +303,50 @@ def check_memory(config: Config) -> None:
 def _parts(config: Config, execution: Execution, stage: int) -> list[Part]:
     held, each = stage_parameters(config, stage), state_bytes(config)
     sharing = shards(config, execution)
-    weight_shards = sharing if shards_weights(config, execution) else 1
+    are_sharded = shards_weights(config, execution)
+    weight_shards = sharing if are_sharded else 1
     own_gradients = each.own_gradients * held // weight_shards
     # They are allocated while activations are freed: both exist together only from the second micro-batch on.
     early = own_gradients if micro_batches(config, execution) > 1 else 0
     update = own_gradients - early + _update(config, stage, weight_shards)
-    activations = activation_bytes(config, execution, len(process_layers(config, stage)), stage)
-    temporary, temporary_bytes = work(config, execution, stage)
-    moments = stage_moment_bytes(config, stage) // sharing
+    activations, temporary, temporary_bytes = 0, "", 0
+    if has_shape(config.model):
+        activations = activation_bytes(config, execution, stage)
+        temporary, temporary_bytes = work(config, execution, stage)
+    moments = sharded_moment_bytes(config, execution, stage)
+
+    def weights(bytes_each: int) -> int:
+        return sharded_bytes(config, execution, stage, bytes_each) if are_sharded else bytes_each * held
+
     parts = [
-        Part("weights", each.weights * held // weight_shards),
-        Part("gradients", each.gradients * held // weight_shards + early),
-        Part("master weights", each.master * held // sharing),
+        Part("weights", weights(each.weights)),
+        Part("gradients", weights(each.gradients) + early),
+        Part("master weights", sharded_bytes(config, execution, stage, each.master)),
         Part("moments", moments),
         Part("gathered weights", _gathered(config, execution, stage)),
         Part("whole gradients", _whole_gradients(config, execution, stage)),
         Part("activations", activations),
         Part(temporary, temporary_bytes),
         Part("the optimizer's update", max(0, update - activations - temporary_bytes)),
-        Part("copy of a checkpoint", _checkpoint_copy(config, held // weight_shards, moments)),
+        Part("copy of a checkpoint", _checkpoint_copy(config, weights(each.master or each.weights), moments)),
         Part("workspace", config.cluster.hardware.workspace_bytes, "calibrated"),
     ]
     return [part for part in parts if part.value_bytes]
+
+
+def sharded_bytes(config: Config, execution: Execution, stage: int, bytes_each: int) -> int:
+    """Return the bytes of a process's shard of something that each parameter of a stage has."""
+    experts = stage_experts(config, stage)
+    others = stage_parameters(config, stage) - experts
+    return bytes_each * others // shards(config, execution) + bytes_each * experts // expert_shards(config, execution)
+
+
+def sharded_moment_bytes(config: Config, execution: Execution, stage: int) -> int:
+    """Return the bytes of a process's shard of a stage's moments."""
+    experts = stage_experts(config, stage)
+    of_experts = moment_bytes(config, experts, experts)
+    others = stage_moment_bytes(config, stage) - of_experts
+    return others // shards(config, execution) + of_experts // expert_shards(config, execution)
 
 
 def stage_moment_bytes(config: Config, stage: int) -> int:
@@ -264,8 +356,9 @@ def stage_moment_bytes(config: Config, stage: int) -> int:
 
 def matrix_parameters(config: Config, stage: int) -> int:
     """Return one process's parameters of a stage in the matrices of layers: without norms, embedding and head."""
-    (width, kv, ffn, _), hidden = widths(config), config.model.hidden_size
-    return len(process_layers(config, stage)) * hidden * (2 * width + 2 * kv + 3 * ffn)
+    if not has_shape(config.model):
+        return 0
+    return sum(number * layer_matrices(config, mixture=kind) for kind, number in layer_kinds(config, stage).items())
 
 
 def _gathered(config: Config, execution: Execution, stage: int) -> int:
@@ -275,10 +368,12 @@ def _gathered(config: Config, execution: Execution, stage: int) -> int:
     """
     if not shards_weights(config, execution):
         return 0
-    layers = len(process_layers(config, stage)) * layer_parameters(config)
+    kinds = layer_kinds(config, stage) if has_shape(config.model) else {}
+    each = {kind: layer_parameters(config, mixture=kind) for kind in kinds}
+    layers = sum(number * each[kind] for kind, number in kinds.items())
     ends = stage_parameters(config, stage) - layers
     if not keeps_gathered(config, execution):
-        layers = 2 * layer_parameters(config)
+        layers = 2 * max(each.values(), default=0)
     return COMPUTE_BYTES[config.precision.name] * ends + int(layer_weight_bytes(config, execution) * layers)
 
 
@@ -313,14 +408,14 @@ def _update(config: Config, stage: int, weight_shards: int) -> int:
 
 def _largest(config: Config, stage: int) -> int:
     ends = {0, config.parallel.pipeline_parallel_size - 1}
-    width, kv, ffn, _ = widths(config)
+    width = widths(config)
     vocabulary = config.model.vocab_size // config.parallel.tensor_parallel_size if stage in ends else 0
-    return max(2 * ffn, width + 2 * kv, vocabulary) * config.model.hidden_size
+    dense = max(2 * width.ffn, width.queries + width.keys + width.values, vocabulary) * config.model.hidden_size
+    return max(dense, expert_parameters(config) // 3 if config.model.num_experts else 0)
 
 
-def _checkpoint_copy(config: Config, held: int, moments: int) -> int:
+def _checkpoint_copy(config: Config, weights: int, moments: int) -> int:
     """Return the bytes of the copy that is written during training. On a CPU, it is in the device's memory."""
     if config.backend.device != "cpu" or config.checkpoint.mode != "async":
         return 0
-    each = state_bytes(config)
-    return (each.master or each.weights) * held + moments
+    return weights + moments

@@ -200,6 +200,7 @@ def _time(config: Config, time: StepTime | None, speed: Speed | None) -> list[Fi
         "element-wise operations": time.elementwise_s,
         "tensor-parallel collectives": time.tensor_parallel_s,
         "context-parallel collectives": time.context_parallel_s,
+        "expert-parallel exchanges": time.expert_parallel_s,
         "pipeline": time.pipeline_s,
         "data-parallel collectives": time.data_parallel_s,
         "optimizer": time.optimizer_s,

@@ -23,15 +23,34 @@ from conf.sizes import (
     BF16_BYTES,
     COMPUTE_BYTES,
     FP32_BYTES,
+    expert_parameters,
     flops_per_token,
+    has_shape,
     kv_width,
+    layer_kinds,
     layer_parameters,
     process_layers,
     stage_parameters,
     state_bytes,
 )
-from hlatctl.plan.execution import Execution, micro_batches, reducers, sequences, shards, shards_weights, tokens
-from hlatctl.plan.memory import keeps_gathered, layer_weight_bytes, matrix_parameters, stage_moment_bytes, widths
+from hlatctl.plan.execution import (
+    Execution,
+    expert_shards,
+    micro_batches,
+    reducers,
+    sequences,
+    shards,
+    shards_weights,
+    tokens,
+)
+from hlatctl.plan.memory import (
+    keeps_gathered,
+    layer_weight_bytes,
+    matrix_parameters,
+    sharded_bytes,
+    sharded_moment_bytes,
+    widths,
+)
 
 #: The mean bytes of an entry in FP8: operands have one byte, results two.
 _FP8_BYTES = 4 / 3
@@ -44,6 +63,8 @@ _COMPILED_PASSES = (9, 2, 3)
 _EAGER_PASSES = (36, 10, 5)
 #: The same for norms of queries and keys, compiled (read, write) and eager (cast to FP32, norm, cast). Not measured.
 _COMPILED_HEAD_NORM, _EAGER_HEAD_NORM = 2, 10
+#: The same of a token's copies for its experts: ordered by expert, put back, weighted and summed. Not measured.
+_ROUTED_PASSES = 6
 #: Bytes moved for each entry of the logits: written, read and cast, softmax, gradient, cast and read twice.
 _LOGIT_BYTES_MOVED = 24
 
@@ -89,7 +110,7 @@ def expected_largest(count: int) -> float:
 class Product:
     """``count`` matrix products of the same sizes."""
 
-    rows: int
+    rows: float
     inner: int
     columns: int
     count: float = 1.0
@@ -136,19 +157,40 @@ class _Result:
     kept_bytes: int
 
 
-def linears(config: Config, execution: Execution) -> dict[str, Product]:
-    """Return the products of a layer's weights for one micro-batch, on one tensor-parallel process."""
-    count, hidden = tokens(config, execution), config.model.hidden_size
-    width, kv, ffn, _ = widths(config)
-    return {
-        "qkv": Product(count, hidden, width + 2 * kv),
-        "o": Product(count, width, hidden),
-        "gate_up": Product(count, hidden, 2 * ffn),
-        "down": Product(count, ffn, hidden),
-    }
+def linears(config: Config, execution: Execution, *, mixture: bool = False) -> dict[str, Product]:
+    """Return the products of a layer's weights for one micro-batch, on one tensor-parallel process.
+
+    Args:
+        mixture: a layer with experts, each of which has as many tokens as the others.
+    """
+    count, model, tensor = tokens(config, execution), config.model, config.parallel.tensor_parallel_size
+    hidden, width = model.hidden_size, widths(config, mixture=mixture)
+    if model.kv_lora_rank is None:
+        products = {"qkv": Product(count, hidden, width.queries + width.keys + width.values)}
+    else:
+        latent, expanded = model.kv_lora_rank, model.num_heads * (model.qk_nope_head_dim + model.v_head_dim) // tensor
+        products = {"kv_a": Product(count, hidden, latent + model.qk_rope_head_dim)}
+        products["kv_b"] = Product(count, latent, expanded)
+        if model.q_lora_rank is not None:
+            products["q_a"] = Product(count, hidden, model.q_lora_rank)
+        products["q"] = Product(count, model.q_lora_rank or hidden, width.queries)
+    products["o"] = Product(count, width.outputs, hidden)
+    ffn = width.ffn
+    if mixture:
+        experts, ffn = model.num_experts, model.shared_width // tensor
+        products["router"] = Product(count, hidden, experts)
+        parallel = config.parallel.expert_parallel_size
+        # With expert parallelism, a process has some of the experts, and the tokens for them of all such processes.
+        rows = count * model.experts_per_token / experts * (parallel / tensor if parallel > 1 else 1.0)
+        each = model.expert_width // (1 if parallel > 1 else tensor)
+        products["experts_gate_up"] = Product(rows, hidden, 2 * each, experts / parallel)
+        products["experts_down"] = Product(rows, each, hidden, experts / parallel)
+    if ffn:
+        products |= {"gate_up": Product(count, hidden, 2 * ffn), "down": Product(count, ffn, hidden)}
+    return products
 
 
-def layer_products(config: Config, execution: Execution, device: Device) -> Work:
+def layer_products(config: Config, execution: Execution, device: Device, *, mixture: bool = False) -> Work:
     """Return the time of a layer's matrix products.
 
     The backward pass of a product is two products of the same sizes. Flash attention skips the masked half and computes
@@ -156,14 +198,15 @@ def layer_products(config: Config, execution: Execution, device: Device) -> Work
     stay on the chip, but the exponentials between its products take about as long as moving the scores would.
     """
     fp8 = execution.fp8 is not None
-    linear_s = sum(product.time_s(device, fp8=fp8) for product in linears(config, execution).values())
+    products = linears(config, execution, mixture=mixture)
+    linear_s = sum(product.time_s(device, fp8=fp8) for product in products.values())
     flash = uses_flash(config, execution)
     core_s = sum(product.time_s(device) for product in _core(config, execution)) * (0.5 if flash else 1.0)
     again_s = {
         "none": 0.0,
         "selective": core_s,
-        "operators": sum(product.time_s(device, fp8=fp8) for product in _every_second(config, execution)),
-        "budget": _over_budget_s(config, execution, device, core_s),
+        "operators": sum(product.time_s(device, fp8=fp8) for product in _every_second(config, execution, products)),
+        "budget": _over_budget_s(config, execution, device, core_s, products),
         "full": linear_s + core_s,
     }[execution.recomputed]
     return Work(linear_s + core_s, 2 * linear_s + (2.5 if flash else 2.0) * core_s, again_s)
@@ -176,26 +219,35 @@ def uses_flash(config: Config, execution: Execution) -> bool:
     return "fused_attention" in config.backend.kind.traits
 
 
-def _every_second(config: Config, execution: Execution) -> list[Product]:
-    """Return the products that are recomputed with ``operators``: output, and if they are separate, keys and up."""
-    products, hidden = linears(config, execution), config.model.hidden_size
+def _every_second(config: Config, execution: Execution, products: dict[str, Product]) -> list[Product]:
+    """Return the products that are recomputed with ``operators``: output, and if they are separate, keys and up.
+
+    torchtitan recomputes routers and the experts' gates, too.
+    """
+    again = [products[name] for name in ("o", "router", "experts_gate_up", "kv_a") if name in products]
     if not execution.separate_products:
-        return [products["o"]]
-    count, up = products["qkv"].rows, products["gate_up"].columns // 2
-    return [Product(count, hidden, widths(config)[1]), products["o"], Product(count, hidden, up)]
+        return again
+    count, hidden = tokens(config, execution), config.model.hidden_size
+    if "qkv" in products:
+        again.append(Product(count, hidden, widths(config).keys))
+    if "gate_up" in products:
+        again.append(Product(count, hidden, products["gate_up"].columns // 2))
+    return again
 
 
-def _over_budget_s(config: Config, execution: Execution, device: Device, core_s: float) -> float:
+def _over_budget_s(
+    config: Config, execution: Execution, device: Device, core_s: float, products: dict[str, Product]
+) -> float:
     """Return the time of the results that a layer recomputes because its budget has no room for them.
 
     It keeps the results with the longest time per byte first, like torch.compile's knapsack.
     """
-    count, (width, kv, ffn, compute) = tokens(config, execution), widths(config)
-    fp8, by_name = execution.fp8 is not None, linears(config, execution)
-    sizes = {"qkv": width + 2 * kv, "o": config.model.hidden_size, "gate_up": 2 * ffn}
+    count, width, fp8 = tokens(config, execution), widths(config), execution.fp8 is not None
     results = [
-        _Result(by_name[name].time_s(device, fp8=fp8), compute * count * size) for name, size in sizes.items()
-    ] + [_Result(core_s, compute * count * width)]
+        _Result(product.time_s(device, fp8=fp8), int(width.compute * product.rows * product.columns * product.count))
+        for name, product in products.items()
+        if not name.endswith("down")
+    ] + [_Result(core_s, width.compute * count * width.outputs)]
     room = execution.memory_budget * sum(result.kept_bytes for result in results)
     again_s = 0.0
     for result in sorted(results, key=lambda result: result.again_s / result.kept_bytes, reverse=True):
@@ -210,24 +262,25 @@ def _core(config: Config, execution: Execution) -> list[Product]:
 
     With context parallelism a process has its part of the queries, and the keys and values of the whole sequence.
     """
-    seq_len, width = config.train.seq_len, config.model.head_width
+    seq_len, model = config.train.seq_len, config.model
     own = seq_len // execution.context_parallel_size
-    heads = sequences(config, execution) * config.model.num_heads / config.parallel.tensor_parallel_size
-    return [Product(own, width, seq_len, heads), Product(own, seq_len, width, heads)]
+    heads = sequences(config, execution) * model.num_heads / config.parallel.tensor_parallel_size
+    values = model.output_width // model.num_heads
+    return [Product(own, model.head_width, seq_len, heads), Product(own, seq_len, values, heads)]
 
 
-def layer_passes(config: Config, execution: Execution, device: Device) -> Work:
+def layer_passes(config: Config, execution: Execution, device: Device, *, mixture: bool = False) -> Work:
     """Return the time of a layer's element-wise operations. A backward pass moves about twice as many bytes."""
     model, parallel = config.model, config.parallel
     hidden = model.hidden_size // (parallel.tensor_parallel_size if parallel.sequence_parallel else 1)
-    width, kv, ffn, _ = widths(config)
+    width = widths(config, mixture=mixture)
     compiled = config.backend.compile or config.backend.kind.torch_xla
     by_hidden, by_heads, by_ffn = _COMPILED_PASSES if compiled else _EAGER_PASSES
-    if config.model.qk_norm != "none":
+    if model.qk_norm != "none":
         by_heads += _COMPILED_HEAD_NORM if compiled else _EAGER_HEAD_NORM
     pass_s = tokens(config, execution) * device.entry_bytes * device.s_per_byte
-    rotations_s = pass_s * by_heads * (width + kv)
-    forward_s = pass_s * (by_hidden * hidden + by_ffn * ffn) + rotations_s
+    rotations_s = pass_s * by_heads * (width.queries + width.keys)
+    forward_s = pass_s * (by_hidden * hidden + by_ffn * width.ffn + _ROUTED_PASSES * width.routed) + rotations_s
     again_s = {
         "none": forward_s if execution.recomputes_elementwise else 0.0,
         "selective": rotations_s,
@@ -237,14 +290,14 @@ def layer_passes(config: Config, execution: Execution, device: Device) -> Work:
     }[execution.recomputed]
     casts_s = 0.0
     if execution.fp8 is not None:
-        casts_s = _cast_bytes(config) * tokens(config, execution) * device.s_per_byte
+        casts_s = _cast_bytes(config, mixture) * tokens(config, execution) * device.s_per_byte
     return Work(forward_s + casts_s, 2 * forward_s + 2 * casts_s, again_s)
 
 
-def _cast_bytes(config: Config) -> int:
+def _cast_bytes(config: Config, mixture: bool) -> int:
     """Return the bytes per token to cast the inputs of a layer's products to FP8; its gradients take twice as many."""
-    width, _, ffn, _ = widths(config)
-    return _FP8_CAST_BYTES * (2 * config.model.hidden_size + width + ffn)
+    width = widths(config, mixture=mixture)
+    return _FP8_CAST_BYTES * (2 * config.model.hidden_size + width.outputs + width.ffn + width.routed)
 
 
 def head_product(config: Config, execution: Execution, device: Device) -> Work:
@@ -357,11 +410,32 @@ def context_parallel_work(config: Config, execution: Execution) -> Work:
     context = execution.context_parallel_size
     if context == 1:
         return Work(0.0, 0.0)
-    _, kv, _, compute = widths(config)
-    held = 2 * kv * compute * tokens(config, execution) * context
+    width = widths(config)
+    held = (width.keys + width.values) * width.compute * tokens(config, execution) * context
     one_s = neighbours_s(config, held, context, config.parallel.tensor_parallel_size)
     again = execution.recomputed in ("selective", "full") or execution.recomputes_elementwise
     return Work(one_s, one_s, one_s if again else 0.0)
+
+
+def expert_parallel_work(config: Config, execution: Execution) -> Work:
+    """Return the time of the exchanges with the processes that have a mixture's experts.
+
+    Each token's copies are sent to its experts, and their results back: two all-to-alls in a forward pass and two in a
+    backward pass (arXiv 2006.16668, section 3.1). The ranks follow each other, and what stays on a node and what leaves
+    it are sent at the same time.
+    """
+    size = config.parallel.expert_parallel_size
+    if size == 1:
+        return Work(0.0, 0.0)
+    width, cluster = widths(config, mixture=True), config.cluster
+    sent = tokens(config, execution) * width.routed * width.compute
+    here = min(size, cluster.processes_per_node)
+    within_s = sent * (here - 1) / size / _link(cluster.hardware) if here > 1 else 0.0
+    across_s = sent * (size - here) / size / _share_of_network(config) if size > here else 0.0
+    latency = cluster.hardware.network_latency_s if size > here else cluster.hardware.link_latency_s
+    one_s = max(within_s, across_s) + latency
+    again = execution.recomputed in ("full", "budget")
+    return Work(2 * one_s, 2 * one_s, 2 * one_s if again else 0.0)
 
 
 def neighbours_s(config: Config, held_bytes: float, size: int, stride: int) -> float:
@@ -401,9 +475,9 @@ def _share_of_network(config: Config) -> float:
 
 def update_s(config: Config, execution: Execution, device: Device) -> float:
     """Return the time of an update, which reads and writes the state once. 0 if the memory's bandwidth is unknown."""
-    each, held = state_bytes(config), stage_parameters(config, 0)
-    state = held * (each.weights + each.gradients + each.master) + stage_moment_bytes(config, 0)
-    read_and_write_s = 2 * state / shards(config, execution) * device.s_per_byte
+    each = state_bytes(config)
+    state = sharded_bytes(config, execution, 0, each.weights + each.gradients + each.master)
+    read_and_write_s = 2 * (state + sharded_moment_bytes(config, execution, 0)) * device.s_per_byte
     orthogonalizes = OPTIMIZERS[config.optimizer.name].orthogonalizes
     return read_and_write_s + (_orthogonalize_s(config, execution, device) if orthogonalizes else 0.0)
 
@@ -437,7 +511,7 @@ def _iteration_s(rows: int, columns: int, device: Device) -> float:
 
 def _matrices(config: Config) -> list[tuple[int, int]]:
     hidden, tensor = config.model.hidden_size, config.parallel.tensor_parallel_size
-    queries, ffn = widths(config)[0] * tensor, config.model.intermediate_size
+    queries, ffn = config.model.query_width, config.model.intermediate_size
     keys = kv_width(config) * min(tensor, config.model.num_kv_heads)
     return [(queries, hidden)] * 2 + [(keys, hidden)] * 2 + [(ffn, hidden)] * 3
 
@@ -446,17 +520,17 @@ def _matrices(config: Config) -> list[tuple[int, int]]:
 BUCKET_ENTRIES = 40_000_000
 
 
-def visible_s(config: Config, execution: Execution, layer: Work, backward_s: float) -> float:
+def visible_s(config: Config, execution: Execution, layers: dict[bool, Work], backward_s: float) -> float:
     """Return the time of the collectives over replicas that nothing else hides.
 
     Args:
-        layer: computation time of one layer.
+        layers: computation time of one layer without experts (False) and of one with experts (True).
         backward_s: time of a micro-batch's backward pass in the slowest stage.
     """
     if reducers(config, execution) == 1:
         return 0.0
     if shards_weights(config, execution):
-        return _sharded_s(config, execution, layer)
+        return _sharded_s(config, execution, layers)
     each, held = state_bytes(config), _largest_stage(config)
     if config.parallel.data_parallel == "zero1":
         # Gradients are scattered and weights gathered (arXiv 1910.02054, section 7), after the backward pass.
@@ -466,34 +540,73 @@ def visible_s(config: Config, execution: Execution, layer: Work, backward_s: flo
         return whole.total_s
     # A bucket is exchanged as soon as the last backward pass has filled it; nothing hides the one with the embedding
     # (arXiv 2006.15704, section 3.2.3).
-    last = min(held, max(BUCKET_ENTRIES, stage_parameters(config, 0) - _layers(config) * layer_parameters(config)))
+    last = min(held, max(BUCKET_ENTRIES, stage_parameters(config, 0) - _in_layers(config)))
     alone = _ring(config, execution, 2 * each.gradients * last, 2)
     slowed_s = OVERLAP_SLOWDOWN_FRACTION * (whole.slowing_s - alone.slowing_s)
     return max(whole.beside_s(backward_s), alone.total_s + slowed_s)
 
 
-def _sharded_s(config: Config, execution: Execution, layer: Work) -> float:
+def _sharded_s(config: Config, execution: Execution, layers: dict[bool, Work]) -> float:
     """Return the time that FSDP's prefetching doesn't hide.
 
     The weights of the next layer are gathered while a layer computes, and the gradients of the previous one are
     scattered. The visible time is by how much that takes longer than the computation, and by how much it slows it.
     Nothing hides the collectives at the ends: of the embedding, the output projection and one layer (arXiv 2304.11277,
-    section 3.3). PyTorch's pipelines scatter all gradients after the last micro-batch.
+    section 3.3). PyTorch's pipelines scatter all gradients after the last micro-batch. Experts have a ring of their
+    own, of the processes that have the same ones.
     """
-    layers, count = _layers(config), micro_batches(config, execution)
-    ends = _largest_stage(config) - layers * layer_parameters(config)
-    gather = _gather(config, execution, layer_weight_bytes(config, execution) * layer_parameters(config))
-    gather_ends = _gather(config, execution, COMPUTE_BYTES[config.precision.name] * ends)
-    scatter = _scatter(config, execution, layer_parameters(config))
-    scatter_s, scatter_ends_s = scatter.total_s, _scatter(config, execution, ends).total_s
-    forward_s = gather_ends.total_s + gather.total_s + (layers - 1) * gather.beside_s(layer.forward_s)
-    if config.parallel.pipeline_parallel_size > 1:
-        return forward_s + layers * scatter_s + scatter_ends_s
+    kinds, count = layer_kinds(config, 0), micro_batches(config, execution)
+    ends = _largest_stage(config) - _in_layers(config)
+    gather_ends_s = _gather(config, execution, COMPUTE_BYTES[config.precision.name] * ends).total_s
+    scatter_ends_s = _scatter(config, execution, ends).total_s
     kept = keeps_gathered(config, execution)
-    in_backward = scatter if kept else scatter + gather
-    beside_s = (layers - 1) * in_backward.beside_s(layer.backward_s + layer.again_s)
+    gathers = {kind: _gather_layer(config, execution, kind) for kind in kinds}
+    scatters = {kind: _scatter_layer(config, execution, kind) for kind in kinds}
+    most = max(kinds, key=lambda kind: kinds[kind])
+    # One layer's collectives are not hidden.
+    hidden = {kind: number - (kind == most) for kind, number in kinds.items()}
+    forward_s = gather_ends_s + gathers[most].total_s
+    forward_s += sum(number * gathers[kind].beside_s(layers[kind].forward_s) for kind, number in hidden.items())
+    if config.parallel.pipeline_parallel_size > 1:
+        return forward_s + sum(number * scatters[kind].total_s for kind, number in kinds.items()) + scatter_ends_s
+    beside_s = 0.0
+    for kind, number in hidden.items():
+        exchange = scatters[kind] if kept else scatters[kind] + gathers[kind]
+        beside_s += number * exchange.beside_s(layers[kind].backward_s + layers[kind].again_s)
     backwards = 1 if config.parallel.data_parallel == "zero1" else count
-    return (1 if kept else count) * forward_s + backwards * (beside_s + scatter_s + scatter_ends_s)
+    return (1 if kept else count) * forward_s + backwards * (beside_s + scatters[most].total_s + scatter_ends_s)
+
+
+def _gather_layer(config: Config, execution: Execution, mixture: bool) -> Exchange:
+    each, (others, experts) = layer_weight_bytes(config, execution), _split(config, mixture)
+    exchange = _gather(config, execution, each * others)
+    if not experts:
+        return exchange
+    sharing, stride = expert_shards(config, execution), _expert_stride(config)
+    return exchange + ring(config, each * experts, sharing, stride)
+
+
+def _scatter_layer(config: Config, execution: Execution, mixture: bool) -> Exchange:
+    others, experts = _split(config, mixture)
+    exchange = _scatter(config, execution, others)
+    if not experts:
+        return exchange
+    sharing, stride = expert_shards(config, execution), _expert_stride(config)
+    copies = reducers(config, execution) // shards(config, execution)
+    summed = ring(config, 2 * FP32_BYTES * experts / sharing, copies, stride * sharing, 2)
+    return exchange + ring(config, FP32_BYTES * experts, sharing, stride) + summed
+
+
+def _split(config: Config, mixture: bool) -> tuple[int, int]:
+    """Return a process's parameters of a layer that are not in experts, and those that are."""
+    experts = expert_parameters(config) if mixture else 0
+    return layer_parameters(config, mixture=mixture) - experts, experts
+
+
+def _expert_stride(config: Config) -> int:
+    """Return the difference between the ranks of neighbours that have the same experts."""
+    parallel = config.parallel
+    return parallel.expert_parallel_size if parallel.expert_parallel_size > 1 else parallel.tensor_parallel_size
 
 
 def _gather(config: Config, execution: Execution, held_bytes: float) -> Exchange:
@@ -516,8 +629,9 @@ def _largest_stage(config: Config) -> int:
     return max(stage_parameters(config, stage) for stage in {0, config.parallel.pipeline_parallel_size - 1})
 
 
-def _layers(config: Config) -> int:
-    return len(process_layers(config, 0))
+def _in_layers(config: Config) -> int:
+    """Return the parameters of the first stage's layers."""
+    return sum(number * layer_parameters(config, mixture=kind) for kind, number in layer_kinds(config, 0).items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -529,6 +643,7 @@ class StepTime:
         elementwise_s: norms, rotations, activations and the loss, including recomputation.
         tensor_parallel_s: collectives within layers.
         context_parallel_s: keys, values and their gradients.
+        expert_parallel_s: tokens that are sent to experts, and their results.
         pipeline_s: stages that wait for others, and transfers between stages.
         data_parallel_s: gradients and shards of weights over the replicas.
         optimizer_s: reading and writing weights, gradients and moments.
@@ -539,6 +654,7 @@ class StepTime:
     elementwise_s: float
     tensor_parallel_s: float
     context_parallel_s: float
+    expert_parallel_s: float
     pipeline_s: float
     data_parallel_s: float
     optimizer_s: float
@@ -548,7 +664,7 @@ class StepTime:
     def total_s(self) -> float:
         """One optimizer step."""
         within_s = self.compute_s + self.elementwise_s + self.tensor_parallel_s + self.context_parallel_s
-        return within_s + self.pipeline_s + self.data_parallel_s + self.optimizer_s
+        return within_s + self.expert_parallel_s + self.pipeline_s + self.data_parallel_s + self.optimizer_s
 
 
 def step_time_s(config: Config) -> float | None:
@@ -574,7 +690,8 @@ def missing(config: Config, execution: Execution | None = None) -> list[str]:
         "link_bytes_per_s": several and config.cluster.processes_per_node > 1,
         "network_bytes_per_s": several and config.cluster.nodes > 1,
     }
-    return [f"cluster.hardware.{key}" for key, asked in needed.items() if asked and getattr(hardware, key) is None]
+    lacking = [f"cluster.hardware.{key}" for key, asked in needed.items() if asked and getattr(hardware, key) is None]
+    return lacking if has_shape(config.model) else [*lacking, "model.hidden_size and the other keys of the shape"]
 
 
 def step_time(config: Config, execution: Execution | None = None) -> StepTime | None:
@@ -593,7 +710,7 @@ def step_time(config: Config, execution: Execution | None = None) -> StepTime | 
     count, stages = micro_batches(config, how), config.parallel.pipeline_parallel_size
     pace = max((_pace(config, how, stage) for stage in {0, stages - 1}), key=lambda pace: pace.total_s)
     pipeline_s = _pipeline_s(config, how, pace, count)
-    data_s = visible_s(config, how, pace.layer, pace.backward_s)
+    data_s = visible_s(config, how, pace.layers, pace.backward_s)
     optimizer_s = update_s(config, how, _device(config))
     total_s = count * pace.total_s + pipeline_s + data_s + optimizer_s
     model_flops = flops_per_token(config.model, config.train.seq_len) * config.tokens_per_step
@@ -602,6 +719,7 @@ def step_time(config: Config, execution: Execution | None = None) -> StepTime | 
         elementwise_s=count * pace.elementwise_s,
         tensor_parallel_s=count * pace.tensor_parallel_s,
         context_parallel_s=count * pace.context_parallel_s,
+        expert_parallel_s=count * pace.expert_parallel_s,
         pipeline_s=pipeline_s,
         data_parallel_s=data_s,
         optimizer_s=optimizer_s,
@@ -615,30 +733,39 @@ class _Pace:
     elementwise_s: float
     tensor_parallel_s: float
     context_parallel_s: float
+    expert_parallel_s: float
     backward_s: float
-    layer: Work
+    layers: dict[bool, Work]
 
     @property
     def total_s(self) -> float:
-        return self.products_s + self.elementwise_s + self.tensor_parallel_s + self.context_parallel_s
+        within_s = self.products_s + self.elementwise_s + self.tensor_parallel_s
+        return within_s + self.context_parallel_s + self.expert_parallel_s
 
 
 def _pace(config: Config, execution: Execution, stage: int) -> _Pace:
-    layers = len(process_layers(config, stage))
-    device = _device(config)
-    products, passes = layer_products(config, execution, device), layer_passes(config, execution, device)
+    kinds, device = layer_kinds(config, stage), _device(config)
+    layers, mixtures = sum(kinds.values()), kinds.get(True, 0)
+    either = {config.model.is_mixture(layer) for layer in range(config.model.num_layers)}
+    products = {kind: layer_products(config, execution, device, mixture=kind) for kind in either}
+    passes = {kind: layer_passes(config, execution, device, mixture=kind) for kind in either}
     tensor, context = tensor_parallel_work(config, execution), context_parallel_work(config, execution)
-    layer = products + passes + tensor + context
+    experts = expert_parallel_work(config, execution)
+    layer = {kind: products[kind] + passes[kind] + tensor + context for kind in either}
+    if True in layer:
+        layer[True] += experts
     head, loss = Work(0.0, 0.0), Work(0.0, 0.0)
     if stage == config.parallel.pipeline_parallel_size - 1:
         head, loss = head_product(config, execution, device), loss_work(config, execution, device)
+    backward_s = sum(number * (layer[kind].backward_s + layer[kind].again_s) for kind, number in kinds.items())
     return _Pace(
-        products_s=layers * products.total_s + head.total_s,
-        elementwise_s=layers * passes.total_s + loss.total_s,
+        products_s=sum(number * products[kind].total_s for kind, number in kinds.items()) + head.total_s,
+        elementwise_s=sum(number * passes[kind].total_s for kind, number in kinds.items()) + loss.total_s,
         tensor_parallel_s=layers * tensor.total_s,
         context_parallel_s=layers * context.total_s,
-        backward_s=layers * (layer.backward_s + layer.again_s) + head.backward_s + loss.backward_s,
-        layer=layer,
+        expert_parallel_s=mixtures * experts.total_s,
+        backward_s=backward_s + head.backward_s + loss.backward_s,
+        layers=layer,
     )
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.compose import compose
 from conf.schema import (
     BackendConfig,
     CheckpointConfig,
@@ -35,6 +40,7 @@ from conf.sizes import (
     stage_layers,
     stage_parameters,
 )
+from hlatctl.run.errors import ConfigError
 
 LLAMA_7B = ModelConfig(
     vocab_size=32_000, hidden_size=4096, intermediate_size=11_008, num_layers=32, num_heads=32, num_kv_heads=32
@@ -72,6 +78,112 @@ def test_heads_of_a_given_width_and_their_norms_are_counted_by_hand(
     halves = Config(model=model, parallel=ParallelConfig(tensor_parallel_size=2))
     shared = 2 * 8 + (norms if qk_norm == "head" else norms // 2)
     assert layer_parameters(halves) == (2 * 8 * 24 + 2 * 8 * 12 + 3 * 8 * 12) // 2 + shared
+
+
+MIXTURE = ModelConfig(
+    vocab_size=10,
+    hidden_size=8,
+    intermediate_size=12,
+    num_layers=3,
+    num_heads=2,
+    num_kv_heads=2,
+    num_experts=4,
+    experts_per_token=2,
+    expert_intermediate_size=6,
+    num_shared_experts=1,
+    num_dense_layers=1,
+    kv_lora_rank=5,
+    q_lora_rank=7,
+    qk_nope_head_dim=4,
+    qk_rope_head_dim=2,
+    v_head_dim=3,
+)
+
+
+def test_a_mixture_with_latent_attention_small_enough_to_add_up_by_hand() -> None:
+    counts = parameters(MIXTURE)
+    assert counts.attention == 3 * (8 * 7 + 7 * 2 * 6 + 8 * (5 + 2) + 5 * 2 * (4 + 3) + 2 * 3 * 8)
+    assert counts.norms == 7 * 8 + 3 * (7 + 5)
+    assert counts.feed_forward == 3 * 8 * (12 + 2 * 6)
+    assert counts.routers == 2 * 8 * 4
+    assert (counts.experts, counts.active_experts) == (2 * 4 * 3 * 8 * 6, 2 * 2 * 3 * 8 * 6)
+    assert counts.total - counts.active == counts.experts - counts.active_experts
+    # Scores have the width of queries, and their products with values that of values.
+    assert flops_per_token(MIXTURE, 7) == 6 * (counts.active - 80) + 6 * 3 * 2 * (6 + 3) * 7
+
+
+@pytest.mark.parametrize(("tensor", "experts"), [(1, 1), (1, 4), (2, 1), (2, 4)])
+def test_the_processes_of_a_mixture_have_their_share_of_its_experts(tensor: int, experts: int) -> None:
+    parallel = ParallelConfig(tensor_parallel_size=tensor, expert_parallel_size=experts, pipeline_parallel_size=2)
+    config = Config(model=MIXTURE, parallel=parallel)
+    whole = 3 * 8 * 6 * 4
+    assert layer_parameters(config, mixture=True) - layer_parameters(config) == (
+        whole // (experts if experts > 1 else tensor) + 8 * 4 + 3 * 8 * (6 - 12) // tensor
+    )
+    if tensor == 1 and experts == 1:
+        assert sum(stage_parameters(config, stage) for stage in range(2)) == parameters(MIXTURE).total
+        assert checkpoint_bytes(config) == 12 * parameters(MIXTURE).total + config.world_size * 65_536
+
+
+def test_a_model_of_a_module_has_the_given_counts_with_or_without_a_shape() -> None:
+    described = replace(MIXTURE, module="acme", total_parameters=parameters(MIXTURE).total + 10, active_parameters=900)
+    assert (parameters(described).total, parameters(described).active) == (parameters(MIXTURE).total + 10, 900)
+    unknown = replace(described, total_parameters=10**9, active_parameters=None)
+    assert (parameters(unknown).total, parameters(unknown).active, flops_per_token(unknown, 7)) == (10**9, 10**9, 6e9)
+    halves = Config(model=unknown, parallel=ParallelConfig(pipeline_parallel_size=2))
+    assert [stage_parameters(halves, stage) for stage in range(2)] == [5 * 10**8] * 2
+    with pytest.raises(ConfigError, match=r"model\.total_parameters=null: unknown for model\.module=acme"):
+        parameters(replace(MIXTURE, module="acme"))
+
+
+DEEPSEEK_V3 = ModelConfig(
+    vocab_size=129_280,
+    hidden_size=7168,
+    intermediate_size=18_432,
+    num_layers=61,
+    num_heads=128,
+    num_kv_heads=128,
+    q_lora_rank=1536,
+    kv_lora_rank=512,
+    num_experts=256,
+    expert_intermediate_size=2048,
+    num_shared_experts=1,
+    num_dense_layers=3,
+)
+
+
+#: Our shapes, by torchtitan's module and flavor.
+_TORCHTITAN_S: dict[str, str | ModelConfig] = {
+    "llama3.8B": "llama3_8b",
+    "qwen3.8B": "qwen3_8b",
+    "qwen3.30B-A3B": "qwen3_30b_a3b",
+    "deepseek_v3.16B": "deepseek_v3_16b",
+    "deepseek_v3.671B": DEEPSEEK_V3,
+    "gpt_oss.20b": "gpt_oss_20b",
+}
+_COUNT = """
+import importlib, json, sys, torch
+counts = {}
+for name in sys.argv[1:]:
+    module, flavor = name.split(".")
+    config = importlib.import_module(f"torchtitan.models.{module}").model_registry(flavor, attn_backend="flex").model
+    with torch.device("meta"):
+        counts[name] = config.get_nparams_and_flops(config.build(), 4096)
+print(json.dumps(counts))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan is not installed")
+def test_torchtitan_counts_the_same_parameters_and_flops() -> None:
+    counting = subprocess.run(
+        [sys.executable, "-c", _COUNT, *_TORCHTITAN_S], check=True, capture_output=True, text=True, timeout=300
+    )
+    ours = {}
+    for name, model in _TORCHTITAN_S.items():
+        shape = model if isinstance(model, ModelConfig) else compose([f"model={model}", "backend=torchtitan"]).model
+        ours[name] = [parameters(shape).total, flops_per_token(shape, 4096)]
+    assert json.loads(counting.stdout.splitlines()[-1]) == ours
 
 
 def test_the_pipeline_stages_have_all_parameters_and_layers() -> None:
