@@ -53,6 +53,12 @@ class Manifest:
         return sum(int(entry["bytes"]) for entry in self.files)
 
     @property
+    def format(self) -> str | None:
+        """Format of the tensors, a key of :data:`INDEX_FILES`; None: it has none, as in a simulated run."""
+        names = {entry["path"] for entry in self.files}
+        return next((form for form, index in INDEX_FILES.items() if index in names), None)
+
+    @property
     def sha256(self) -> str:
         """Hash of the content. It detects damage and identifies the checkpoint across runs."""
         return files.sha256_json(asdict(self))

@@ -18,13 +18,14 @@ import os
 import pickle
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed import checkpoint as torch_dcp
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -37,10 +38,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
 from hlatctl.run.checkpoint import INDEX_FILES
-from hlatctl.run.errors import CheckpointError, first_line
+from hlatctl.run.errors import CheckpointError, StorageError, code_of, first_line, hint_of
 from hlatctl.run.files import DAMAGED, read_bytes, why
 
 METADATA = INDEX_FILES["dcp"]
@@ -284,17 +285,43 @@ class SafeReader(FileSystemReader):
     """Reads a checkpoint's folder for ``torch.distributed.checkpoint.load``, without a full unpickler.
 
     Use it with a :class:`SafeLoadPlanner`. Raises a CheckpointError if ``.metadata`` can't be read.
+
+    Args:
+        folder: folder of the checkpoint.
+        metadata: its metadata, if it was read before.
     """
+
+    def __init__(self, folder: Path, metadata: Metadata | None = None) -> None:
+        super().__init__(folder)
+        self._metadata = metadata
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
         """Return the metadata from :func:`read_metadata`."""
-        metadata = read_metadata(Path(self.path))
+        metadata = self._metadata or read_metadata(Path(self.path))
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
 
 
 class SafeLoadPlanner(DefaultLoadPlanner):
-    """Loads states that are no tensors by torch's restricted unpickler; other states raise a CheckpointError."""
+    """Loads states that are no tensors by torch's restricted unpickler; other states raise a CheckpointError.
+
+    Args:
+        optional: prefixes of names that the checkpoint may lack; their values in the state dict stay.
+    """
+
+    def __init__(self, optional: tuple[str, ...] = ()) -> None:
+        super().__init__(allow_partial_load=True)
+        self._optional = optional
+
+    def create_local_plan(self) -> LoadPlan:
+        """Return what to read; raises a CheckpointError if the checkpoint lacks something."""
+        assert self.metadata is not None
+        present = self.metadata.state_dict_metadata
+        missing = [name for name in self.state_dict if name not in present and not name.startswith(self._optional)]
+        if missing:
+            more = f", and {len(missing) - 1} more are" if missing[1:] else " is"
+            raise CheckpointError(f"{missing[0]}{more} not in the checkpoint")
+        return super().create_local_plan()
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Put a state into the state dict."""
@@ -305,28 +332,68 @@ class SafeLoadPlanner(DefaultLoadPlanner):
         super().load_bytes(read_item, content)
 
 
-def load(state: dict[str, Any], folder: Path, *, partial: bool = False, process_group: Any = None) -> None:
+def load(
+    state: dict[str, Any],
+    folder: Path,
+    *,
+    optional: tuple[str, ...] = (),
+    process_group: Any = None,
+    metadata: Metadata | None = None,
+) -> None:
     """Load a checkpoint into a state dict in place; all processes of the group call this together.
 
     Args:
         state: what to read: tensors and nested states by DCP's names.
-        partial: ignore names of ``state`` that the checkpoint doesn't have.
+        optional: prefixes of names that the checkpoint may lack; their values in ``state`` stay.
         process_group: default: all processes. Without process groups, this process loads alone.
+        metadata: the checkpoint's metadata, if it was read before.
 
     Raises:
         CheckpointError: a part is missing, has another shape, can't be read, or could run code.
     """
-    reader, planner = SafeReader(folder), SafeLoadPlanner(allow_partial_load=partial)
+    reader, planner = SafeReader(folder, metadata), SafeLoadPlanner(optional)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        with _alone_is_fine():
             torch_dcp.load(state, storage_reader=reader, planner=planner, process_group=process_group)
-    except CheckpointException as error:  # a BaseException, with the error of each rank that failed
-        first = next(iter(error.failures.values()))[0]
-        text = first.message if isinstance(first, CheckpointError) else first_line(first)
+    except CheckpointException as error:
+        text = first_line(_first_of(error))
         raise CheckpointError(text if os.fspath(folder) in text else f"{folder}: {text}") from None
     except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, *DAMAGED) as error:
         raise CheckpointError(f"{folder}: can't be loaded ({why(error)})") from None
+
+
+def save(state: dict[str, Any], folder: Path, *, process_group: Any = None) -> None:
+    """Write a state dict durably into a folder that has no checkpoint; all processes of the group call this together.
+
+    Without process groups, this process writes alone. Raises a StorageError if it can't be written.
+    """
+    try:
+        with _alone_is_fine(), torch.no_grad():
+            writer = FileSystemWriter(folder, overwrite=False)
+            torch_dcp.save(state, storage_writer=writer, process_group=process_group)
+    except CheckpointException as error:
+        first = _first_of(error)
+        text = f"{folder}: {type(first).__name__}: {first_line(first)}"
+        raise StorageError(text, hint=hint_of(first), code=code_of(first)) from None
+    except (OSError, RuntimeError) as error:
+        text = f"{folder}: {type(error).__name__}: {first_line(error)}"
+        raise StorageError(text, hint=hint_of(error), code=code_of(error)) from None
+
+
+@contextmanager
+def _alone_is_fine() -> Iterator[None]:
+    if torch.distributed.is_initialized():
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
+
+
+def _first_of(error: CheckpointException) -> Exception:
+    """Return the error of the first rank that failed. DCP's own is a BaseException, which threads don't catch."""
+    first = next(iter(error.failures.values()))[0]
+    return first if isinstance(first, Exception) else RuntimeError(str(first))
 
 
 def read_small_states(folder: Path, names: Collection[str]) -> dict[str, Any]:

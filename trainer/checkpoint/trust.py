@@ -45,7 +45,7 @@ from hlatctl.run.model_folder import read_link
 from hlatctl.run.paths import RunPaths, attempt_name, step_name
 from hlatctl.run.state import MilestoneState, RunState
 from trainer.backends.base import Backend
-from trainer.checkpoint.shards import INDEX, SUFFIX, number_of, read_header, read_index
+from trainer.checkpoint.shards import SUFFIX, number_of, read_header, read_index
 from trainer.checkpoint.together import Together
 
 _TEMPORARY = ".tmp-"
@@ -421,14 +421,12 @@ class Format:
     """How the tensors of a checkpoint are stored.
 
     Args:
-        index: the file that says where each tensor is; the manifest of a checkpoint lists it.
         suffix: of the files that contain tensors.
         number_of: returns the number of the process that wrote a file, from 1; None: it has no tensors.
         read_alone: raises an OSError or a ValueError if a file with tensors contradicts itself.
         why_incomplete: returns which tensor is not whole or not within its files, whose bytes are given; None: all are.
     """
 
-    index: str
     suffix: str
     number_of: Callable[[str], int | None]
     read_alone: Callable[[Path], object]
@@ -449,27 +447,21 @@ def _dcp_why_incomplete(folder: Path, sizes: Mapping[str, int]) -> str | None:
     return dcp.why_incomplete(folder, sizes)
 
 
-NATIVE = Format(
-    index=INDEX,
-    suffix=SUFFIX,
-    number_of=number_of,
-    read_alone=read_header,
-    why_incomplete=lambda folder, sizes: read_index(folder).why_incomplete(sizes),
-)
-DCP = Format(
-    index=INDEX_FILES["dcp"],
-    suffix=".distcp",
-    number_of=_dcp_number_of,
-    read_alone=lambda _path: None,  # only the index says what is in it
-    why_incomplete=_dcp_why_incomplete,
-)
-FORMATS = (NATIVE, DCP)
-
-
-def format_of(names: Iterable[str]) -> Format:
-    """Return the format of a checkpoint with files of these names; ours if they have no index."""
-    present = set(names)
-    return next((form for form in FORMATS if form.index in present), NATIVE)
+#: By the names of :data:`hlatctl.run.checkpoint.INDEX_FILES`.
+FORMATS = {
+    "native": Format(
+        suffix=SUFFIX,
+        number_of=number_of,
+        read_alone=read_header,
+        why_incomplete=lambda folder, sizes: read_index(folder).why_incomplete(sizes),
+    ),
+    "dcp": Format(
+        suffix=".distcp",
+        number_of=_dcp_number_of,
+        read_alone=lambda _path: None,  # only the index says what is in it
+        why_incomplete=_dcp_why_incomplete,
+    ),
+}
 
 
 class Verifier:
@@ -504,7 +496,7 @@ def share(entries: Iterable[dict[str, Any]], rank: int, world_size: int) -> list
 
 
 def _writer_of(name: str) -> int:
-    return next((number for form in FORMATS if (number := form.number_of(name)) is not None), 1)
+    return next((number for form in FORMATS.values() if (number := form.number_of(name)) is not None), 1)
 
 
 def why_unreadable(folder: Path, names: Iterable[str]) -> str | None:
@@ -513,7 +505,7 @@ def why_unreadable(folder: Path, names: Iterable[str]) -> str | None:
         try:
             if name.endswith(".json"):
                 read_json(folder / name)
-            for form in FORMATS:
+            for form in FORMATS.values():
                 if name.endswith(form.suffix):
                     form.read_alone(folder / name)
         except (OSError, ValueError) as error:
@@ -523,9 +515,11 @@ def why_unreadable(folder: Path, names: Iterable[str]) -> str | None:
 
 def why_incomplete(folder: Path) -> str | None:
     """Return a tensor that the shards don't have, or a file that isn't in the manifest; None if there is none."""
-    sizes = {entry["path"]: entry["bytes"] for entry in read_manifest(folder).files}
-    form = format_of(sizes)
-    for path in (*sorted(folder.glob(f"*{form.suffix}")), folder / form.index):
+    manifest = read_manifest(folder)
+    sizes = {entry["path"]: entry["bytes"] for entry in manifest.files}
+    name = manifest.format or "native"
+    form, index = FORMATS[name], INDEX_FILES[name]
+    for path in (*sorted(folder.glob(f"*{form.suffix}")), folder / index):
         if path.name not in sizes and path.exists():  # it would be read too
             return f"{path.name}: not in the manifest"
     try:
@@ -533,7 +527,7 @@ def why_incomplete(folder: Path) -> str | None:
     except CheckpointError as error:
         return error.message
     except DAMAGED as error:
-        return f"{form.index}: {why(error)}"
+        return f"{index}: {why(error)}"
 
 
 def drop_cached_pages(path: Path) -> None:

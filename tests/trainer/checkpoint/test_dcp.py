@@ -23,10 +23,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from hlatctl.run.checkpoint import MANIFEST, read_manifest
-from hlatctl.run.errors import CheckpointError
+from hlatctl.run.errors import CheckpointError, StorageError
 from tests.dcp_checkpoint import renew_manifest, rewrite_metadata, write_dcp
 from tests.trainer.rank_threads import on_ranks
-from trainer.checkpoint.dcp import METADATA, load, read_metadata, read_small_states
+from trainer.checkpoint.dcp import METADATA, load, read_metadata, read_small_states, save
 from trainer.checkpoint.together import Together
 from trainer.checkpoint.trust import Verifier, share
 
@@ -82,6 +82,30 @@ def test_torch_loads_a_valid_checkpoint_through_the_safe_reader(folder: Path) ->
     assert torch.equal(state["weight"], _STATE["weight"])
     assert torch.equal(state["half"], _STATE["half"])
     assert (state["lr_scheduler"], state["train_state"]) == (_STATE["lr_scheduler"], _STATE["train_state"])
+
+
+def test_a_name_that_the_checkpoint_lacks_is_an_error_unless_it_is_optional(folder: Path) -> None:
+    state: dict[str, Any] = {"bias": torch.zeros(5), "optimizer": {"param_groups.weight.lr": 0.5}}
+    with pytest.raises(CheckpointError, match=r"optimizer\.param_groups\.weight\.lr is not in the checkpoint"):
+        load(state, folder)
+    load(state, folder, optional=("optimizer.param_groups.",))
+    assert torch.equal(state["bias"], _STATE["bias"])
+    assert state["optimizer"] == {"param_groups.weight.lr": 0.5}
+
+
+def test_a_tensor_of_another_shape_is_an_error(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="bias"):
+        load({"bias": torch.zeros(6)}, folder)
+
+
+def test_a_saved_state_is_loaded_again_and_never_overwritten(tmp_path: Path) -> None:
+    save(_STATE, tmp_path / "saved")
+    assert torch.equal(_load(tmp_path / "saved")["weight"], _STATE["weight"])
+    with pytest.raises(StorageError, match=r"saved: RuntimeError: Checkpoint already exists"):
+        save(_STATE, tmp_path / "saved")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        save(_STATE, tmp_path / "file")
 
 
 def test_small_states_are_read_by_their_first_names(folder: Path) -> None:
