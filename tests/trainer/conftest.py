@@ -173,7 +173,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
                 start_new_session=True,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(ROOT), **env},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(ROOT), "PYTHONSAFEPATH": "1", **env},
             )
 
     return run

@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torchtitan.components.checkpointer.base import (
     DATALOADER,
     LR_SCHEDULER,
-
     OPTIMIZER,
     BaseCheckpointManager,
     ModelWrapper,
@@ -129,12 +128,7 @@ class Checkpoints(BaseCheckpointManager):  # type: ignore[misc]
         assert config._training is not None
         self.enable, self.save_future, self._training = True, None, config._training
         self._model = ModelWrapper(model_parts)
-        self._states = {
-            **states,
-            OPTIMIZER: optimizers,
-            DATALOADER: dataloader,
-            LR_SCHEDULER: lr_schedulers,
-        }
+        self._states = {**states, OPTIMIZER: optimizers, DATALOADER: dataloader, LR_SCHEDULER: lr_schedulers}
 
     @property
     def states(self) -> dict[str, Any]:
@@ -159,5 +153,3 @@ class Checkpoints(BaseCheckpointManager):  # type: ignore[misc]
 
     def _close(self) -> None:
         pass
-
-

@@ -1,4 +1,4 @@
-"""torchtitan's ``Trainer.Config`` from a configuration, with the settings that ``backend.torchtitan`` passes through."""
+"""torchtitan's ``Trainer.Config`` from a configuration, with the settings of ``backend.torchtitan``."""
 
 from __future__ import annotations
 
@@ -104,6 +104,7 @@ def _uses_cuda_graphs(config: Config) -> bool:
 
 
 def parallelism(config: Config) -> dict[str, Any]:
+    """Return the sizes of torchtitan's ``ParallelismConfig``."""
     parallel = config.parallel
     context, replicas = parallel.context_parallel_size, config.data_parallel_size
     shard = (parallel.fsdp_size or config.weight_replicas) // context if parallel.data_parallel == "fsdp" else 1

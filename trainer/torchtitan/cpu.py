@@ -5,8 +5,10 @@ A GPU or a Trainium device never imports this module.
 
 from __future__ import annotations
 
+import logging
 import os
 import types
+import warnings
 from typing import Any
 
 import torch
@@ -71,6 +73,10 @@ def adapt() -> None:
     """Make torchtitan train on a CPU. Call it before any other module of torchtitan is imported."""
     from torchtitan.tools import utils
 
+    # About random numbers that differ between layouts, and formats that a CPU computes in full precision.
+    warnings.filterwarnings("ignore", message="DTensor .* may not have complete support on cpu")
+    warnings.filterwarnings("ignore", message="In CPU autocast, but the target dtype is not supported")
+    logging.getLogger().setLevel(logging.ERROR)  # torchtitan's own: it looks for a GPU
     torch._dynamo.config.disable = True  # the mask's compiled function takes a minute to compile
     device = torch.device("cpu")
     utils.device_type, utils.device_module, utils.get_local_device = "cpu", _Device("cpu"), lambda: device

@@ -11,12 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf.devices import DEVICES, HOST_PROCESS_GROUP
+from conf.environment import check_torchtitan
 from conf.schema import Config
 from hlatctl.run import peers
 from trainer import rendezvous
-from trainer import torchtitan as engine
 from trainer.backends.base import DeviceStopwatch, HostStopwatch, Stopwatch, TorchDistributed
 from trainer.backends.torch_native import own_device
+from trainer.torchtitan import torch_2_13
 
 if TYPE_CHECKING:
     from torchtitan.distributed import ParallelDims
@@ -30,7 +31,7 @@ class Process(TorchDistributed):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        engine.require()
+        check_torchtitan(config)
         self.facts = DEVICES[config.backend.device]
         self.compiles = config.backend.compile
         self.device = own_device(config.backend.device, int(os.environ.setdefault("LOCAL_RANK", "0")))
@@ -64,8 +65,7 @@ class Process(TorchDistributed):
             rendezvous.join(self.facts.process_group, timeout=_TIMEOUT)
         else:
             dist.init_process_group(self.facts.process_group, store=dist.HashStore(), rank=0, world_size=1)
-        if not hasattr(dist, "set_timeout"):  # before PyTorch 2.14
-            dist.set_timeout = dist.distributed_c10d._set_pg_timeout
+        torch_2_13.add_timeouts()
 
     def _layout(self, config: Config) -> ParallelDims:
         from torchtitan.config import ParallelismConfig

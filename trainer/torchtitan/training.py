@@ -40,6 +40,7 @@ from trainer.step.inputs import open_batches, read_dataset
 from trainer.step.loop import Orders, StepLine, memory_bytes
 from trainer.step.monitor import Monitor
 from trainer.step.profiling import Profiling
+from trainer.torchtitan import torch_2_13
 from trainer.torchtitan.checkpoints import Checkpoints, DcpFiles
 from trainer.torchtitan.configuration import rate_factor, trainer_config
 from trainer.torchtitan.data import Loader, NoTokenizer
@@ -101,6 +102,8 @@ class _Engine(Trainer):  # type: ignore[misc]
     def __init__(self, config: Any, training: Training) -> None:
         self._training = training
         super().__init__(config)
+        if self.parallel_dims.pp_enabled:
+            torch_2_13.take_micro_batches(self.pp_schedule)
 
     def init_distributed(self) -> ParallelDims:
         """Return the layout of the processes; ``Process`` has connected them."""
@@ -141,9 +144,7 @@ class Training:
         self.dataset = read_dataset(run, process)
         end_id = int(self.dataset["tokenizer"]["eos_id"])
         self.document_end_id = end_id if config.data.mask_across_documents else None
-        self.checkpoints = CheckpointManager(
-            config, run, process, journal, attempt=attempt, storage=DcpFiles(process)
-        )
+        self.checkpoints = CheckpointManager(config, run, process, journal, attempt=attempt, storage=DcpFiles(process))
         self.monitor, self.line = Monitor(), StepLine(config)
         self.outcome: Outcome | None = None
         self.batches: Batches | None = None
@@ -326,8 +327,6 @@ class Training:
         if self.process.dims.pp_enabled:
             size = self.process.world_size // self.process.dims.pp
             knows = self.process.world_size - size
-            if self.config.parallel.pipeline_schedule == "zbv":
-                knows = 0
             numbers = torch.tensor([loss, grad_norm, load], dtype=torch.float64)
             dist.broadcast(numbers, knows, group=self.process.host_group)
             loss, grad_norm, load = numbers.tolist()
@@ -352,9 +351,7 @@ class Training:
                 hint="lower optimizer.lr, or inspect the previous steps in the journal",
                 code=NONFINITE,
             )
-        self._note(
-            DATA_CHANGED, durable=True, key=SKIP_STEPS, value=[self.batches.batch], by="trainer", why=numbers
-        )
+        self._note(DATA_CHANGED, durable=True, key=SKIP_STEPS, value=[self.batches.batch], by="trainer", why=numbers)
         self.outcome = "rollback"
 
     def after_step(self, step: int, checkpoints: Checkpoints) -> bool:

@@ -1,0 +1,37 @@
+"""What torchtitan 0.3 calls of PyTorch 2.14, for PyTorch 2.13. Unused, and to be deleted, once 2.14 is the oldest."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+
+def add_timeouts() -> None:
+    """Add the function that sets the timeout of a process group."""
+    if not hasattr(dist, "set_timeout"):
+        dist.set_timeout = dist.distributed_c10d._set_pg_timeout
+
+
+def take_micro_batches(schedule: Any) -> None:
+    """Let the step of a pipeline's schedule take micro-batches; before PyTorch 2.14 it divides a batch itself."""
+    if "arg_mbs" not in inspect.signature(schedule.step).parameters:
+        schedule.step = partial(_step, schedule)
+
+
+def _step(
+    schedule: Any,
+    *,
+    arg_mbs: list[Any] | None = None,
+    kwarg_mbs: list[Any] | None = None,
+    target_mbs: list[Any] | None = None,
+    losses: list[Any] | None = None,
+    return_outputs: bool = False,
+    loss_kwargs: dict[str, Any] | None = None,
+) -> None:
+    for stage in getattr(schedule, "_stages", None) or [schedule._stage]:
+        stage.has_backward = schedule._has_backward
+        stage.clear_runtime_states()
+    schedule._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs)
