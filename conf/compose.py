@@ -35,7 +35,7 @@ _MAX_INSERTED_CHARACTERS = 1_000_000
 #: Hydra's parser takes quadratic time, 2 s for this many marks, and recurses.
 _MAX_MARKS, _MAX_DEPTH = 5_000, 100
 #: Mappings whose entries have free names; an override may add entries and keys, which ``decode`` checks.
-_MAPPINGS = ("eval.groups", "eval.items")
+_MAPPINGS = ("eval.groups", "eval.items", "backend.torchtitan")
 
 
 def compose(overrides: Sequence[str] = (), folder: Path | None = None, *, to_start: bool = True) -> Config:

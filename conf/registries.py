@@ -151,6 +151,8 @@ class BackendKind(Row):
             PyTorch's profiler and to other software, such as transformers.
         optimizers: names of the optimizers that it has itself; empty: it takes those of the registry.
         package: distribution that it needs on Trainium nodes.
+        own_settings: module with ``settings(config)``, which checks a configuration and returns the engine's own one.
+            ``python -m MODULE --config FILE`` prints it as JSON.
         software: ``software(config)`` raises a DependencyError if the environment of this process can't train.
         rules: ``rules(config)`` yields an error for each of its other rules that a configuration breaks.
     """
@@ -162,6 +164,7 @@ class BackendKind(Row):
     torch_xla: bool = False
     optimizers: tuple[str, ...] = ()
     package: str = ""
+    own_settings: str = ""
     software: str = ""
     rules: str = ""
 
@@ -210,6 +213,7 @@ BACKENDS = Registry(
                     "experts",
                 }
             ),
+            own_settings="trainer.torchtitan.check",
             software="conf.environment:check_torchtitan",
             rules="conf.layouts:of_torchtitan",
         ),

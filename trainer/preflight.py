@@ -7,6 +7,7 @@ limit. One process of each node also checks that all nodes see the same run dire
 from __future__ import annotations
 
 import argparse
+import importlib
 import contextlib
 import dataclasses
 import os
@@ -353,6 +354,8 @@ def main(argv: list[str] | None = None) -> int:
     from trainer.backends import make_backend
 
     backend = make_backend(config)
+    if module := config.backend.kind.own_settings:
+        importlib.import_module(module).settings(config)
     try:
         workers = backend.gather(measure(config, run, backend))
         backend.gather(None)

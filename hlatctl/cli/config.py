@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,9 @@ from conf import folders
 from hlatctl.cli.app import App
 from hlatctl.cli.common import ConfigDirs, Json, Overrides, print_json, write
 from hlatctl.run.errors import ConfigError, suggest
+
+if TYPE_CHECKING:
+    from conf.schema import Config
 
 app = App("List options and keys, and show what overrides result in.")
 _WIDEST = 120
@@ -76,7 +80,8 @@ def keys(
 def show(overrides: Overrides = None, config_dir: ConfigDirs = None, as_json: Json = False) -> None:
     """Show the configuration that overrides result in.
 
-    Prints the keys that differ from those without overrides, and then, as YAML, all of them.
+    Prints the keys that differ from those without overrides, and then, as YAML, all of them. With an engine that has a
+    configuration of its own (backend=torchtitan), this follows where the engine is installed.
     """
     from conf.compose import compose
     from conf.load import dump, flatten
@@ -87,12 +92,31 @@ def show(overrides: Overrides = None, config_dir: ConfigDirs = None, as_json: Js
     differ = {key: [without.get(key), values.get(key)] for key in {**without, **values}}
     differ = {key: pair for key, pair in differ.items() if pair[0] != pair[1]}
     known = origins(overrides or [], config)
+    engine = _of_engine(config)
     if as_json:
-        print_json({"config": dataclasses.asdict(config), "differs": differ, "origins": dataclasses.asdict(known)})
+        own = {config.backend.name: engine} if engine else {}
+        shown = {"config": dataclasses.asdict(config), "differs": differ, "origins": dataclasses.asdict(known)}
+        print_json({**shown, **own})
         return
     for key, (before, after) in differ.items():
         write(f"# {key}: {_text(after)}, not {_text(before)} ({known.keys.get(key, SCHEMA)})")
     write(dump(config), nl=False)
+    if engine:
+        import yaml
+
+        write(f"\n# {config.backend.name}'s own configuration, which follows:")
+        write(yaml.safe_dump({config.backend.name: engine}, sort_keys=False), nl=False)
+
+
+def _of_engine(config: Config) -> dict[str, Any]:
+    from flows.runtime.programs import ask_about
+    from flows.stages.validate import can_train
+
+    module = config.backend.kind.own_settings
+    if not module or not can_train(config):
+        return {}
+    settings: dict[str, Any] = json.loads(ask_about(module, config, timeout_s=120.0))
+    return settings
 
 
 def remark_of(group: str, option: str) -> str:

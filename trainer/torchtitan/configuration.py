@@ -183,9 +183,14 @@ def _pass_through(titan: Trainer.Config, settings: Mapping[str, Any]) -> None:
                 section = getattr(section, step)
         expected = typing.get_type_hints(type(section))[name]
         if not _fits(value, expected):
-            text = getattr(expected, "__name__", None) or str(expected).replace("typing.", "")
-            raise ConfigError(f"{here}={value}: must be {text}")
+            raise ConfigError(f"{here}={value}: must be {_words(expected)}")
         setattr(section, name, float(value) if expected is float else value)
+
+
+def _words(expected: Any) -> str:
+    if typing.get_origin(expected) is typing.Literal:
+        return f"one of: {', '.join(map(str, typing.get_args(expected)))}"
+    return getattr(expected, "__name__", str(expected)).replace("typing.", "")
 
 
 def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
