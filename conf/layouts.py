@@ -396,11 +396,6 @@ def of_torchtitan(config: Config) -> Iterator[ConfigError]:
             f"parallel.activation_checkpointing=selective: {here} can't recompute only the core of attention",
             hint="set parallel.activation_checkpointing=operators, which torchtitan calls selective",
         )
-    if config.precision.name == "fp8" and config.precision.fp8_scaling != "rowwise":
-        yield ConfigError(
-            f"precision.fp8_scaling={config.precision.fp8_scaling}: {here} has only scales of rows",
-            hint="set precision.fp8_scaling=rowwise",
-        )
     if model.module is None and model.num_experts and model.kv_lora_rank is None:
         yield from _qwen_mixture(config)
 

@@ -218,13 +218,7 @@ BACKENDS = Registry(
             ),
             optimizers=("adamw",),
             data_parallel=("replicate", "fsdp"),
-            ignores=(
-                "model.initializer_range",  # each family has its own initialization
-                "model.scaled_initialization",
-                "optimizer.decay",
-                "checkpoint.fast_dir",
-                "checkpoint.when_busy",
-            ),
+            ignores=(),
             package="torchtitan",
             rules="conf.layouts:of_torchtitan",
         ),

@@ -36,6 +36,7 @@ class Execution:
         recomputes_elementwise: a process keeps only its results of products and of attention; element-wise
             operations are computed, and inputs of products, keys and values gathered, again.
         logit_bytes: memory for each entry of the logits; None: the loss is computed in blocks.
+        fp8_experts: with ``fp8``, products of experts run in FP8, too.
         sends_once_per_node: a token is sent once to each node that has experts of it, and copied there (DeepEP,
             HybridEP); otherwise once to each expert.
     """
@@ -53,6 +54,7 @@ class Execution:
     flash_attention: bool | None = None
     recomputes_elementwise: bool = False
     logit_bytes: int | None = None
+    fp8_experts: bool = False
     sends_once_per_node: bool = False
 
     @classmethod

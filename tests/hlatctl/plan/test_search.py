@@ -51,3 +51,11 @@ def test_a_search_on_gpus_tries_all_kinds_of_sharding(hlat_7b: Config) -> None:
     candidates = search(config, count=200)
     assert {c.config.parallel.data_parallel for c in candidates} == {"replicate", "zero1", "fsdp"}
     assert "budget" not in {c.config.parallel.activation_checkpointing for c in candidates}
+
+
+def test_a_search_of_a_mixture_tries_sizes_of_expert_parallelism_that_torchtitan_has() -> None:
+    layout = ["backend=torchtitan", "model=qwen3_moe_tiny", "backend.device=cuda", "cluster=slurm_h100"]
+    candidates = search(compose([*layout, "cluster.nodes=1", "train.global_batch_size=8"]), count=100)
+    assert {c.config.parallel.expert_parallel_size for c in candidates} == {1, 2, 4, 8}
+    assert {c.config.parallel.data_parallel for c in candidates} == {"replicate", "fsdp"}
+    assert "selective" not in {c.config.parallel.activation_checkpointing for c in candidates}
