@@ -40,8 +40,9 @@ lint: $(STAMP)
 test: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs 2 lint pytest
 
+# A worker that crashes ends the run: xdist gives the one that replaces it no work, and waits for it forever.
 pytest: $(STAMP)
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # The inner loop: no servers, no trainers, no sandboxes.
 test-fast: $(STAMP)

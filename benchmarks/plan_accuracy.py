@@ -86,7 +86,7 @@ def tables(runs: list[PublishedRun]) -> str:
     """Return the errors of each group and of each run, as tables for docs/planning.md."""
     lines = ["| error of figures to which nothing was fitted | figures | median | worst |", "|---|---|---|---|"]
     for what, errors_of in (("step time", step_errors), ("memory", memory_errors)):
-        for number, name in enumerate(("first", "second", "third"), start=1):
+        for number, name in enumerate(("first", "second", "third", "fourth"), start=1):
             if errors := errors_of(one for one in runs if one.collection == number):
                 middle, worst = statistics.median(errors), max(errors)
                 lines.append(f"| {what}, {name} collection | {len(errors)} | {middle:.1f} % | {worst:.1f} % |")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 from conf.devices import DEVICES
 from conf.environment import CASTING
 from conf.registries import BACKENDS, Trait
 from conf.schema import Config
+from conf.sizes import has_shape, parameters
 from hlatctl.run.errors import ConfigError
 
 #: 256 bytes, the special tokens, and room for a few merges.
@@ -16,7 +19,9 @@ _MIN_TRAIN_VOCAB_SIZE = 300
 
 def _model(config: Config) -> Iterator[ConfigError]:
     model = config.model
-    if model.head_dim is None and model.hidden_size % model.num_heads:
+    if model.kv_lora_rank is not None:
+        yield from _latent(config)
+    elif model.head_dim is None and model.hidden_size % model.num_heads:
         yield _indivisible("model.hidden_size", model.hidden_size, "model.num_heads", model.num_heads)
     elif model.head_width % 2:
         key, value = ("hidden_size", model.hidden_size) if model.head_dim is None else ("head_dim", model.head_dim)
@@ -52,6 +57,165 @@ def _model(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _latent(config: Config) -> Iterator[ConfigError]:
+    model = config.model
+    here = f"model.kv_lora_rank={model.kv_lora_rank}"
+    if model.qk_rope_head_dim % 2:
+        yield ConfigError(
+            f"model.qk_rope_head_dim={model.qk_rope_head_dim}: rotary embeddings need an even width",
+            hint=f"set model.qk_rope_head_dim={model.qk_rope_head_dim + 1}",
+        )
+    if model.qk_norm != "none":
+        yield not_together(
+            here,
+            f"model.qk_norm={model.qk_norm}",
+            "latent attention has norms of its own",
+            hint="set model.qk_norm=none",
+        )
+    if model.num_kv_heads != model.num_heads:
+        yield ConfigError(
+            f"model.num_kv_heads={model.num_kv_heads}: latent attention ({here}) has as many key heads as "
+            f"model.num_heads={model.num_heads}",
+            hint=f"set model.num_kv_heads={model.num_heads}",
+        )
+
+
+def _module(config: Config) -> Iterator[ConfigError]:
+    model = config.model
+    if model.module is None:
+        return
+    if not model.module or not model.flavor:
+        key = "flavor" if model.module else "module"
+        yield ConfigError(
+            f"model.{key}={getattr(model, key) or ''}: a model of a module needs both names",
+            hint="model.module=deepseek_v3 model.flavor=16B is one of torchtitan's",
+        )
+        return
+    try:
+        counts = parameters(model)
+    except ConfigError as error:
+        yield error
+        return
+    if counts.active > counts.total:
+        yield ConfigError(
+            f"model.active_parameters={counts.active}: more than model.total_parameters={counts.total}",
+            hint="leave model.active_parameters out if a token uses all of them",
+        )
+    if not has_shape(model) and _shape(config) != _shape(Config()):
+        yield ConfigError(
+            f"model.total_parameters={model.total_parameters}: differs from what the other keys of the shape describe; "
+            f"they are for the planner and don't change model.flavor={model.flavor}",
+            hint="leave them out, or set those of the flavor: model.hidden_size, model.num_layers, and so on",
+        )
+
+
+def _shape(config: Config) -> tuple[int, ...]:
+    model = config.model
+    return (model.vocab_size, model.hidden_size, model.intermediate_size, model.num_layers, model.num_experts)
+
+
+def _experts(config: Config) -> Iterator[ConfigError]:
+    model, kind = config.model, config.backend.kind
+    needing = {
+        f"model.module={model.module}": model.module is not None,
+        f"model.num_experts={model.num_experts}": model.num_experts > 0,
+        f"model.kv_lora_rank={model.kv_lora_rank}": model.kv_lora_rank is not None,
+    }
+    for key in (key for key, is_set in needing.items() if is_set and "experts" not in kind.traits):
+        yield ConfigError(
+            f"{key}: backend.name={config.backend.name} trains dense models of this project's shapes only",
+            hint="set backend=torchtitan, or a dense model such as model=qwen3_8b",
+        )
+    size = config.parallel.expert_parallel_size
+    if model.num_experts:
+        yield from _mixture(config)
+    elif size > 1 and has_shape(model):
+        yield ConfigError(
+            f"parallel.expert_parallel_size={size}: needs a mixture of experts, but model.num_experts=0",
+            hint="set parallel.expert_parallel_size=1",
+        )
+
+
+def _mixture(config: Config) -> Iterator[ConfigError]:
+    model, parallel, experts = config.model, config.parallel, config.model.num_experts
+    if model.experts_per_token > experts:
+        yield ConfigError(
+            f"model.experts_per_token={model.experts_per_token}: more than model.num_experts={experts}",
+            hint=f"set model.experts_per_token={min(2, experts)}",
+        )
+    if model.num_dense_layers >= model.num_layers:
+        yield ConfigError(
+            f"model.num_dense_layers={model.num_dense_layers}: leaves no layer of model.num_layers={model.num_layers} "
+            "for experts",
+            hint="set fewer dense layers, or model.num_experts=0",
+        )
+    yield from _router_groups(config)
+    size, tensor = parallel.expert_parallel_size, parallel.tensor_parallel_size
+    widths = {"model.intermediate_size": model.intermediate_size, "model.expert_intermediate_size": model.expert_width}
+    key = "model.expert_intermediate_size" if model.expert_intermediate_size else "model.intermediate_size"
+    if size == 1 and widths[key] % tensor:
+        yield _indivisible(key, widths[key], "parallel.tensor_parallel_size", tensor)
+    if size > 1 and config.train.seq_len % tensor:  # each of them sends its part of the sequence
+        yield _indivisible("train.seq_len", config.train.seq_len, "parallel.tensor_parallel_size", tensor)
+    if experts % size:
+        yield _indivisible("model.num_experts", experts, "parallel.expert_parallel_size", size)
+        return
+    sharing = _sharing(config)
+    if sharing * tensor % size:
+        yield ConfigError(
+            f"parallel.expert_parallel_size={size}: must divide the {sharing} processes that share the weights x "
+            f"parallel.tensor_parallel_size={tensor}",
+            hint=f"use a divisor of {math.gcd(sharing * tensor, experts)}"
+            + ("" if parallel.data_parallel == "fsdp" else ", or set parallel.data_parallel=fsdp"),
+        )
+
+
+def _sharing(config: Config) -> int:
+    """Return the number of processes that share one copy of the weights, apart from tensor parallelism."""
+    parallel = config.parallel
+    if parallel.data_parallel == "replicate":
+        return parallel.context_parallel_size
+    return parallel.fsdp_size or config.weight_replicas
+
+
+def _router_groups(config: Config) -> Iterator[ConfigError]:
+    model = config.model
+    groups, chosen = model.router_groups, model.router_limited_groups
+    if groups is None:
+        return
+    here = f"model.router_groups={groups}"
+    if model.num_experts % groups or model.num_experts // groups < 2:
+        yield ConfigError(
+            f"{here}: must divide model.num_experts={model.num_experts} into groups of at least 2",
+            hint="model.router_groups=null has no groups",
+        )
+    elif chosen is None or chosen > groups:
+        yield ConfigError(
+            f"model.router_limited_groups={chosen}: must be from 1 to {here}",
+            hint=f"set model.router_limited_groups={max(1, groups // 2)}",
+        )
+    elif model.experts_per_token > chosen * (model.num_experts // groups):
+        yield ConfigError(
+            f"model.experts_per_token={model.experts_per_token}: model.router_limited_groups={chosen} groups have only "
+            f"{chosen * (model.num_experts // groups)} experts",
+            hint=f"set model.router_limited_groups={groups}",
+        )
+
+
+def _ignored(config: Config) -> Iterator[ConfigError]:
+    for key in config.backend.kind.ignores:
+        value, default = attrgetter(key)(config), attrgetter(key)(_DEFAULTS)
+        if value != default:
+            shown = str(default).lower() if isinstance(default, bool) or default is None else default
+            yield ConfigError(
+                f"{key}={value}: backend.name={config.backend.name} doesn't read this key",
+                hint=f"set {key}={'null' if default is None else shown}",
+            )
+
+
+_DEFAULTS = Config()
+
+
 def _parallel(config: Config) -> Iterator[ConfigError]:
     parallel, model = config.parallel, config.model
     tensor, stages, context = (
@@ -69,7 +233,10 @@ def _parallel(config: Config) -> Iterator[ConfigError]:
             "cluster.processes_per_node)",
             hint=f"use a multiple of {needed} processes",
         )
-    for key in ("num_kv_heads", "num_heads", "intermediate_size", "vocab_size"):
+    keys = ["num_kv_heads", "num_heads", "intermediate_size", "vocab_size"]
+    if model.num_experts and not model.num_dense_layers:
+        keys.remove("intermediate_size")
+    for key in keys if has_shape(model) else ():
         # If there are fewer key/value heads than processes, NxD copies each head to several processes.
         copied = key == "num_kv_heads" and _has(config, "copies_kv_heads") and tensor % model.num_kv_heads == 0
         if getattr(model, key) % tensor and not copied:
@@ -111,10 +278,10 @@ def _backend(config: Config) -> Iterator[ConfigError]:
             f"backend.device={device}: backend.name={name} trains on {' or '.join(devices)}",
             hint=f"set backend.device={devices[0]}, or backend=torch_native",
         )
-    if layout == "fsdp" and not _has(config, "fsdp"):
+    if layout not in kind.data_parallel:
         yield ConfigError(
-            f"parallel.data_parallel=fsdp: backend.name={name} doesn't support it",
-            hint="set parallel.data_parallel=zero1",
+            f"parallel.data_parallel={layout}: backend.name={name} doesn't support it",
+            hint=f"set parallel.data_parallel={kind.data_parallel[-1]}",
         )
     precisions, precision = kind.state_bytes, config.precision.name
     if precision not in precisions and precision != "fp8":  # has a rule of its own
@@ -142,7 +309,7 @@ def _sharding(config: Config) -> Iterator[ConfigError]:
     here = f"parallel.fsdp_size={parallel.fsdp_size}"
     if not _has(config, "fsdp_size") or parallel.data_parallel == "replicate":
         yield ConfigError(
-            f"{here}: only for backend.name=torch_native with parallel.data_parallel=fsdp or zero1, but here they are "
+            f"{here}: only for {_backends('fsdp_size')} with parallel.data_parallel=fsdp or zero1, but here they are "
             f"{config.backend.name} and {parallel.data_parallel}",
             hint="set parallel.fsdp_size=null, or parallel.data_parallel=fsdp and backend=torch_native",
         )
@@ -178,6 +345,8 @@ def _fp8_sizes(config: Config) -> Iterator[ConfigError]:
         f"model.num_kv_heads={model.num_kv_heads}": model.kv_width // tensor,
         f"train.seq_len={config.train.seq_len}": tokens // parallel.context_parallel_size,
     }
+    if model.num_experts:
+        sizes[f"model.expert_intermediate_size={model.expert_width}"] = model.expert_width // tensor
     for key, size in sizes.items():
         if size % 16:
             yield ConfigError(
@@ -207,16 +376,41 @@ def _of_backend(config: Config) -> Iterator[ConfigError]:
 
 def of_torchtitan(config: Config) -> Iterator[ConfigError]:
     """Yield an error for each rule of torchtitan's that a configuration breaks."""
-    here = f"backend.name={config.backend.name}"
+    here, model, parallel = f"backend.name={config.backend.name}", config.model, config.parallel
     if config.train.z_loss:
         yield not_together(here, f"train.z_loss={config.train.z_loss:g}", "its cross-entropy has no such term")
-    if config.parallel.data_parallel == "zero1":
+    if config.train.on_nonfinite == "skip":
         yield ConfigError(
-            f"parallel.data_parallel=zero1: {here} doesn't support it",
-            hint="set parallel.data_parallel=fsdp parallel.reshard_after_forward=never",
+            f"train.on_nonfinite=skip: with {here}, the update happens before the loss is known",
+            hint="set train.on_nonfinite=rollback",
         )
-    if config.model.norm_position != "pre":
-        yield not_together(here, f"model.norm_position={config.model.norm_position}", "it has no such family")
+    if model.norm_position != "pre":
+        yield not_together(here, f"model.norm_position={model.norm_position}", "it has no such family")
+    if parallel.activation_checkpointing == "selective":
+        yield ConfigError(
+            f"parallel.activation_checkpointing=selective: {here} can't recompute only the core of attention",
+            hint="set parallel.activation_checkpointing=operators, which torchtitan calls selective",
+        )
+    if model.module is None and model.num_experts and model.kv_lora_rank is None:
+        yield from _qwen_mixture(config)
+
+
+def _qwen_mixture(config: Config) -> Iterator[ConfigError]:
+    """Yield an error for each key that Qwen 3's mixtures, the ones with grouped-query attention, don't have."""
+    only = {
+        "qk_norm": "head",
+        "num_shared_experts": 0,
+        "num_dense_layers": 0,
+        "router_score": "softmax",
+        "router_groups": None,
+    }
+    for key, value in only.items():
+        if (given := getattr(config.model, key)) != value:
+            yield ConfigError(
+                f"model.{key}={given}: with model.num_experts={config.model.num_experts} and no latent attention, no "
+                "format for exports describes the model",
+                hint=f"set model.{key}={'null' if value is None else value} (Qwen 3), or model.kv_lora_rank (DeepSeek)",
+            )
 
 
 def of_nxd(config: Config) -> Iterator[ConfigError]:
@@ -279,6 +473,10 @@ def _needs_torchtitan(config: Config, here: str, remedy: str) -> ConfigError:
     )
 
 
+def _backends(trait: Trait) -> str:
+    return f"backend.name={' or '.join(name for name, kind in BACKENDS.built_in.items() if trait in kind.traits)}"
+
+
 def not_together(one: str, other: str, why: str, *, hint: str = "change one of them") -> ConfigError:
     """Return the error for two settings that can't be combined, with the reason."""
     return ConfigError(f"{one} and {other}: can't be combined; {why}", hint=hint)
@@ -293,7 +491,10 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 #: Each yields an error for every rule that the configuration breaks.
 RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _model,
+    _module,
+    _experts,
     _backend,
+    _ignored,
     _of_backend,
     _parallel,
     _context_parallel,

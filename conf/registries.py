@@ -92,10 +92,10 @@ LAUNCHERS = Registry(
 #: ``keeps_inputs``: sequence parallelism gathers the input of a product once, for both passes.
 #: ``blocks_of_loss``: logits are computed in blocks.
 #: ``overlaps_gradients``: gradients are summed during the backward pass.
+#: ``separate_products``: query, key, value, gate and up are products of their own.
 #: ``experts``: mixtures of experts and latent attention; it takes ``model.module``.
 Trait = Literal[
     "context_parallel",
-    "fsdp",
     "fp8",
     "fsdp_size",
     "recomputes_operators",
@@ -108,6 +108,7 @@ Trait = Literal[
     "keeps_inputs",
     "blocks_of_loss",
     "overlaps_gradients",
+    "separate_products",
     "experts",
 ]
 
@@ -150,6 +151,8 @@ class BackendKind(Row):
         torch_xla: it runs on torch-xla, which compiles the whole step as one graph. The device is then unknown to
             PyTorch's profiler and to other software, such as transformers.
         optimizers: names of the optimizers that it has itself; empty: it takes those of the registry.
+        data_parallel: values of ``parallel.data_parallel`` that it trains with, from the least sharded.
+        ignores: keys that it doesn't read; they must have their defaults.
         package: distribution that it needs on Trainium nodes.
         own_settings: module with ``settings(config)``, which checks a configuration and returns the engine's own one.
             ``python -m MODULE --config FILE`` prints it as JSON.
@@ -163,6 +166,8 @@ class BackendKind(Row):
     devices: tuple[str, ...] = ()
     torch_xla: bool = False
     optimizers: tuple[str, ...] = ()
+    data_parallel: tuple[str, ...] = ("replicate", "zero1", "fsdp")
+    ignores: tuple[str, ...] = ("parallel.expert_parallel_size", "backend.torchtitan")
     package: str = ""
     own_settings: str = ""
     software: str = ""
@@ -180,7 +185,6 @@ BACKENDS = Registry(
             state_bytes={"fp32": _FULL, "mixed": _FULL, "bf16_sr": _TORCH_BF16, "bf16": _TORCH_BF16},
             traits=frozenset(
                 {
-                    "fsdp",
                     "fsdp_size",
                     "masks_in_stages",
                     "shards_weights",
@@ -198,7 +202,6 @@ BACKENDS = Registry(
             traits=frozenset(
                 {
                     "context_parallel",
-                    "fsdp",
                     "fp8",
                     "fsdp_size",
                     "recomputes_operators",
@@ -210,11 +213,15 @@ BACKENDS = Registry(
                     "keeps_inputs",
                     "blocks_of_loss",
                     "overlaps_gradients",
+                    "separate_products",
                     "experts",
                 }
             ),
             own_settings="trainer.torchtitan.check",
             software="conf.environment:check_torchtitan",
+            optimizers=("adamw",),
+            data_parallel=("replicate", "fsdp"),
+            ignores=(),
             rules="conf.layouts:of_torchtitan",
         ),
         "nxd": BackendKind(
@@ -231,6 +238,7 @@ BACKENDS = Registry(
             devices=("neuron", "cpu"),
             torch_xla=True,
             optimizers=("adamw",),
+            data_parallel=("replicate", "zero1"),
             package="neuronx-distributed",
             rules="conf.layouts:of_nxd",
         ),

@@ -20,7 +20,7 @@ from conf.constraints import Range, violations
 from conf.data_changes import batch_numbers
 from conf.environment import SET_ELSEWHERE
 from conf.listing import is_url
-from conf.registries import LAUNCHERS, OPTIMIZERS, SCHEDULES
+from conf.registries import BACKENDS, LAUNCHERS, OPTIMIZERS, SCHEDULES
 from conf.schema import Config, EvalConfig
 from hlatctl.cache.trust import require_own
 from hlatctl.run.errors import ConfigError, nearest, unset
@@ -444,6 +444,36 @@ _DEPENDENCES = (
         "model.rope_scaling=llama3",
         lambda config: config.model.rope_scaling != "none",
     ),
+    Dependence(
+        ("model.flavor", "model.total_parameters", "model.active_parameters"),
+        "model.module=NAME",
+        lambda config: config.model.module is not None,
+    ),
+    Dependence(
+        (
+            "model.experts_per_token",
+            "model.expert_intermediate_size",
+            "model.num_shared_experts",
+            "model.num_dense_layers",
+            "model.router_score",
+            "model.normalize_router_weights",
+            "model.router_scale",
+            "model.router_groups",
+        ),
+        "model.num_experts=8 or more",
+        lambda config: config.model.num_experts > 0,
+    ),
+    Dependence(
+        ("model.router_limited_groups",),
+        "model.router_groups=NUMBER",
+        lambda config: config.model.num_experts > 0 and config.model.router_groups is not None,
+    ),
+    Dependence(
+        ("model.q_lora_rank", "model.qk_nope_head_dim", "model.qk_rope_head_dim", "model.v_head_dim"),
+        "model.kv_lora_rank=NUMBER",
+        lambda config: config.model.kv_lora_rank is not None,
+    ),
+    Dependence(("model.head_dim",), "model.kv_lora_rank=null", lambda config: config.model.kv_lora_rank is None),
     Dependence(("tokenizer.train_vocab_size",), "tokenizer.path=null", lambda config: config.tokenizer.path is None),
     Dependence(
         ("train.max_nonfinite_steps",), "train.on_nonfinite=skip", lambda config: config.train.on_nonfinite == "skip"
@@ -464,6 +494,9 @@ def _dependences() -> Iterator[Dependence]:
             yield Dependence(
                 tuple(f"optimizer.{key}" for key in kind.settings), f"{needs}={name}", partial(_reads, kind.settings)
             )
+    for key in dict.fromkeys(key for kind in BACKENDS.built_in.values() for key in kind.ignores):
+        reads = next(name for name, kind in BACKENDS.built_in.items() if key not in kind.ignores)
+        yield Dependence((key,), f"backend={reads}", partial(_backend_reads, key))
     for name, launcher in LAUNCHERS.built_in.items():
         if launcher.settings:
             yield Dependence((launcher.settings,), f"cluster.launcher={name}", partial(_may_read, launcher.settings))
@@ -472,6 +505,10 @@ def _dependences() -> Iterator[Dependence]:
 def _reads(keys: tuple[str, ...], config: Config) -> bool:
     optimizer, schedule = OPTIMIZERS[config.optimizer.name], SCHEDULES[config.optimizer.schedule]
     return {*keys} <= {*optimizer.settings, *schedule.settings}
+
+
+def _backend_reads(key: str, config: Config) -> bool:
+    return key not in config.backend.kind.ignores
 
 
 def _may_read(group: str, config: Config) -> bool:

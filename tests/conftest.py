@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -83,8 +84,13 @@ sys.addaudithook(_refuse_processes)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Let only tests marked ``processes`` start any: `make test-fast` leaves those out."""
+    """Let only tests marked ``processes`` start any: `make test-fast` leaves those out.
+
+    Ctrl-C raises in every test. Otherwise a library that has left another handler, or a shell that ignores it, would
+    end a worker in a test of Ctrl-C.
+    """
     global _in_unmarked_test
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     _in_unmarked_test = item.get_closest_marker("processes") is None
     try:
         return (yield)

@@ -7,9 +7,9 @@ limit. One process of each node also checks that all nodes see the same run dire
 from __future__ import annotations
 
 import argparse
-import importlib
 import contextlib
 import dataclasses
+import importlib
 import os
 import platform
 import resource

@@ -35,9 +35,10 @@ def budget(config: Config) -> dict[str, Any]:
     ``flops_per_token`` is of a forward and a backward pass, ``checkpoints_kept`` the maximum without the one that is
     being written, and ``disk_bytes`` the size of these and of that one.
     """
-    per_token = flops_per_token(config.model, config.train.seq_len)
+    counts, per_token = parameters(config.model), flops_per_token(config.model, config.train.seq_len)
     return {
-        "parameters": parameters(config.model).total,
+        "parameters": counts.total,
+        "active_parameters": counts.active,
         "flops_per_token": per_token,
         "total_flops": per_token * config.total_tokens,
         **{name: getattr(config, name) for name in _COUNTED},

@@ -17,7 +17,7 @@ Fp8Scaling = Literal["rowwise", "tensorwise"]
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How a run is executed. The last six fields describe other software; no configuration sets them.
+    """How a run is executed. No configuration sets the fields from ``gathers_fp8`` on, except by its backend.
 
     Args:
         context_parallel_size: processes that share each sequence.
@@ -36,6 +36,9 @@ class Execution:
         recomputes_elementwise: a process keeps only its results of products and of attention; element-wise
             operations are computed, and inputs of products, keys and values gathered, again.
         logit_bytes: memory for each entry of the logits; None: the loss is computed in blocks.
+        fp8_experts: with ``fp8``, products of experts run in FP8, too.
+        sends_once_per_node: a token is sent once to each node that has experts of it, and copied there (DeepEP,
+            HybridEP); otherwise once to each expert.
     """
 
     context_parallel_size: int = 1
@@ -51,6 +54,8 @@ class Execution:
     flash_attention: bool | None = None
     recomputes_elementwise: bool = False
     logit_bytes: int | None = None
+    fp8_experts: bool = False
+    sends_once_per_node: bool = False
 
     @classmethod
     def of(cls, config: Config) -> Execution:
@@ -64,6 +69,7 @@ class Execution:
             recomputed=parallel.activation_checkpointing,
             memory_budget=parallel.activation_memory_budget,
             fp8="rowwise" if config.precision.name == "fp8" else None,  # torchtitan's recipe
+            separate_products="separate_products" in config.backend.kind.traits,
         )
 
 

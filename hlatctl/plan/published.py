@@ -38,7 +38,7 @@ class PublishedRun:
     Args:
         device: a key of ``devices`` in the file.
         fits: the numbers that were fitted to it; those of the device's cluster are keys of ``cluster.hardware``.
-        collection: 1 for the first runs, 2 and 3 for those that were added later.
+        collection: 1 for the first runs, 2 and 3 for those that were added later, 4 for mixtures of experts.
     """
 
     name: str

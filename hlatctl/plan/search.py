@@ -23,7 +23,6 @@ CHECKPOINTING = tuple(
 )
 #: Number formats that are known to converge (HLAT, arXiv 2404.10630, section 3.3); plain BF16 diverged.
 _PRECISIONS: tuple[PrecisionName, ...] = ("fp32", "mixed", "bf16_sr")
-_DATA_PARALLEL = ("replicate", "zero1", "fsdp")
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
@@ -39,8 +38,8 @@ class Candidate:
 def search(config: Config, count: int = 10) -> list[Candidate]:
     """Return the layouts of this model and global batch on these nodes, cheapest first.
 
-    Tensor and pipeline parallelism, data parallelism, recomputation, accumulation and precision vary. On given nodes
-    the cheapest step is the shortest; of equally fast ones the one that leaves more memory comes first.
+    Tensor, pipeline, expert and data parallelism, recomputation, accumulation and precision vary. On given nodes the
+    cheapest step is the shortest; of equally fast ones the one that leaves more memory comes first.
 
     Raises:
         ConfigError: a value of ``cluster.hardware`` that the ranking needs is not set.
@@ -53,7 +52,8 @@ def search(config: Config, count: int = 10) -> list[Candidate]:
             f"{lacking[0]}=null: a ranking needs it",
             hint="set it, or use a cluster whose hardware is known: cluster=trn1_32xlarge",
         )
-    ranked = heapq.merge(*(_fitting(config, precision) for precision in _PRECISIONS), key=_rank)
+    trained = [precision for precision in _PRECISIONS if precision in config.backend.kind.state_bytes]
+    ranked = heapq.merge(*(_fitting(config, precision) for precision in trained), key=_rank)
     valid = (candidate for candidate in ranked if is_valid(candidate.config))
     return list(itertools.islice(valid, count))
 
@@ -105,18 +105,19 @@ def _layouts(config: Config) -> Iterator[Config]:
     for tensor, stages in itertools.product(sizes, _divisors(config.model.num_layers)):
         if world % (tensor * stages) or batch % (world // (tensor * stages)):
             continue
-        for data_parallel in _DATA_PARALLEL:
-            if data_parallel == "fsdp" and "fsdp" not in config.backend.kind.traits:
-                continue
-            for checkpointing in CHECKPOINTING:
-                yield changed(
-                    config,
-                    tensor_parallel_size=tensor,
-                    sequence_parallel=tensor > 1,
-                    pipeline_parallel_size=stages,
-                    data_parallel=data_parallel,
-                    activation_checkpointing=checkpointing,
-                )
+        expert_sizes = [size for size in _divisors(config.model.num_experts or 1) if world // stages % size == 0]
+        for data_parallel, checkpointing, experts in itertools.product(
+            config.backend.kind.data_parallel, CHECKPOINTING, expert_sizes
+        ):
+            yield changed(
+                config,
+                tensor_parallel_size=tensor,
+                sequence_parallel=tensor > 1,
+                pipeline_parallel_size=stages,
+                data_parallel=data_parallel,
+                activation_checkpointing=checkpointing,
+                expert_parallel_size=experts,
+            )
 
 
 def with_micro_batch(config: Config, size: int) -> Config:
@@ -128,7 +129,7 @@ def _divisors(number: int) -> list[int]:
     return [size for size in range(1, number + 1) if number % size == 0]
 
 
-_LAYOUT_COLUMNS = ("TP", "PP", "DP", "DATA PARALLEL", "RECOMPUTED", "MICRO", "ACCUM", "PRECISION")
+_LAYOUT_COLUMNS = ("TP", "PP", "EP", "DP", "DATA PARALLEL", "RECOMPUTED", "MICRO", "ACCUM", "PRECISION")
 _COLUMNS = (*_LAYOUT_COLUMNS, "MEMORY", "STEP", "MFU", "COST")
 
 
@@ -138,6 +139,7 @@ def search_records(candidates: list[Candidate]) -> list[dict[str, Any]]:
         {
             "tensor_parallel_size": candidate.config.parallel.tensor_parallel_size,
             "pipeline_parallel_size": candidate.config.parallel.pipeline_parallel_size,
+            "expert_parallel_size": candidate.config.parallel.expert_parallel_size,
             "data_parallel_size": candidate.config.data_parallel_size,
             "data_parallel": candidate.config.parallel.data_parallel,
             "activation_checkpointing": candidate.config.parallel.activation_checkpointing,
@@ -163,10 +165,6 @@ def search_rows(candidates: list[Candidate]) -> list[list[str]]:
     return rows
 
 
-_SHARDED = {"torch_native": "fsdp", "nxd": "zero1"}
-_LESS_SHARDED = {"torch_native": ("replicate", "zero1"), "nxd": ("replicate",)}
-
-
 def remedies(config: Config) -> list[tuple[str, Memory]]:
     """Return the overrides that make a run fit, and the memory that it needs then; the fewest changes first."""
     to_train = not unsupported(config)
@@ -177,8 +175,8 @@ def remedies(config: Config) -> list[tuple[str, Memory]]:
 def _neighbours(config: Config) -> Iterator[tuple[str, Config]]:
     yield from _smaller_micro_batches(config)
     yield from _recomputing(config)
-    sharded = _SHARDED[config.backend.name]
-    if config.parallel.data_parallel in _LESS_SHARDED[config.backend.name]:
+    *less_sharded, sharded = config.backend.kind.data_parallel
+    if config.parallel.data_parallel in less_sharded:
         yield f"parallel.data_parallel={sharded}", changed(config, data_parallel=sharded)
     if config.parallel.fsdp_size is not None:
         yield "parallel.fsdp_size=null", changed(config, fsdp_size=None)
@@ -210,7 +208,7 @@ def _recomputing(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 def _more_slices(config: Config) -> Iterator[tuple[str, Config]]:
-    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
+    for key in ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size"):
         for factor in (2, 4):
             size = getattr(config.parallel, key) * factor
             if key == "tensor_parallel_size" and size > config.cluster.processes_per_node:

@@ -15,6 +15,7 @@ from conf.sizes import (
     checkpoints_kept,
     fast_dir_bytes,
     flops_per_token,
+    has_shape,
     parameters,
     runs_dir_bytes,
 )
@@ -128,6 +129,8 @@ def corpus_section(sources: list[Epochs]) -> Section:
 
 def _in_short(config: Config, need: Memory, time: StepTime | None) -> list[Figure]:
     needed, kind = size(need.need_bytes), _kind(need)
+    if not has_shape(config.model):
+        needed = f"{needed} without activations (the model's shape is unknown)"
     if need.device_bytes is None:
         text = f"{needed} (the device's memory is unknown)"
     else:
@@ -155,15 +158,17 @@ def _verdict(need: Memory) -> str:
 
 
 def _run(config: Config) -> list[Figure]:
-    weights, per_token = parameters(config.model).total, flops_per_token(config.model, config.train.seq_len)
+    weights, per_token = parameters(config.model), flops_per_token(config.model, config.train.seq_len)
     flops = per_token * config.total_tokens
     layout = (
         f"{config.world_size}, data-parallel {config.data_parallel_size}, micro-batch {config.micro_batch_size}, "
         f"gradient accumulation {config.grad_accum_steps}"
     )
+    active = Figure("active parameters", weights.active, f"{weights.active:,} (used by one token)", DERIVED)
     milestones = ", ".join(f"{count(tokens)} (step {step})" for step, tokens in config.milestones.items())
     return [
-        Figure("parameters", weights, f"{weights:,}", DERIVED),
+        Figure("parameters", weights.total, f"{weights.total:,}", DERIVED),
+        *([] if weights.active == weights.total else [active]),
         Figure("FLOPs per token", per_token, f"{per_token:,} (forward, backward)", DERIVED),
         Figure("FLOPs in all", flops, f"{flops:.3g}", DERIVED),
         Figure("steps", config.total_steps, f"{config.total_steps:,} of {config.tokens_per_step:,} tokens", DERIVED),

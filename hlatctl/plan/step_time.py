@@ -65,6 +65,9 @@ _EAGER_PASSES = (36, 10, 5)
 _COMPILED_HEAD_NORM, _EAGER_HEAD_NORM = 2, 10
 #: The same of a token's copies for its experts: ordered by expert, put back, weighted and summed. Not measured.
 _ROUTED_PASSES = 6
+#: Share that the experts' products, one after another in one kernel, reach of the speed of other products: fitted to
+#: gpt-oss 120B on 64 H100 (Megatron-Bridge), whose exchanges stay within nodes.
+GROUPED_EFFICIENCY = 0.5105
 #: Bytes moved for each entry of the logits: written, read and cast, softmax, gradient, cast and read twice.
 _LOGIT_BYTES_MOVED = 24
 
@@ -108,12 +111,17 @@ def expected_largest(count: int) -> float:
 
 @dataclass(frozen=True)
 class Product:
-    """``count`` matrix products of the same sizes."""
+    """``count`` matrix products of the same sizes.
+
+    Args:
+        grouped: it is of an expert, and one kernel computes those of all experts.
+    """
 
     rows: float
     inner: int
     columns: int
     count: float = 1.0
+    grouped: bool = False
 
     @property
     def flops(self) -> float:
@@ -126,9 +134,15 @@ class Product:
         sizes = self.rows * self.inner + self.inner * self.columns + self.rows * self.columns
         return sizes * self.count
 
+    @property
+    def results(self) -> float:
+        """Entries of the result."""
+        return self.rows * self.columns * self.count
+
     def time_s(self, device: Device, *, fp8: bool = False) -> float:
         """Return the product's time."""
         flops_per_s = device.fp8_flops_per_s if fp8 else device.flops_per_s
+        flops_per_s *= GROUPED_EFFICIENCY if self.grouped else 1.0
         return self.flops / flops_per_s + self.entries * (_FP8_BYTES if fp8 else device.entry_bytes) * device.s_per_byte
 
 
@@ -183,8 +197,8 @@ def linears(config: Config, execution: Execution, *, mixture: bool = False) -> d
         # With expert parallelism, a process has some of the experts, and the tokens for them of all such processes.
         rows = count * model.experts_per_token / experts * (parallel / tensor if parallel > 1 else 1.0)
         each = model.expert_width // (1 if parallel > 1 else tensor)
-        products["experts_gate_up"] = Product(rows, hidden, 2 * each, experts / parallel)
-        products["experts_down"] = Product(rows, each, hidden, experts / parallel)
+        products["experts_gate_up"] = Product(rows, hidden, 2 * each, experts / parallel, grouped=True)
+        products["experts_down"] = Product(rows, each, hidden, experts / parallel, grouped=True)
     if ffn:
         products |= {"gate_up": Product(count, hidden, 2 * ffn), "down": Product(count, ffn, hidden)}
     return products
@@ -197,19 +211,23 @@ def layer_products(config: Config, execution: Execution, device: Device, *, mixt
     the scores again in the backward pass: five products instead of four (arXiv 2307.08691, section 3.1). Its scores
     stay on the chip, but the exponentials between its products take about as long as moving the scores would.
     """
-    fp8 = execution.fp8 is not None
     products = linears(config, execution, mixture=mixture)
-    linear_s = sum(product.time_s(device, fp8=fp8) for product in products.values())
+    linear_s = sum(_linear_s(product, execution, device) for product in products.values())
     flash = uses_flash(config, execution)
     core_s = sum(product.time_s(device) for product in _core(config, execution)) * (0.5 if flash else 1.0)
     again_s = {
         "none": 0.0,
         "selective": core_s,
-        "operators": sum(product.time_s(device, fp8=fp8) for product in _every_second(config, execution, products)),
+        "operators": sum(_linear_s(again, execution, device) for again in _every_second(config, execution, products)),
         "budget": _over_budget_s(config, execution, device, core_s, products),
         "full": linear_s + core_s,
     }[execution.recomputed]
     return Work(linear_s + core_s, 2 * linear_s + (2.5 if flash else 2.0) * core_s, again_s)
+
+
+def _linear_s(product: Product, execution: Execution, device: Device) -> float:
+    fp8 = execution.fp8 is not None and (execution.fp8_experts or not product.grouped)
+    return product.time_s(device, fp8=fp8)
 
 
 def uses_flash(config: Config, execution: Execution) -> bool:
@@ -242,9 +260,9 @@ def _over_budget_s(
 
     It keeps the results with the longest time per byte first, like torch.compile's knapsack.
     """
-    count, width, fp8 = tokens(config, execution), widths(config), execution.fp8 is not None
+    count, width = tokens(config, execution), widths(config)
     results = [
-        _Result(product.time_s(device, fp8=fp8), int(width.compute * product.rows * product.columns * product.count))
+        _Result(_linear_s(product, execution, device), int(width.compute * product.results))
         for name, product in products.items()
         if not name.endswith("down")
     ] + [_Result(core_s, width.compute * count * width.outputs)]
@@ -290,14 +308,17 @@ def layer_passes(config: Config, execution: Execution, device: Device, *, mixtur
     }[execution.recomputed]
     casts_s = 0.0
     if execution.fp8 is not None:
-        casts_s = _cast_bytes(config, mixture) * tokens(config, execution) * device.s_per_byte
+        casts_s = _cast_bytes(config, execution, mixture) * tokens(config, execution) * device.s_per_byte
     return Work(forward_s + casts_s, 2 * forward_s + 2 * casts_s, again_s)
 
 
-def _cast_bytes(config: Config, mixture: bool) -> int:
+def _cast_bytes(config: Config, execution: Execution, mixture: bool) -> int:
     """Return the bytes per token to cast the inputs of a layer's products to FP8; its gradients take twice as many."""
-    width = widths(config, mixture=mixture)
-    return _FP8_CAST_BYTES * (2 * config.model.hidden_size + width.outputs + width.ffn + width.routed)
+    width, model = widths(config, mixture=mixture), config.model
+    ffn = width.ffn + width.routed
+    if mixture and not execution.fp8_experts:
+        ffn = model.shared_width // config.parallel.tensor_parallel_size
+    return _FP8_CAST_BYTES * (2 * model.hidden_size + width.outputs + ffn)
 
 
 def head_product(config: Config, execution: Execution, device: Device) -> Work:
@@ -430,12 +451,24 @@ def expert_parallel_work(config: Config, execution: Execution) -> Work:
     width, cluster = widths(config, mixture=True), config.cluster
     sent = tokens(config, execution) * width.routed * width.compute
     here = min(size, cluster.processes_per_node)
-    within_s = sent * (here - 1) / size / _link(cluster.hardware) if here > 1 else 0.0
-    across_s = sent * (size - here) / size / _share_of_network(config) if size > here else 0.0
+    within, across = (here - 1) / size, (size - here) / size
+    if execution.sends_once_per_node:
+        within, across = (here - 1) / here, _copies_to_nodes(config, size // here)
+    within_s = sent * within / _link(cluster.hardware) if here > 1 else 0.0
+    across_s = sent * across / _share_of_network(config) if size > here else 0.0
     latency = cluster.hardware.network_latency_s if size > here else cluster.hardware.link_latency_s
     one_s = max(within_s, across_s) + latency
     again = execution.recomputed in ("full", "budget")
     return Work(2 * one_s, 2 * one_s, 2 * one_s if again else 0.0)
+
+
+def _copies_to_nodes(config: Config, nodes: int) -> float:
+    """Return the expected number of other nodes with experts of a token, as a share of its experts."""
+    model = config.model
+    others = (nodes - 1) * (1.0 - (1.0 - 1.0 / nodes) ** model.experts_per_token)
+    if model.router_groups is not None and model.router_limited_groups is not None:
+        others = min(others, model.router_limited_groups * (nodes - 1) / nodes)
+    return others / model.experts_per_token
 
 
 def neighbours_s(config: Config, held_bytes: float, size: int, stride: int) -> float:

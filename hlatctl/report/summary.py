@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from conf.schema import Config
-from conf.sizes import parameters
+from conf.sizes import has_shape, parameters
 from hlatctl.report import signals
 from hlatctl.report.baselines import PERCENT
 from hlatctl.report.compare import Cell
@@ -53,9 +53,12 @@ def headline(record: Record) -> list[Fact]:
 
 
 def _model(config: Config) -> str:
-    model = config.model
-    size = count(parameters(model).total)
-    return f"{model.name}: {size} parameters, {model.num_layers} layers of width {model.hidden_size:,}"
+    model, counts = config.model, parameters(config.model)
+    size = f"{count(counts.total)} parameters"
+    if counts.active != counts.total:
+        size += f" ({count(counts.active)} active)"
+    shape = f", {model.num_layers} layers of width {model.hidden_size:,}" if has_shape(model) else ""
+    return f"{model.name}: {size}{shape}"
 
 
 def _tokens(run: Numbers) -> str:

@@ -38,6 +38,7 @@ MADE_FOR = {
     "cluster=slurm_trn2": "hlat_7b_trn2",
     "cluster=eks_trn2": "hlat_7b_trn2",
 }
+MIXTURES = ("deepseek_v3_16b", "deepseek_v3_tiny", "gpt_oss_20b", "qwen3_30b_a3b", "qwen3_moe_tiny")
 #: What an option leaves to its user.
 _VOLUME = ("cluster.kubernetes.image=image", "runs_dir=/fsx/runs")
 LEFT_TO_USERS = {
@@ -46,6 +47,14 @@ LEFT_TO_USERS = {
     "cluster=eks_trn2": _VOLUME,
     "cluster=eks_p5": _VOLUME,
     "precision=fp8": ("backend=torchtitan", "backend.device=cuda"),
+    **dict.fromkeys((f"model={name}" for name in MIXTURES), ("backend=torchtitan",)),
+    "model=torchtitan": (
+        "backend=torchtitan",
+        "model.module=deepseek_v3",
+        "model.flavor=16B",
+        "model.total_parameters=15706484224",
+        "model.active_parameters=2661150208",
+    ),
 }
 
 

@@ -30,6 +30,10 @@ from hlatctl.run.errors import ConfigError
         ([], "optimizer.wsd_decay_fraction", "optimizer.schedule=wsd"),
         ([], "train.max_nonfinite_steps", "train.on_nonfinite=skip"),
         ([], "checkpoint.remote_keep", "checkpoint.remote_url=URL"),
+        ([], "model.router_scale", "model.num_experts=8 or more"),
+        ([], "model.v_head_dim", "model.kv_lora_rank=NUMBER"),
+        ([], "model.total_parameters", "model.module=NAME"),
+        ([], "backend.torchtitan", "backend=torchtitan"),
         ([], "cluster.slurm.partition", "cluster.launcher=slurm"),
     ],
 )
@@ -299,6 +303,11 @@ def test_a_broken_rule_names_both_sides(changes: dict[str, Any], message: str) -
 
 
 _NXD = {"backend__name": "nxd", "backend__device": "neuron"}
+_TITAN = {"backend__name": "torchtitan"}
+_MODULE = {"model__module": "gpt_oss", "model__flavor": "20b"}
+_MIXTURE = {**_TITAN, "model__num_experts": 8, "model__experts_per_token": 2, "model__qk_norm": "head"}
+_LATENT = {"model__kv_lora_rank": 64, "model__qk_norm": "none"}
+_FSDP_2 = {"parallel__data_parallel": "fsdp", "parallel__fsdp_size": 2}
 _TWO = {"cluster__processes_per_node": 2}
 _TP2 = {**_TWO, "parallel__tensor_parallel_size": 2}
 _TITAN = {"backend__name": "torchtitan"}
@@ -398,8 +407,8 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
         ),
         (
             {**_TWO, "parallel__fsdp_size": 2},
-            "parallel.fsdp_size=2: only for backend.name=torch_native with parallel.data_parallel=fsdp or zero1, but "
-            "here they are torch_native and replicate\nhint: set parallel.fsdp_size=null",
+            "parallel.fsdp_size=2: only for backend.name=torch_native or torchtitan with parallel.data_parallel=fsdp "
+            "or zero1, but here they are torch_native and replicate\nhint: set parallel.fsdp_size=null",
         ),
         (
             {**_TWO, "parallel__reshard_after_forward": "never"},
@@ -460,6 +469,106 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             "hint: backend.env.XLA_USE_BF16=null selects number formats by precision.name alone",
         ),
         (
+            {"model__num_experts": 8},
+            "model.num_experts=8: backend.name=torch_native trains dense models of this project's shapes only\n"
+            "hint: set backend=torchtitan, or a dense model such as model=qwen3_8b",
+        ),
+        (
+            {**_NXD, "model__kv_lora_rank": 64},
+            "model.kv_lora_rank=64: backend.name=nxd trains dense models of this project's shapes only",
+        ),
+        (
+            {"parallel__expert_parallel_size": 2},
+            "parallel.expert_parallel_size=2: needs a mixture of experts, but model.num_experts=0",
+        ),
+        (
+            {"backend__torchtitan": {"metrics.log_freq": 10}},
+            "backend.torchtitan={'metrics.log_freq': 10}: backend.name=torch_native doesn't read this key\n"
+            "hint: set backend.torchtitan={}",
+        ),
+        ({**_TITAN, "optimizer__name": "muon"}, "optimizer.name=muon: backend.name=torchtitan doesn't support it"),
+        (
+            {**_TITAN, "precision__name": "bf16_sr"},
+            "precision.name=bf16_sr: backend.name=torchtitan doesn't support it",
+        ),
+        ({**_TITAN, "train__z_loss": 0.01}, "can't be combined; its cross-entropy has no such term"),
+        (
+            {**_TITAN, "train__on_nonfinite": "skip"},
+            "train.on_nonfinite=skip: with backend.name=torchtitan, the update happens before the loss is known\n"
+            "hint: set train.on_nonfinite=rollback",
+        ),
+        (
+            {**_TITAN, **_TWO, "parallel__data_parallel": "zero1"},
+            "parallel.data_parallel=zero1: backend.name=torchtitan doesn't support it\n"
+            "hint: set parallel.data_parallel=fsdp",
+        ),
+        (
+            {**_TITAN, "parallel__activation_checkpointing": "selective"},
+            "parallel.activation_checkpointing=selective: backend.name=torchtitan can't recompute only the core",
+        ),
+        (
+            {**_TITAN, "model__norm_position": "post", "model__qk_norm": "all"},
+            "backend.name=torchtitan and model.norm_position=post: can't be combined; it has no such family",
+        ),
+        ({**_MIXTURE, "model__experts_per_token": 9}, "model.experts_per_token=9: more than model.num_experts=8"),
+        (
+            {**_MIXTURE, "model__num_shared_experts": 1},
+            "model.num_shared_experts=1: with model.num_experts=8 and no latent attention, no format for exports",
+        ),
+        (
+            {**_MIXTURE, **_LATENT, "model__num_dense_layers": 4},
+            "model.num_dense_layers=4: leaves no layer of model.num_layers=4 for experts",
+        ),
+        (
+            {**_MIXTURE, **_LATENT, "model__qk_norm": "head"},
+            "model.kv_lora_rank=64 and model.qk_norm=head: can't be combined; latent attention has norms of its own",
+        ),
+        (
+            {**_MIXTURE, **_LATENT, "model__router_groups": 3},
+            "model.router_groups=3: must divide model.num_experts=8 into groups of at least 2",
+        ),
+        (
+            {**_MIXTURE, **_LATENT, "model__router_groups": 4},
+            "model.router_limited_groups=None: must be from 1 to model.router_groups=4\n"
+            "hint: set model.router_limited_groups=2",
+        ),
+        (
+            {
+                **_MIXTURE,
+                **_LATENT,
+                "model__experts_per_token": 4,
+                "model__router_groups": 4,
+                "model__router_limited_groups": 1,
+            },
+            "model.experts_per_token=4: model.router_limited_groups=1 groups have only 2 experts",
+        ),
+        (
+            {**_MIXTURE, **_TWO, "model__num_experts": 9, "parallel__expert_parallel_size": 2},
+            "model.num_experts=9: not divisible by parallel.expert_parallel_size=2",
+        ),
+        (
+            {**_MIXTURE, **_TWO, "parallel__expert_parallel_size": 2},
+            "parallel.expert_parallel_size=2: must divide the 1 processes that share the weights x "
+            "parallel.tensor_parallel_size=1\nhint: use a divisor of 1, or set parallel.data_parallel=fsdp",
+        ),
+        (
+            {**_MIXTURE, "cluster__processes_per_node": 4, "parallel__expert_parallel_size": 4, **_FSDP_2},
+            "parallel.expert_parallel_size=4: must divide the 2 processes that share the weights",
+        ),
+        (
+            {**_TITAN, "model__module": "gpt_oss"},
+            "model.flavor=: a model of a module needs both names\nhint: model.module=deepseek_v3 model.flavor=16B",
+        ),
+        ({**_TITAN, **_MODULE}, "model.total_parameters=null: unknown for model.module=gpt_oss"),
+        (
+            {**_TITAN, **_MODULE, "model__total_parameters": 5, "model__active_parameters": 6},
+            "model.active_parameters=6: more than model.total_parameters=5",
+        ),
+        (
+            {**_TITAN, **_MODULE, "model__total_parameters": 10**9, "model__num_layers": 8},
+            "model.total_parameters=1000000000: differs from what the other keys of the shape describe",
+        ),
+        (
             {
                 **_NXD,
                 "cluster__processes_per_node": 4,
@@ -485,6 +594,10 @@ def test_layouts_that_can_not_be_are_refused_with_the_reason(changes: dict[str, 
         {**_TWO, "parallel__data_parallel": "fsdp"},
         {**_TWO, "parallel__data_parallel": "zero1", "parallel__fsdp_size": 1},
         {**_NXD, **_TWO, "parallel__data_parallel": "zero1"},
+        {**_MIXTURE, **_TP2, "parallel__expert_parallel_size": 2},
+        {**_MIXTURE, **_LATENT, "cluster__processes_per_node": 4, "parallel__expert_parallel_size": 2, **_FSDP_2},
+        {**_TITAN, **_MODULE, "model__total_parameters": 10**9},
+        {**_TITAN, **_PP2, "parallel__data_parallel": "fsdp", "cluster__processes_per_node": 4},
         # NxD copies key/value heads where there are fewer than processes.
         {**_NXD, "cluster__processes_per_node": 4, "parallel__tensor_parallel_size": 4, "model__num_kv_heads": 2},
     ],

@@ -31,7 +31,7 @@ from hlatctl.run.journal import Event
 from hlatctl.run.lease import driver
 from hlatctl.run.paths import RunPaths, attempt_of
 from hlatctl.run.state import AmendmentState, AttemptState, MilestoneState, RunState
-from hlatctl.units import number
+from hlatctl.units import count, number
 
 #: Newest warnings that are shown; a run has thousands.
 MOST_WARNINGS = 200
@@ -83,9 +83,13 @@ def _model(config: Config | None) -> dict[str, Any]:
     cluster, backend = config.cluster, config.backend
     plural = "s" * (cluster.nodes > 1)
     hardware = f"{cluster.nodes} node{plural} with {cluster.processes_per_node} x {backend.device} ({backend.name})"
-    model = config.model
+    model, counts = config.model, parameters(config.model)
     shape = f"{model.num_layers} layers, hidden size {model.hidden_size}, {model.num_heads} heads"
-    return {"model": shape, "parameters": parameters(model).total, "hardware": f"{hardware}, {cluster.launcher}"}
+    if model.module is not None:
+        shape = f"{model.module} {model.flavor}"
+    if counts.active != counts.total:
+        shape += f", {count(counts.active)} active parameters"
+    return {"model": shape, "parameters": counts.total, "hardware": f"{hardware}, {cluster.launcher}"}
 
 
 def _milestone(milestone: MilestoneState) -> dict[str, Any]:

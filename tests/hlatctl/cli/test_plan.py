@@ -68,7 +68,7 @@ def test_a_search_ranks_layouts_by_cost(capsys: pytest.CaptureFixture[str]) -> N
     assert [one["usd"] for one in layouts] == sorted(one["usd"] for one in layouts)
     assert main(["plan", "experiment=hlat_7b", "--search"]) == 0
     text = capsys.readouterr().out.splitlines()
-    assert (text[0].split()[:3], len(text)) == (["TP", "PP", "DP"], 11)
+    assert (text[0].split()[:3], len(text)) == (["TP", "PP", "EP"], 11)
     assert main(["plan", "--search"]) == 10
     assert "cluster.hardware.fp32_flops_per_s=null: a ranking needs it" in capsys.readouterr().err
 

@@ -19,6 +19,7 @@ from conf.schema import (
     ParallelConfig,
     PrecisionConfig,
 )
+from conf.sizes import parameters
 from hlatctl.plan.execution import Execution, in_flight
 from hlatctl.plan.memory import Memory, check_memory, layer_bytes, memory, unrecomputed_bytes
 from hlatctl.plan.search import changed, remedies
@@ -43,6 +44,26 @@ def test_7b_at_tp_8_fits_and_has_the_bytes_of_each_parameter(hlat_7b: Config) ->
     # 16 h of norms in FP32, and in BF16 2 h of inputs, 3 h of the group, h of output, 4 f: cut by eight, 32 layers.
     per_token = 16 * 4096 + 2 * (2 * 4096 + 3 * 4096 + 4096 + 4 * 11008)
     assert parts(need)["activations"] == 32 * 4096 * per_token // 8
+
+
+def test_experts_are_sharded_over_the_processes_that_have_the_same_ones() -> None:
+    """Weights, gradients and moments are divided by all processes either way; what is gathered is not."""
+    layout = ["backend=torchtitan", "model=qwen3_moe_tiny", "parallel=fsdp", "train.global_batch_size=8"]
+    layout += ["cluster=simulated", "cluster.processes_per_node=8", "cluster.nodes=1", "train.micro_batch_size=1"]
+    one, four = (compose([*layout, f"parallel.expert_parallel_size={size}"]) for size in (1, 4))
+    alone, shared = parts(memory(one)), parts(memory(four))
+    for part in ("weights", "gradients", "moments"):
+        assert shared[part] == alone[part] == (8 if part == "moments" else 4) * parameters(one.model).total // 8, part
+    experts = 3 * 128 * 128 * 8
+    assert alone["gathered weights"] - shared["gathered weights"] == 4 * 2 * experts * 3 // 4
+    assert memory(one).need_bytes > memory(four).need_bytes
+
+
+def test_the_memory_of_a_model_without_a_shape_is_that_of_its_state() -> None:
+    layout = ["backend=torchtitan", "model=torchtitan", "model.module=acme", "model.flavor=1B"]
+    need = parts(memory(compose([*layout, "model.total_parameters=1000000000"])))
+    assert (need["weights"], need["moments"]) == (4 * 10**9, 8 * 10**9)
+    assert "activations" not in need
 
 
 def test_70b_does_not_fit_four_nodes_and_fits_eight_and_more(hlat_70b: Config) -> None:

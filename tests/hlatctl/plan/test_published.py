@@ -23,7 +23,7 @@ def runs() -> list[PublishedRun]:
 
 
 def test_errors_of_figures_to_which_nothing_was_fitted_are_within_the_goals(runs: list[PublishedRun]) -> None:
-    assert (len(step_errors(runs)), len(memory_errors(runs))) == (56, 19)
+    assert (len(step_errors(runs)), len(memory_errors(runs))) == (59, 19)
     for errors, (median, worst) in ((step_errors(runs), GOALS["step"]), (memory_errors(runs), GOALS["memory"])):
         assert statistics.median(errors) <= median
         assert max(errors) <= worst
@@ -37,6 +37,7 @@ def test_each_number_is_fitted_to_one_figure_of_one_run(runs: list[PublishedRun]
         ("H100 500 W", "compute_efficiency"),
         ("H100 500 W", "workspace_bytes"),
         ("H100 700 W", "compute_efficiency"),
+        ("H100 700 W", "grouped products"),
         ("trn1", "collective_efficiency"),
         ("trn1", "compute_efficiency"),
     ]

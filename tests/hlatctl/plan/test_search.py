@@ -58,3 +58,11 @@ def test_a_search_tries_what_torchtitan_can_train_on_trn2() -> None:
     assert {c.config.parallel.data_parallel for c in candidates} <= {"replicate", "fsdp"}
     assert {c.config.precision.name for c in candidates} == {"fp32", "mixed"}
     assert max(c.config.parallel.tensor_parallel_size for c in candidates) == 4, "of a chip"
+
+
+def test_a_search_of_a_mixture_tries_sizes_of_expert_parallelism_that_torchtitan_has() -> None:
+    layout = ["backend=torchtitan", "model=qwen3_moe_tiny", "backend.device=cuda", "cluster=slurm_h100"]
+    candidates = search(compose([*layout, "cluster.nodes=1", "train.global_batch_size=8"]), count=100)
+    assert {c.config.parallel.expert_parallel_size for c in candidates} == {1, 2, 4, 8}
+    assert {c.config.parallel.data_parallel for c in candidates} == {"replicate", "fsdp"}
+    assert "selective" not in {c.config.parallel.activation_checkpointing for c in candidates}

@@ -22,12 +22,22 @@ from conf.schema import (
     ParallelConfig,
     TrainConfig,
 )
+from conf.sizes import flops_per_token
 from hlatctl.plan.execution import Execution
 from hlatctl.plan.memory import memory
 from hlatctl.plan.published import points
 from hlatctl.plan.search import changed
+from hlatctl.plan.step_time import (
+    GROUPED_EFFICIENCY,
+    Device,
+    Product,
+    StepTime,
+    expected_largest,
+    missing,
+    step_time,
+    step_time_s,
+)
 from hlatctl.plan.step_time import OVERLAP_SLOWDOWN_FRACTION as _SLOWDOWN
-from hlatctl.plan.step_time import Device, Product, StepTime, expected_largest, missing, step_time, step_time_s
 from tests.hlatctl.plan.conftest import on_nodes, with_hardware
 
 _HARDWARE = HardwareConfig(
@@ -113,6 +123,75 @@ def test_a_pipeline_waits_for_its_first_and_last_micro_batches() -> None:
     send = 2 * 100 * 60 * 4 / 0.25e9
     assert time.compute_s == pytest.approx(8 * last), "the last stage has the head too"
     assert time.pipeline_s == pytest.approx((last + send) + 8 * send)
+
+
+#: The layers have 8 experts of width 40 instead, of which a token uses 2, and a shared one; the first layer is dense.
+_MIXTURE = dataclasses.replace(
+    _MODEL, num_experts=8, experts_per_token=2, expert_intermediate_size=40, num_shared_experts=1, num_dense_layers=1
+)
+
+
+def mixture(**settings: Any) -> Config:
+    return dataclasses.replace(small(**settings), model=_MIXTURE, backend=BackendConfig(name="torchtitan"))
+
+
+def test_a_mixture_computes_with_the_experts_of_a_token_only() -> None:
+    time = step_time(mixture())
+    assert time is not None
+    each = 3 * 60 * 40
+    others = 4 * 4 * 3600 + 3 * 60 * 160 + 3 * (60 * 8 + each) + 6000
+    flops = 6 * others + 6 * 3 * 2 * each / GROUPED_EFFICIENCY + 3.5 * _CORE
+    assert time.compute_s == pytest.approx(800 * flops / 0.5e12)
+    assert time.mfu_fraction == pytest.approx(flops_per_token(_MIXTURE, 100) * 800 / (time.total_s * 1e12))
+
+
+@pytest.mark.parametrize("layout", [{}, {"data_parallel": "fsdp"}, {"data_parallel": "fsdp", "fsdp_size": 2}])
+def test_expert_parallel_processes_exchange_tokens_and_share_the_work(layout: dict[str, object]) -> None:
+    tensor = 1 if layout else 4
+    layout = {**layout, "tensor_parallel_size": tensor}
+    alone, shared = (
+        step_time(mixture(processes=4, expert_parallel_size=size, **layout)) for size in (1, 2 if layout else 4)
+    )
+    assert alone is not None
+    assert shared is not None
+    assert alone.expert_parallel_s == 0.0
+    assert shared.compute_s == pytest.approx(alone.compute_s)
+    micro_batches = 8 if tensor == 4 else 2
+    # Two copies of each token; half of them leave the process; forward and backward, there and back; three layers.
+    sent = 100 / tensor * 2 * 60 * 4 / 2
+    assert shared.expert_parallel_s == pytest.approx(micro_batches * 3 * 4 * sent / 0.25e9)
+
+
+def test_exchanges_with_experts_on_other_nodes_wait_for_the_network() -> None:
+    layout = {"processes": 2, "nodes": 2, "expert_parallel_size": 4, "data_parallel": "fsdp"}
+    config = with_hardware(mixture(**layout), link_bytes_per_s=1e12)
+    other = Execution(sends_once_per_node=True)
+    times = [step_time(config), step_time(config, other)]
+    assert times[0] is not None
+    assert times[1] is not None
+    # Half of the copies go to the other node, with half of its 1 GB/s; or one copy to it for 3 of 4 tokens.
+    sent = 100 * 60 * 4 / 0.5e9
+    assert times[0].expert_parallel_s == pytest.approx(2 * 3 * 4 * sent)
+    assert times[1].expert_parallel_s == pytest.approx(2 * 3 * 4 * sent * 3 / 4)
+
+
+def test_latent_attention_multiplies_by_its_compressed_keys_and_values() -> None:
+    latent = dataclasses.replace(
+        _MODEL, kv_lora_rank=20, q_lora_rank=30, qk_nope_head_dim=10, qk_rope_head_dim=6, v_head_dim=12
+    )
+    config = dataclasses.replace(small(), model=latent, backend=BackendConfig(name="torchtitan"))
+    time = step_time(config)
+    assert time is not None
+    layer = 60 * (30 + 26) + 30 * 4 * 16 + 20 * 4 * 22 + 4 * 12 * 60 + 3 * 60 * 160
+    core = 4 * 2 * 100 * 4 * (16 + 12) / 2
+    assert time.compute_s == pytest.approx(800 * (6 * (4 * layer + 6000) + 3.5 * core) / 0.5e12)
+
+
+def test_without_the_shape_of_a_module_s_model_there_is_no_time() -> None:
+    model = ModelConfig(module="acme.models", flavor="1B", total_parameters=10**9)
+    config = dataclasses.replace(small(), model=model)
+    assert step_time(config) is None
+    assert missing(config) == ["model.hidden_size and the other keys of the shape"]
 
 
 def test_products_with_a_small_dimension_reach_less_of_the_peak() -> None:
