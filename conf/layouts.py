@@ -221,6 +221,11 @@ def of_torchtitan(config: Config) -> Iterator[ConfigError]:
             f"parallel.data_parallel=zero1: {here} doesn't support it",
             hint="set parallel.data_parallel=fsdp parallel.reshard_after_forward=never",
         )
+    if config.parallel.activation_checkpointing == "selective":
+        yield ConfigError(
+            f"parallel.activation_checkpointing=selective: {here} doesn't recompute attention's core by itself",
+            hint="set parallel.activation_checkpointing=operators, which torchtitan calls selective",
+        )
     if config.model.norm_position != "pre":
         yield not_together(here, f"model.norm_position={config.model.norm_position}", "it has no such family")
 
