@@ -198,6 +198,7 @@ BACKENDS = Registry(
         "torchtitan": BackendKind(
             code="trainer.torchtitan.process:Process",
             training="trainer.torchtitan.training:Training",
+            optimizers=("adamw",),
             state_bytes={"fp32": _FULL, "mixed": _FULL, "fp8": _FULL, "bf16": _TITAN_BF16},
             traits=frozenset(
                 {

@@ -457,6 +457,15 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             {**_NXD, "optimizer__name": "muon"},
             "optimizer.name=muon: backend.name=nxd doesn't support it, torch_native does\nhint: set optimizer.",
         ),
+        (
+            {"backend__name": "torchtitan", "optimizer__name": "muon"},
+            "optimizer.name=muon: backend.name=torchtitan doesn't support it, torch_native does\nhint: set optimizer.",
+        ),
+        (
+            {"backend__name": "torchtitan", "parallel__activation_checkpointing": "selective"},
+            "parallel.activation_checkpointing=selective: backend.name=torchtitan doesn't recompute attention's core "
+            "by itself\nhint: set parallel.activation_checkpointing=operators",
+        ),
         ({**_NXD, "train__z_loss": 0.01}, "can't be combined; its cross-entropy has no such term"),
         (
             {**_NXD, "train__on_nonfinite": "skip"},
