@@ -110,22 +110,12 @@ def _sum(x: Tensor, group: GroupName) -> Tensor:
 
 def _gather(x: Tensor, group: GroupName, size: int) -> Tensor:
     """Concatenate the slices of the sequence, on every process."""
-    return torch.cat(gathered(x, group).chunk(size), dim=_SEQUENCE)
+    return torch.cat(_done(_all_gather(x.contiguous(), 0, group)).chunk(size), dim=_SEQUENCE)
 
 
 def _scatter(x: Tensor, group: GroupName, size: int) -> Tensor:
     """Sum over all processes; each gets its slice of the sequence."""
-    return scattered(torch.cat(x.chunk(size, dim=_SEQUENCE)), group)
-
-
-def gathered(x: Tensor, group: GroupName) -> Tensor:
-    """Concatenate all processes' tensors along dimension 0, on every process. Autograd doesn't track this."""
-    return _done(_all_gather(x.contiguous(), 0, group))
-
-
-def scattered(x: Tensor, group: GroupName) -> Tensor:
-    """Sum tensors over all processes; each gets its slice of dimension 0. Autograd doesn't track this."""
-    return _done(_reduce_scatter(x, "sum", 0, group))
+    return _done(_reduce_scatter(torch.cat(x.chunk(size, dim=_SEQUENCE)), "sum", 0, group))
 
 
 def _done(x: Tensor) -> Tensor:
