@@ -18,7 +18,7 @@ from torch import Tensor
 from conf.constraints import violations
 from conf.load import decode_dataclass
 from conf.schema import Config, ModelConfig
-from hlatctl.run.checkpoint import why_invalid
+from hlatctl.run.checkpoint import INDEX_FILES, why_invalid
 from hlatctl.run.errors import CheckpointError, ConfigError
 from trainer.checkpoint.shards import INDEX, WEIGHTS, describe_tensors, load_tensors, read_index
 from trainer.model.decoder import Llama, mlp_blocks
@@ -347,8 +347,13 @@ def _join_gate_up(gate: Tensor, up: Tensor, model: ModelConfig) -> Tensor:
 class Weights:
     """The weights of a checkpoint; the moments are not read.
 
+    ``ours`` has the tensors by their names in the checkpoint, without values. ``left_out`` has the names of those that
+    Hugging Face's model lacks.
+
     Raises a CheckpointError if it has no weights, differs from the run's model, or can't be read.
     """
+
+    left_out: Sequence[str] = ()
 
     def __init__(self, folder: Path, config: Config) -> None:
         self._folder, self._config = folder, config
@@ -359,12 +364,22 @@ class Weights:
         self._check_shapes()
         self._index = read_index(folder)
 
+    @classmethod
+    def open(cls, folder: Path, config: Config) -> Weights:
+        """Return the weights of a checkpoint of a run with this configuration, of either engine."""
+        if not (folder / INDEX_FILES["dcp"]).is_file():
+            return cls(folder, config)
+        from trainer.convert.torchtitan import TitanWeights  # takes seconds
+        from trainer.torchtitan.models import model_spec
+
+        return TitanWeights(folder, model_spec(config))
+
     def described(self) -> dict[str, tuple[str, Tensor]]:
         """Return, by Hugging Face's names, our name of the tensor that contains each, and the tensor without values."""
         return {
             name: (ours, part)
             for ours, tensor in self.ours.items()
-            for name, part in to_hugging_face({ours: tensor}, self._config.model).items()
+            for name, part in self._to_hugging_face({ours: tensor}).items()
         }
 
     def read(self, ours: Sequence[str]) -> dict[str, Tensor]:
@@ -374,7 +389,7 @@ class Weights:
         """
         values = {name: torch.empty_like(self.ours[name], device="cpu") for name in ours}
         try:
-            load_tensors({WEIGHTS + name: tensor for name, tensor in values.items()}, self._folder, self._index)
+            self._load(values)
         except CheckpointError as error:
             reason = why_invalid(self._folder, checksums=False)  # a running run may delete the checkpoint
             if reason is None:
@@ -383,7 +398,18 @@ class Weights:
                 f"{self._folder}: was removed while it was read ({reason})",
                 hint="use a milestone's checkpoint, which is kept until it is evaluated",
             ) from error
-        return to_hugging_face(values, self._config.model)
+        return self._to_hugging_face(values)
+
+    def config(self, *, seq_len: int, bos_id: int, eos_id: int, dtype: str) -> dict[str, Any]:
+        """Return the ``config.json``; ``dtype`` is torch's name, such as ``float32``."""
+        model = self._config.model
+        return hugging_face_config(model, seq_len=seq_len, bos_id=bos_id, eos_id=eos_id, dtype=dtype)
+
+    def _load(self, values: dict[str, Tensor]) -> None:
+        load_tensors({WEIGHTS + name: tensor for name, tensor in values.items()}, self._folder, self._index)
+
+    def _to_hugging_face(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        return to_hugging_face(weights, self._config.model)
 
     def _check_shapes(self) -> None:
         with torch.device("meta"):
