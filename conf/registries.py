@@ -152,10 +152,12 @@ class BackendKind(Row):
         optimizers: names of the optimizers that it has itself; empty: it takes those of the registry.
         package: distribution that it needs on Trainium nodes.
         rules: ``rules(config)`` yields an error for each of its other rules that a configuration breaks.
+        checkpoint_format: format of its checkpoints, a key of ``hlatctl.run.checkpoint.INDEX_FILES``.
     """
 
     state_bytes: dict[str, StateBytes]
     training: str = "trainer.step.loop:Training"
+    checkpoint_format: str = "native"
     traits: frozenset[Trait] = frozenset()
     devices: tuple[str, ...] = ()
     torch_xla: bool = False
@@ -193,6 +195,7 @@ BACKENDS = Registry(
         "torchtitan": BackendKind(
             code="trainer.torchtitan.process:Process",
             training="trainer.torchtitan.training:Training",
+            checkpoint_format="dcp",
             state_bytes={"fp32": _FULL, "mixed": _FULL, "fp8": _FULL, "bf16": _TITAN_BF16},
             traits=frozenset(
                 {

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from conf.of_run import of_run
@@ -58,7 +57,7 @@ class TitanWeights(Weights):
     def __init__(self, folder: Path, spec: ModelSpec) -> None:
         self._folder, self._spec, self._adapter = folder, spec, adapter_of(spec)
         self._metadata = dcp.read_metadata(folder)
-        stored, tied = _described(self._metadata), bool(spec.model.enable_weight_tying)
+        stored, tied = _described(self._metadata), {_TIED_HEAD} if spec.model.enable_weight_tying else set()
         for name, tensor in _expected(spec).items():
             if name not in stored:
                 raise CheckpointError(f"{folder}: {name} is missing")
@@ -284,14 +283,12 @@ def titan_weights(theirs: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tenso
     return weights
 
 
-def import_titan(source: Path, partial: Path, spec: ModelSpec) -> dict[str, Tensor]:
-    """Write a Hugging Face model's weights as DCP's files; return them. Raises as :func:`titan_weights`."""
-    theirs: dict[str, Tensor] = {}
-    for path in sorted(source.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as opened:
-            theirs |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a dictionary)
-    weights = titan_weights(theirs, spec)
-    dcp.save(weights, partial)
+def save_titan(theirs: dict[str, Tensor], folder: Path, model: ModelConfig) -> dict[str, Tensor]:
+    """Write Hugging Face's weights as DCP's files; return them. Raises as :func:`titan_weights`."""
+    from trainer.torchtitan.models import model_spec
+
+    weights = titan_weights(theirs, model_spec(Config(model=model)))
+    dcp.save(weights, folder)
     return weights
 
 
