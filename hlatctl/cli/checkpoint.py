@@ -121,10 +121,10 @@ def export(
         f"step {written['step']} of run {paths.run_id}: {count(written['parameters'])} parameters, "
         f"{written['dtype']}, {size(written['bytes'])}"
     )
-    if written["left_out"]:
+    if left_out := written["left_out"]:
         say(
-            f"warning: {len(written['left_out'])} tensors were left out, because the Hugging Face model has no place for "
-            f"them; its outputs differ from those in training: {', '.join(written['left_out'][:3])}"
+            f"warning: the Hugging Face model has no place for {len(left_out)} tensors, such as {left_out[0]}; without "
+            "them its outputs differ from those in training"
         )
     write(written["to"])
     if of_run(paths).tracking.register_model:
@@ -207,10 +207,8 @@ def _train_command(written: dict[str, Any]) -> str:
 
     paths = {"train.init_from": written["to"], "tokenizer.path": written["tokenizer"] or "TOKENIZER"}
     overrides = [f"{key}={_hydra_quoted(path)}" for key, path in paths.items()]
-    backend = [f"backend={written['backend']}"] if written["backend"] != "torch_native" else []
-    return shlex.join(
-        ["hlatctl", "train", *overrides, *backend, *model_overrides(written["model"]), "data.path=CORPUS"]
-    )
+    overrides += [f"backend={written['backend']}"] if written["backend"] != "torch_native" else []
+    return shlex.join(["hlatctl", "train", *overrides, *model_overrides(written["model"]), "data.path=CORPUS"])
 
 
 def _hydra_quoted(text: str) -> str:
@@ -231,6 +229,7 @@ def checkpoint_records(run: RunPaths, config: Config) -> list[dict[str, Any]]:
             "bytes": None,
             "written_unix_s": None,
             "world": None,
+            "format": None,
             "milestone_tokens": config.milestones.get(step),
             "permanent": config.is_permanent(step),
             "newest": step in newest,
@@ -253,6 +252,7 @@ def _of_folder(run: RunPaths, step: int) -> dict[str, Any]:
         **record,
         "tokens": manifest.tokens,
         "world": manifest.world,
+        "format": manifest.format,
         "bytes": manifest.size_bytes,
         "written_unix_s": written_unix_s,
     }

@@ -48,7 +48,7 @@ _BALANCE = "moe.expert_bias_E"
 class TitanWeights(Weights):
     """The weights of a DCP checkpoint; optimizer states are not read.
 
-    ``left_out`` has the names of weights that the family's Hugging Face model doesn't have.
+    ``left_out`` has the names of weights that the family's Hugging Face model doesn't have, and that aren't 0.
 
     Raises a CheckpointError if torchtitan can't convert the family, the checkpoint has other weights than the model, or
     it can't be read.
@@ -57,7 +57,7 @@ class TitanWeights(Weights):
     def __init__(self, folder: Path, spec: ModelSpec) -> None:
         self._folder, self._spec, self._adapter = folder, spec, adapter_of(spec)
         self._metadata = dcp.read_metadata(folder)
-        stored, tied = _described(self._metadata), {_TIED_HEAD} if spec.model.enable_weight_tying else set()
+        stored = _described(self._metadata)
         for name, tensor in _expected(spec).items():
             if name not in stored:
                 raise CheckpointError(f"{folder}: {name} is missing")
@@ -65,7 +65,9 @@ class TitanWeights(Weights):
                 raise CheckpointError(f"{folder}: {name} has shape {shape}, expected {wanted}")
         named = {name: self._to_hugging_face({name: tensor}) for name, tensor in stored.items()}
         self.ours = {name: stored[name] for name, theirs in named.items() if theirs}
-        self.left_out = sorted(set(stored) - set(self.ours) - ({_TIED_HEAD} if tied else set()))
+        others = _allocated({name: stored[name] for name in set(stored) - set(self.ours) - _tied(spec)})
+        self._load(others)
+        self.left_out = sorted(name for name, value in others.items() if value.any())
 
     def config(self, *, seq_len: int, bos_id: int, eos_id: int, dtype: str) -> dict[str, Any]:
         """Return the model's ``config.json``."""
@@ -77,9 +79,8 @@ class TitanWeights(Weights):
         dcp.load(dict(values), self._folder, metadata=self._metadata)
 
     def _to_hugging_face(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self._spec.model.enable_weight_tying:
-            weights = {name: tensor for name, tensor in weights.items() if name != _TIED_HEAD}
-        converted: dict[str, Tensor] = self._adapter.to_hf(weights)
+        own = {name: tensor for name, tensor in weights.items() if name not in _tied(self._spec)}
+        converted: dict[str, Tensor] = self._adapter.to_hf(own)
         return converted
 
 
@@ -88,6 +89,11 @@ def adapter_of(spec: ModelSpec) -> Any:
     if spec.state_dict_adapter is None:
         raise CheckpointError(f"torchtitan can't convert {spec.name} to Hugging Face's format")
     return spec.state_dict_adapter(spec.model, None)
+
+
+def _tied(spec: ModelSpec) -> set[str]:
+    """Return the name of the head if it is the embedding's tensor, which a state dict then has twice."""
+    return {_TIED_HEAD} if spec.model.enable_weight_tying else set()
 
 
 def _described(metadata: Metadata) -> dict[str, Tensor]:
@@ -326,10 +332,7 @@ def to_dcp(folder: Path, target: Path, model: ModelConfig, spec: ModelSpec) -> N
 def from_dcp(folder: Path, target: Path, model: ModelConfig, spec: ModelSpec) -> None:
     """Write a checkpoint of torchtitan's in our own format; the inverse of :func:`to_dcp`."""
     metadata = dcp.read_metadata(folder)
-    expected = _empty(spec)
-    names = [
-        name for name, _ in expected.named_parameters() if not (spec.model.enable_weight_tying and name == _TIED_HEAD)
-    ]
+    names = [name for name, _ in _empty(spec).named_parameters() if name not in _tied(spec)]
     state = _allocated(_described(metadata))
     moments = {f"{_OPTIMIZER}.state.{name}.{kind}": torch.empty(0) for name in names for kind in _MOMENTS}
     for name in moments:
@@ -367,8 +370,7 @@ def _by_parameter(weights: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tens
     """Return tensors of a state dict by the names of the parameters, of which some are one tensor for several."""
     module = _empty(spec)
     module.load_state_dict(dict(weights), assign=True)
-    tied = {_TIED_HEAD} if spec.model.enable_weight_tying else set()
-    return {name: value.detach() for name, value in module.named_parameters() if name not in tied}
+    return {name: value.detach() for name, value in module.named_parameters() if name not in _tied(spec)}
 
 
 def _by_state(parameters: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
@@ -378,7 +380,7 @@ def _by_state(parameters: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tenso
         owner, _, attribute = name.rpartition(".")
         setattr(module.get_submodule(owner), attribute, torch.nn.Parameter(tensor, requires_grad=False))
     found = {name: value for name, value in module.state_dict().items() if not value.is_meta}
-    return found | ({_TIED_HEAD: found[_EMBEDDING]} if spec.model.enable_weight_tying else {})
+    return found | dict.fromkeys(_tied(spec), found[_EMBEDDING])
 
 
 def _complete(folder: Path, target: Path) -> None:

@@ -19,6 +19,7 @@ from hlatctl.run import files
 from hlatctl.run.checkpoint import INDEX_FILES, read_manifest, write_manifest
 from hlatctl.run.errors import CheckpointError
 from trainer.checkpoint.shards import read_tensors, save_whole
+from trainer.convert.import_model import import_model
 from trainer.convert.serve import Parts
 from trainer.model.decoder import Llama
 
@@ -143,7 +144,16 @@ def test_imported_weights_are_those_that_were_exported(trained: tuple[Any, Any, 
     imported = convert.titan_weights(weights.read(list(weights.ours)), spec)
     assert imported.keys() == model.state_dict().keys()
     assert all(torch.equal(imported[name], value) for name, value in model.state_dict().items())
-    assert all(name.endswith("expert_bias_E") and spec.name == "qwen3" for name in weights.left_out)
+
+
+def test_weights_without_a_place_in_hugging_face_s_model_are_named(tmp_path: Path) -> None:
+    spec = _spec("qwen3_moe")
+    state = dict(_model(spec).state_dict())
+    dcp.save(state, tmp_path / "zero")
+    assert convert.TitanWeights(tmp_path / "zero", spec).left_out == []
+    name = "layers.1.moe.expert_bias_E"
+    dcp.save({**state, name: torch.ones(4)}, tmp_path / "one")
+    assert convert.TitanWeights(tmp_path / "one", spec).left_out == [name]
 
 
 def test_weights_are_served_one_at_a_time(trained: tuple[Any, Any, Path]) -> None:
@@ -175,6 +185,31 @@ def test_weights_that_the_model_does_not_have_are_not_imported(trained: tuple[An
         convert.titan_weights(theirs | {"model.layers.0.other": torch.ones(2)}, spec)
     with pytest.raises(CheckpointError, match=r"norm\.weight: is missing"):
         convert.titan_weights({name: value for name, value in theirs.items() if name != "model.norm.weight"}, spec)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_model_that_was_exported_is_imported_for_torchtitan(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("trainer.torchtitan.models")
+    spec = _spec(kind)
+    for layer in spec.model.layers:
+        layer.attention.rope.scaling = "none"  # YaRN is no key of ours
+    model = _model(spec)
+    state = {name: value for name, value in model.state_dict().items() if not name.endswith("expert_bias_E")}
+    dcp.save(model.state_dict(), tmp_path / "saved")
+    weights = convert.TitanWeights(tmp_path / "saved", spec)
+    source, target = tmp_path / "hf", tmp_path / "imported"
+    source.mkdir()
+    save_file(weights.read(list(weights.ours)), source / "model.safetensors", metadata={"format": "pt"})
+    files.write_json(source / "config.json", weights.config(seq_len=64, bos_id=0, eos_id=1, dtype="float32"))
+    written = import_model(source, target, "torchtitan")
+    assert (written["backend"], read_manifest(target).format) == ("torchtitan", "dcp")
+    assert why_incomplete(target) is None
+    imported = {name: torch.zeros_like(value) for name, value in state.items()}
+    dcp.load(imported, target)
+    assert all(torch.equal(imported[name], value) for name, value in state.items())
+    assert (written["model"]["num_experts"], bool(written["model"]["kv_lora_rank"])) == {
+        "llama3": (0, False), "qwen3": (0, False), "qwen3_moe": (4, False), "deepseek_v3": (4, True),
+    }[kind]  # fmt: skip
 
 
 _SHAPES = {
