@@ -396,6 +396,28 @@ def _first_of(error: CheckpointException) -> Exception:
     return first if isinstance(first, Exception) else RuntimeError(str(first))
 
 
+def describe_tensors(metadata: Metadata) -> dict[str, tuple[torch.Tensor, list[tuple[str, int, int, torch.Size]]]]:
+    """Return every tensor by name, without values, and where its chunks are: file, first byte, bytes, offsets."""
+    places: dict[str, list[tuple[str, int, int, torch.Size]]] = defaultdict(list)
+    for index, info in metadata.storage_data.items():
+        if index.offset is not None:
+            places[index.fqn].append((info.relative_path, info.offset, info.length, index.offset))
+    return {
+        name: (torch.empty(stored.size, dtype=stored.properties.dtype, device="meta"), sorted(places[name]))
+        for name, stored in metadata.state_dict_metadata.items()
+        if isinstance(stored, TensorStorageMetadata)
+    }
+
+
+def read_tensor(folder: Path, metadata: Metadata, name: str) -> torch.Tensor:
+    """Return a whole tensor. Raises a CheckpointError if it can't be read."""
+    stored = metadata.state_dict_metadata[name]
+    assert isinstance(stored, TensorStorageMetadata)
+    tensor = torch.empty(stored.size, dtype=stored.properties.dtype)
+    load({name: tensor}, folder, metadata=metadata)
+    return tensor
+
+
 def read_small_states(folder: Path, names: Collection[str]) -> dict[str, Any]:
     """Return a checkpoint's states by their first names, such as ``train_state``, whole and on the CPU.
 

@@ -99,11 +99,8 @@ def _tied(spec: ModelSpec) -> set[str]:
 def _described(metadata: Metadata) -> dict[str, Tensor]:
     """Return the weights by name, without values: torchtitan stores them at the top level of the state dict."""
     paths = metadata.planner_data or {}
-    return {
-        name: torch.empty(stored.size, dtype=stored.properties.dtype, device="meta")
-        for name, stored in metadata.state_dict_metadata.items()
-        if hasattr(stored, "chunks") and len(paths.get(name, (name,))) == 1
-    }
+    tensors = dcp.describe_tensors(metadata)
+    return {name: tensor for name, (tensor, _) in tensors.items() if len(paths.get(name, (name,))) == 1}
 
 
 def _expected(spec: ModelSpec) -> dict[str, Tensor]:
@@ -334,12 +331,11 @@ def from_dcp(folder: Path, target: Path, model: ModelConfig, spec: ModelSpec) ->
     metadata = dcp.read_metadata(folder)
     names = [name for name, _ in _empty(spec).named_parameters() if name not in _tied(spec)]
     state = _allocated(_described(metadata))
-    moments = {f"{_OPTIMIZER}.state.{name}.{kind}": torch.empty(0) for name in names for kind in _MOMENTS}
-    for name in moments:
-        stored = metadata.state_dict_metadata.get(name)
-        if stored is None or not hasattr(stored, "chunks"):
-            raise CheckpointError(f"{folder}: {name} is missing; only AdamW's moments can be converted")
-        moments[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
+    stored = dcp.describe_tensors(metadata)
+    wanted = [f"{_OPTIMIZER}.state.{name}.{kind}" for name in names for kind in _MOMENTS]
+    if lacking := [name for name in wanted if name not in stored]:
+        raise CheckpointError(f"{folder}: {lacking[0]} is missing; only AdamW's moments can be converted")
+    moments = _allocated({name: stored[name][0] for name in wanted})
     dcp.load({**state, **moments}, folder, metadata=metadata)
     adapter = adapter_of(spec)
     tensors = {f"{WEIGHTS}{name}": part for name, part in _ours(adapter.to_hf(state), model).items()}

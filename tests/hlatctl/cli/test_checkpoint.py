@@ -86,6 +86,7 @@ def test_checkpoints_of_either_engine_are_listed_and_verified(
     run: RunPaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run.checkpoint(306)
+    (folder / MANIFEST).unlink()
     for name in (".metadata", "__0_0.distcp"):
         (folder / name).write_bytes(b"z")
     write_manifest(folder, step=306, tokens=306 * 8192, world={"world_size": 1})
@@ -94,7 +95,7 @@ def test_checkpoints_of_either_engine_are_listed_and_verified(
     assert main(["checkpoint", "verify", run.run_id, "--step", "306"]) == 0
     assert "step 306: valid (3 files" in capsys.readouterr().out
     (folder / ".metadata").write_bytes(b"y")
-    assert main(["checkpoint", "verify", run.run_id, "--step", "306"]) == 1
+    assert main(["checkpoint", "verify", run.run_id, "--step", "306"]) != 0
     assert "step 306: .metadata: checksum differs" in capsys.readouterr().out
 
 
@@ -184,7 +185,7 @@ def test_import_prints_the_command_that_trains_from_it(
 def test_import_for_an_unknown_backend_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "new"
     options = ("--to", os.fspath(target), "--backend", "torchtitn")
-    assert main(["checkpoint", "import", os.fspath(tmp_path), *options]) == 1
+    assert main(["checkpoint", "import", os.fspath(tmp_path), *options]) != 0
     assert "backend.name=torchtitn" in capsys.readouterr().err
     assert not target.exists()
 
