@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import checkpoint as torch_dcp
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -54,13 +54,14 @@ _MAX_CELLS = 1 << 24
 
 
 class _Record:
-    """An object of the pickle: the arguments that it was made with, and its state."""
+    """An object of the pickle, with its state; the arguments that it was made with are dropped."""
 
-    __slots__ = ("args", "state")
+    __slots__ = ("state",)
+    state: Any
 
-    def __new__(cls, *args: Any) -> _Record:
+    def __new__(cls, *_args: Any) -> _Record:
         record = object.__new__(cls)
-        record.args, record.state = args, {}
+        record.state = {}
         return record
 
     # Also protects this class: an unpickler that is told to change it calls this without an instance, and fails.
@@ -354,7 +355,7 @@ def load(
     reader, planner = SafeReader(folder, metadata), SafeLoadPlanner(optional)
     try:
         with _alone_is_fine():
-            torch_dcp.load(state, storage_reader=reader, planner=planner, process_group=process_group)
+            state_dict_loader.load(state, storage_reader=reader, planner=planner, process_group=process_group)
     except CheckpointException as error:
         text = first_line(_first_of(error))
         raise CheckpointError(text if os.fspath(folder) in text else f"{folder}: {text}") from None
@@ -370,7 +371,7 @@ def save(state: dict[str, Any], folder: Path, *, process_group: Any = None) -> N
     try:
         with _alone_is_fine(), torch.no_grad():
             writer = FileSystemWriter(folder, overwrite=False)
-            torch_dcp.save(state, storage_writer=writer, process_group=process_group)
+            state_dict_saver.save(state, storage_writer=writer, process_group=process_group)
     except CheckpointException as error:
         first = _first_of(error)
         text = f"{folder}: {type(first).__name__}: {first_line(first)}"
@@ -432,9 +433,11 @@ def read_small_states(folder: Path, names: Collection[str]) -> dict[str, Any]:
     for name, stored in metadata.state_dict_metadata.items():
         path = (metadata.planner_data or {}).get(name, (name,))
         if path[0] in names:
-            offset = torch.Size([0] * len(stored.size)) if isinstance(stored, TensorStorageMetadata) else None
-            if offset is not None and [chunk.sizes for chunk in stored.chunks] != [stored.size]:
-                raise CheckpointError(f"{folder}: {name} is divided among processes")
+            offset = None
+            if isinstance(stored, TensorStorageMetadata):
+                offset = torch.Size([0] * len(stored.size))
+                if [chunk.sizes for chunk in stored.chunks] != [stored.size]:
+                    raise CheckpointError(f"{folder}: {name} is divided among processes")
             flat[name], paths[name] = _read_entry(folder, metadata, MetadataIndex(name, offset)), path
     return dict(unflatten_state_dict(flat, paths))
 
