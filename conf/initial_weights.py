@@ -6,9 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from conf.registries import BACKENDS
 from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.checkpoint import why_invalid
+from hlatctl.run.checkpoint import read_manifest, why_invalid
 from hlatctl.run.errors import CheckpointError, ConfigError
 from hlatctl.run.files import DAMAGED
 
@@ -24,7 +25,8 @@ def check_initial_weights(config: Config) -> None:
     A configuration without ``train.init_from`` passes.
 
     Raises:
-        ConfigError: there is no such folder, or the weights belong to a different model; names every differing key.
+        ConfigError: there is no such folder, or the weights belong to a different model (names every differing key), or
+            another engine wrote them.
         CheckpointError: a file is missing or has changed.
     """
     if config.train.init_from is None:
@@ -38,6 +40,13 @@ def check_initial_weights(config: Config) -> None:
     reason = why_invalid(folder, checksums=False, of_run=False)
     if reason:
         raise damaged(folder, reason)
+    backend, written = config.backend.name, read_manifest(folder).format
+    if written not in (None, wanted := BACKENDS[backend].checkpoint_format):
+        raise ConfigError(
+            f"train.init_from={folder}: its format is {written}; backend.name={backend} reads {wanted}",
+            hint=f"`hlatctl fork RUN backend={backend}` converts a run's checkpoint, and `hlatctl checkpoint import "
+            f"HF_FOLDER --to DIR --backend {backend}` imports a model in this format",
+        )
     theirs = _model_of(folder)
     ours = {key: value for key, value in asdict(config.model).items() if key not in _FREE_KEYS}
     differing = [key for key, value in ours.items() if theirs.get(key) != value]

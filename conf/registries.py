@@ -158,10 +158,12 @@ class BackendKind(Row):
             ``python -m MODULE --config FILE`` prints it as JSON.
         software: ``software(config)`` raises a DependencyError if the environment of this process can't train.
         rules: ``rules(config)`` yields an error for each of its other rules that a configuration breaks.
+        checkpoint_format: format of its checkpoints, a key of ``hlatctl.run.checkpoint.INDEX_FILES``.
     """
 
     state_bytes: dict[str, StateBytes]
     training: str = "trainer.step.loop:Training"
+    checkpoint_format: str = "native"
     traits: frozenset[Trait] = frozenset()
     devices: tuple[str, ...] = ()
     torch_xla: bool = False
@@ -199,6 +201,7 @@ BACKENDS = Registry(
             code="trainer.torchtitan.process:Process",
             training="trainer.torchtitan.training:Training",
             optimizers=("adamw",),
+            checkpoint_format="dcp",
             state_bytes={"fp32": _FULL, "mixed": _FULL, "fp8": _FULL, "bf16": _TITAN_BF16},
             traits=frozenset(
                 {

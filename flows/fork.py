@@ -1,29 +1,34 @@
 """Starts a run from another run's checkpoint, with its weights, optimizer state and data position.
 
 The checkpoint is put into the new run's directory, as hard links where the file system allows them. So its trainer
-continues as after any restart, and the other run may delete its copy.
+continues as after any restart, and the other run may delete its copy. If the new run's engine stores checkpoints in
+another format, the checkpoint is converted first.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from conf import compose
 from conf.data_changes import added_skips
 from conf.fork import check_continues, is_of_data
 from conf.load import flatten, token_count
 from conf.of_run import of_run
+from conf.registries import BACKENDS
 from conf.schema import Config, ForkConfig
 from flows import pretrain
 from flows.runtime.amended import train_like
 from flows.runtime.context import is_simulated
+from flows.runtime.programs import ask
 from hlatctl.run import files
 from hlatctl.run.checkpoint import Manifest, checkpoint_steps, read_manifest, why_invalid
 from hlatctl.run.errors import CheckpointError, ConfigError
 from hlatctl.run.journal import no_steps, read_events
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.paths import RunPaths, step_name
 from hlatctl.run.runs import LATEST
 from hlatctl.units import count
 
@@ -62,10 +67,24 @@ def fork(
     origin = ForkConfig(run=parent.run_id, step=manifest.step, tokens=manifest.tokens, restarts_data=fresh)
     config = replace(after, fork=origin, data=replace(after.data, skip_steps=_skips(parent, before, after, fresh)))
     check_continues(before, config, anew=lambda kept: train_like(parent, overrides, with_weights=kept))
-    run = pretrain.create(config, argv=argv, run_id=run_id, forked=True)
-    with files.created_like(run.root):
-        pretrain.adopt_checkpoint(parent, run, manifest.step)
+    with _in_format_of(config, parent, manifest) as checkpoint:
+        run = pretrain.create(config, argv=argv, run_id=run_id, forked=True)
+        with files.created_like(run.root):
+            pretrain.adopt_checkpoint(checkpoint, run)
     return run
+
+
+@contextmanager
+def _in_format_of(config: Config, parent: RunPaths, manifest: Manifest) -> Iterator[Path]:
+    """Yield the folder of a checkpoint in the format of a configuration's engine, converted if it has another one."""
+    if manifest.format in (None, BACKENDS[config.backend.name].checkpoint_format):
+        yield parent.checkpoint(manifest.step)
+        return
+    with files.private_folder("fork", within=os.fspath(parent.root.parent)) as scratch:
+        target = scratch.path / step_name(manifest.step)
+        argv = ("--run-dir", os.fspath(parent.root), "--step", str(manifest.step), "--to", os.fspath(target))
+        ask("trainer.convert.torchtitan", *argv)
+        yield target
 
 
 def differences(parent: RunPaths, run: RunPaths) -> dict[str, tuple[object, object]]:

@@ -181,15 +181,15 @@ def create(
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 
-def adopt_checkpoint(owner: RunPaths, run: RunPaths, step: int) -> None:
+def adopt_checkpoint(source: Path, run: RunPaths) -> None:
     """Give a run that has not trained another run's checkpoint, as hard links where the file system allows them.
 
     The event is journalled first: a run that should have a checkpoint and lacks it must not start over.
     """
-    source, target = owner.checkpoint(step), run.checkpoint(step)
     manifest = read_manifest(source)
+    target = run.checkpoint(manifest.step)
     with JournalWriter(run, FLOW_WRITER) as journal:
-        journal.append("checkpoint_committed", durable=True, step=step, manifest_sha256=manifest.sha256)
+        journal.append("checkpoint_committed", durable=True, step=manifest.step, manifest_sha256=manifest.sha256)
     try:
         target.mkdir(parents=True)
         for name in [*(str(entry["path"]) for entry in manifest.files), MANIFEST]:  # last: a part never counts

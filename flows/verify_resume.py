@@ -188,7 +188,7 @@ def _prepare(run: RunPaths, again: RunPaths, config: Config, base: int, *, save_
         if path.exists():
             shutil.copyfile(path, copy)
     with files.created_like(again.root):
-        adopt_checkpoint(run, again, base)
+        adopt_checkpoint(run.checkpoint(base), again)
 
 
 def _train(again: RunPaths, config: Config, *, last: int, save_at: int | None) -> None:

@@ -54,7 +54,8 @@ def write_dcp(
         state: tensors, and nested states of plain values.
         others: content of further JSON files by name.
     """
-    from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
     writer = FileSystemWriter(folder, sync_files=False)
     planners = [DefaultSavePlanner() for _ in range(ranks)]

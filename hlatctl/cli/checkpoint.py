@@ -121,6 +121,11 @@ def export(
         f"step {written['step']} of run {paths.run_id}: {count(written['parameters'])} parameters, "
         f"{written['dtype']}, {size(written['bytes'])}"
     )
+    if left_out := written["left_out"]:
+        say(
+            f"warning: the Hugging Face model has no place for {len(left_out)} tensors, such as {left_out[0]}; without "
+            "them its outputs differ from those in training"
+        )
     write(written["to"])
     if of_run(paths).tracking.register_model:
         from flows.tracking.mirrors import sync
@@ -153,14 +158,17 @@ def import_model(
         Path, typer.Argument(metavar="HF_FOLDER", help="Folder of a Hugging Face model in safetensors.", parser=place)
     ],
     to: Target,
+    backend: Annotated[str, typer.Option(help="Backend that trains it: backend.name.")] = "torch_native",
 ) -> None:
-    """Import a Hugging Face model (LLaMA, Qwen 3 or OLMo 2) to train from.
+    """Import a Hugging Face model to train from: LLaMA, Qwen 3 (also mixtures of experts), OLMo 2 or DeepSeek-V3.
 
-    Prints the command that trains from it.
+    Mixtures of experts and DeepSeek-V3 train with backend torchtitan. Prints the command that trains from it.
     """
+    from conf.registries import BACKENDS
     from flows.runtime.programs import ask
 
-    argv = ("--from", os.fspath(source.absolute()), "--to", os.fspath(to.absolute()))
+    BACKENDS[backend]  # an unknown name is an error
+    argv = ("--from", os.fspath(source.absolute()), "--to", os.fspath(to.absolute()), "--backend", backend)
     written = json.loads(ask("trainer.convert.import_model", *argv).splitlines()[-1])
     say(f"{count(written['parameters'])} parameters, {', '.join(written['dtypes'])}, in {written['to']}")
     if written["tokenizer"] is None:
@@ -199,6 +207,7 @@ def _train_command(written: dict[str, Any]) -> str:
 
     paths = {"train.init_from": written["to"], "tokenizer.path": written["tokenizer"] or "TOKENIZER"}
     overrides = [f"{key}={_hydra_quoted(path)}" for key, path in paths.items()]
+    overrides += [f"backend={written['backend']}"] if written["backend"] != "torch_native" else []
     return shlex.join(["hlatctl", "train", *overrides, *model_overrides(written["model"]), "data.path=CORPUS"])
 
 
@@ -220,6 +229,7 @@ def checkpoint_records(run: RunPaths, config: Config) -> list[dict[str, Any]]:
             "bytes": None,
             "written_unix_s": None,
             "world": None,
+            "format": None,
             "milestone_tokens": config.milestones.get(step),
             "permanent": config.is_permanent(step),
             "newest": step in newest,
@@ -242,6 +252,7 @@ def _of_folder(run: RunPaths, step: int) -> dict[str, Any]:
         **record,
         "tokens": manifest.tokens,
         "world": manifest.world,
+        "format": manifest.format,
         "bytes": manifest.size_bytes,
         "written_unix_s": written_unix_s,
     }

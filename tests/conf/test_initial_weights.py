@@ -60,6 +60,15 @@ def test_missing_folder_and_damaged_files_are_named(weights: Path, tmp_path: Pat
         check_initial_weights(beginning_with(weights))
 
 
+def test_a_checkpoint_of_another_engine_is_refused_with_the_commands_that_convert_it(weights: Path) -> None:
+    (weights / ".metadata").write_bytes(b"index")
+    (weights / "manifest.json").unlink()
+    write_manifest(weights, step=0, tokens=0, world={})
+    with pytest.raises(ConfigError, match=r"its format is dcp; backend\.name=torch_native reads native") as caught:
+        check_initial_weights(beginning_with(weights))
+    assert "`hlatctl fork RUN backend=torch_native`" in (caught.value.hint or "")
+
+
 def test_checkpoint_that_does_not_say_its_model_is_refused(weights: Path) -> None:
     for name in (MODEL, "manifest.json"):
         (weights / name).unlink()

@@ -1,7 +1,8 @@
 """``python -m trainer.checkpoint.compare CHECKPOINT OTHER``: compare the tensors of two checkpoints.
 
 Weights and moments are compared bit by bit, by name, whatever layout wrote them. Files with the same checksum in both
-manifests aren't read. Otherwise one process reads each tensor of both, one at a time. Prints one line of JSON.
+manifests aren't read. Otherwise one process reads each tensor of both, one at a time. Of DCP's, the name is that of the
+state dict, such as ``optimizer.state.norm.weight.exp_avg``. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hlatctl.run import processes
 from hlatctl.run.checkpoint import read_manifest
@@ -20,8 +23,6 @@ from hlatctl.run.errors import run_main
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from trainer.checkpoint.shards import StoredTensor
 
 #: Elements subtracted in one operation.
 _BLOCK = 1 << 24
@@ -58,27 +59,56 @@ class Compared:
 
 def compare(folder: Path, other: Path) -> Compared:
     """Compare the checkpoint of a folder with another one. Raises a CheckpointError if one can't be read."""
-    from trainer.checkpoint.shards import read_index
-
-    ours, theirs = ({one.name: one for one in read_index(path).tensors()} for path in (folder, other))
+    ours, theirs = _tensors(folder), _tensors(other)
     sums, other_sums = ({str(e["path"]): e["sha256"] for e in read_manifest(path).files} for path in (folder, other))
     same = {name for name, checksum in sums.items() if other_sums.get(name) == checksum}
     found = Compared()
     for name in sorted({*ours, *theirs}):
         one, two = ours.get(name), theirs.get(name)
-        if one is None or two is None or (one.dtype, one.shape) != (two.dtype, two.shape):
+        if one is None or two is None or one.kind != two.kind:
             found.add(name, math.inf)
-        elif one == two and all(file in same for file, _ in one.chunks):
+        elif one.places == two.places and one.files <= same:
             found.add(name, None)
         else:
-            found.add(name, _difference(_read(folder, one), _read(other, two)))
+            found.add(name, _difference(one.read().reshape(-1), two.read().reshape(-1)))
     return found
 
 
-def _read(folder: Path, stored: StoredTensor) -> Tensor:
-    from trainer.checkpoint.shards import read_tensors
+class _Stored(NamedTuple):
+    """A tensor of a checkpoint: ``kind`` is its dtype and shape, ``places`` where its parts are in ``files``."""
 
-    return read_tensors(folder, lambda name: name == stored.name)[stored.name].reshape(-1)
+    kind: tuple[str, list[int]]
+    places: list[Any]
+    files: set[str]
+    read: Callable[[], Tensor]
+
+
+def _tensors(folder: Path) -> dict[str, _Stored]:
+    return _of_dcp(folder) if read_manifest(folder).format == "dcp" else _of_shards(folder)
+
+
+def _of_shards(folder: Path) -> dict[str, _Stored]:
+    from trainer.checkpoint.shards import read_index, read_tensors
+
+    def read(name: str) -> Tensor:
+        return read_tensors(folder, lambda other: other == name)[name]
+
+    return {
+        one.name: _Stored((one.dtype, one.shape), one.chunks, {file for file, _ in one.chunks}, partial(read, one.name))
+        for one in read_index(folder).tensors()
+    }
+
+
+def _of_dcp(folder: Path) -> dict[str, _Stored]:
+    from trainer.checkpoint import dcp
+
+    metadata = dcp.read_metadata(folder)
+    tensors = {}
+    for name, (empty, places) in dcp.describe_tensors(metadata).items():
+        read = partial(dcp.read_tensor, folder, metadata, name)
+        kind = (str(empty.dtype), list(empty.shape))
+        tensors[name] = _Stored(kind, places, {file for file, *_ in places}, read)
+    return tensors
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float | None:

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import checkpoint as torch_dcp
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -54,13 +54,14 @@ _MAX_CELLS = 1 << 24
 
 
 class _Record:
-    """An object of the pickle: the arguments that it was made with, and its state."""
+    """An object of the pickle, with its state; the arguments that it was made with are dropped."""
 
-    __slots__ = ("args", "state")
+    __slots__ = ("state",)
+    state: Any
 
-    def __new__(cls, *args: Any) -> _Record:
+    def __new__(cls, *_args: Any) -> _Record:
         record = object.__new__(cls)
-        record.args, record.state = args, {}
+        record.state = {}
         return record
 
     # Also protects this class: an unpickler that is told to change it calls this without an instance, and fails.
@@ -111,7 +112,7 @@ class _Unpickler(pickle.Unpickler):
 def read_metadata(folder: Path) -> Metadata:
     """Return the content of a folder's ``.metadata``, with the types of all its values checked.
 
-    Files that it names are names without a folder. Takes about 10 s and 1 GB for 370,000 chunks.
+    Files that it names are names without a folder. 370,000 chunks take about 10 s, twice as long as with torch.
 
     Raises:
         CheckpointError: it is missing, too large, or has anything else than DCP's metadata. Nothing of it was run.
@@ -354,7 +355,7 @@ def load(
     reader, planner = SafeReader(folder, metadata), SafeLoadPlanner(optional)
     try:
         with _alone_is_fine():
-            torch_dcp.load(state, storage_reader=reader, planner=planner, process_group=process_group)
+            state_dict_loader.load(state, storage_reader=reader, planner=planner, process_group=process_group)
     except CheckpointException as error:
         text = first_line(_first_of(error))
         raise CheckpointError(text if os.fspath(folder) in text else f"{folder}: {text}") from None
@@ -370,7 +371,7 @@ def save(state: dict[str, Any], folder: Path, *, process_group: Any = None) -> N
     try:
         with _alone_is_fine(), torch.no_grad():
             writer = FileSystemWriter(folder, overwrite=False)
-            torch_dcp.save(state, storage_writer=writer, process_group=process_group)
+            state_dict_saver.save(state, storage_writer=writer, process_group=process_group)
     except CheckpointException as error:
         first = _first_of(error)
         text = f"{folder}: {type(first).__name__}: {first_line(first)}"
@@ -396,6 +397,28 @@ def _first_of(error: CheckpointException) -> Exception:
     return first if isinstance(first, Exception) else RuntimeError(str(first))
 
 
+def describe_tensors(metadata: Metadata) -> dict[str, tuple[torch.Tensor, list[tuple[str, int, int, torch.Size]]]]:
+    """Return every tensor by name, without values, and where its chunks are: file, first byte, bytes, offsets."""
+    places: dict[str, list[tuple[str, int, int, torch.Size]]] = defaultdict(list)
+    for index, info in metadata.storage_data.items():
+        if index.offset is not None:
+            places[index.fqn].append((info.relative_path, info.offset, info.length, index.offset))
+    return {
+        name: (torch.empty(stored.size, dtype=stored.properties.dtype, device="meta"), sorted(places[name]))
+        for name, stored in metadata.state_dict_metadata.items()
+        if isinstance(stored, TensorStorageMetadata)
+    }
+
+
+def read_tensor(folder: Path, metadata: Metadata, name: str) -> torch.Tensor:
+    """Return a whole tensor. Raises a CheckpointError if it can't be read."""
+    stored = metadata.state_dict_metadata[name]
+    assert isinstance(stored, TensorStorageMetadata)
+    tensor = torch.empty(stored.size, dtype=stored.properties.dtype)
+    load({name: tensor}, folder, metadata=metadata)
+    return tensor
+
+
 def read_small_states(folder: Path, names: Collection[str]) -> dict[str, Any]:
     """Return a checkpoint's states by their first names, such as ``train_state``, whole and on the CPU.
 
@@ -410,9 +433,11 @@ def read_small_states(folder: Path, names: Collection[str]) -> dict[str, Any]:
     for name, stored in metadata.state_dict_metadata.items():
         path = (metadata.planner_data or {}).get(name, (name,))
         if path[0] in names:
-            offset = torch.Size([0] * len(stored.size)) if isinstance(stored, TensorStorageMetadata) else None
-            if offset is not None and [chunk.sizes for chunk in stored.chunks] != [stored.size]:
-                raise CheckpointError(f"{folder}: {name} is divided among processes")
+            offset = None
+            if isinstance(stored, TensorStorageMetadata):
+                offset = torch.Size([0] * len(stored.size))
+                if [chunk.sizes for chunk in stored.chunks] != [stored.size]:
+                    raise CheckpointError(f"{folder}: {name} is divided among processes")
             flat[name], paths[name] = _read_entry(folder, metadata, MetadataIndex(name, offset)), path
     return dict(unflatten_state_dict(flat, paths))
 

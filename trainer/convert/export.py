@@ -28,7 +28,7 @@ from hlatctl.run.files import DAMAGED, new_folder, why
 from hlatctl.run.model_folder import write_link
 from hlatctl.run.paths import RunPaths
 from trainer.checkpoint.shards import WEIGHTS, read_tensors
-from trainer.convert.hugging_face import Weights, hugging_face_config
+from trainer.convert.hugging_face import Weights
 
 DTYPES = ("float32", "bfloat16")
 #: A file of the exported model holds at most this, unless a single tensor is larger.
@@ -46,7 +46,8 @@ def export(
         link: link to the checkpoint's weights instead of writing them; they keep the checkpoint's dtype.
 
     Returns:
-        ``{"step", "tokens", "to", "parameters", "dtype", "bytes"}``.
+        ``{"step", "tokens", "to", "parameters", "dtype", "bytes", "left_out"}``; the last one are names of weights that
+        the Hugging Face model doesn't have.
 
     Raises:
         CheckpointError: there is no valid checkpoint of that step, or it has no weights.
@@ -57,7 +58,7 @@ def export(
     with new_folder(target) as partial:
         folder = choose(run, step)
         manifest = read_manifest(folder)  # before the weights: training may delete the checkpoint while they are read
-        weights = Weights(folder, config)
+        weights = Weights.open(folder, config)
         stored = next(iter(weights.ours.values())).dtype
         named = dtype or str(stored).removeprefix("torch.")
         shutil.copytree(tokenizer["path"], partial, dirs_exist_ok=True)
@@ -65,7 +66,7 @@ def export(
             write_link(partial, run_dir=run.root, step=manifest.step, manifest_sha256=manifest.sha256)
         size = 0 if link else _write_weights(weights, partial, named)
         ids = {key: tokenizer[key] for key in ("bos_id", "eos_id")}
-        described = hugging_face_config(config.model, seq_len=config.train.seq_len, dtype=named, **ids)
+        described = weights.config(seq_len=config.train.seq_len, dtype=named, **ids)
         files.write_json(partial / "config.json", described)
     parameters = sum(tensor.numel() for tensor in weights.ours.values())
     return {
@@ -75,6 +76,7 @@ def export(
         "parameters": parameters,
         "dtype": named,
         "bytes": size,
+        "left_out": list(weights.left_out),
     }
 
 

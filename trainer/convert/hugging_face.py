@@ -18,7 +18,7 @@ from torch import Tensor
 from conf.constraints import violations
 from conf.load import decode_dataclass
 from conf.schema import Config, ModelConfig
-from hlatctl.run.checkpoint import why_invalid
+from hlatctl.run.checkpoint import INDEX_FILES, why_invalid
 from hlatctl.run.errors import CheckpointError, ConfigError
 from trainer.checkpoint.shards import INDEX, WEIGHTS, describe_tensors, load_tensors, read_index
 from trainer.model.decoder import Llama, mlp_blocks
@@ -85,6 +85,56 @@ FAMILIES = (
         layer_names=_POST_NORMS | _qk_norms("norm") | _FAMILIES_NAMES,
     ),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """An architecture of Hugging Face that only torchtitan trains; its adapter knows the names of the weights.
+
+    Args:
+        model_type: ``model_type`` in their ``config.json``.
+        keys: our keys to theirs, in addition to those of every family.
+        values: our keys that follow from the architecture.
+        only: see :data:`_ONLY`.
+    """
+
+    model_type: str
+    keys: dict[str, str]
+    values: dict[str, Any]
+    only: dict[str, Any]
+
+
+_MIXTURES = (
+    Mixture(
+        model_type="qwen3_moe",
+        keys={"num_experts": "num_experts"},
+        values={"qk_norm": "head", "router_score": "softmax"},
+        only={"decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
+    Mixture(
+        model_type="deepseek_v3",
+        keys={
+            "num_experts": "n_routed_experts",
+            "num_shared_experts": "n_shared_experts",
+            "num_dense_layers": "first_k_dense_replace",
+            "router_scale": "routed_scaling_factor",
+            "router_groups": "n_group",
+            "router_limited_groups": "topk_group",
+            "kv_lora_rank": "kv_lora_rank",
+            "q_lora_rank": "q_lora_rank",
+            "qk_nope_head_dim": "qk_nope_head_dim",
+            "qk_rope_head_dim": "qk_rope_head_dim",
+            "v_head_dim": "v_head_dim",
+        },
+        values={"router_score": "sigmoid", "head_dim": None},
+        only={"rope_interleave": True},
+    ),
+)
+_MIXTURE_KEYS = {
+    "experts_per_token": "num_experts_per_tok",
+    "expert_intermediate_size": "moe_intermediate_size",
+    "normalize_router_weights": "norm_topk_prob",
+}
 
 
 def family_of(model: ModelConfig) -> Family:
@@ -199,11 +249,12 @@ def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
 
     Raises a CheckpointError if its family is unknown, or a value is unsupported, out of range or of a wrong type.
     """
-    family = next((family for family in FAMILIES if family.model_type == described.get("model_type")), None)
+    families = {family.model_type: family for family in (*FAMILIES, *_MIXTURES)}
+    family = families.get(str(described.get("model_type")))
     if family is None:
         raise CheckpointError(
             f"{file}: model_type={described.get('model_type')!r}: not supported",
-            hint=f"must be one of: {', '.join(family.model_type for family in FAMILIES)}",
+            hint=f"must be one of: {', '.join(families)}",
         )
     _check_kinds(described, file)
     missing = [key for key in _KEYS.values() if key not in described]
@@ -212,14 +263,19 @@ def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
     keys = {ours: described[theirs] for ours, theirs in _KEYS.items()}
     keys["num_kv_heads"] = _given(described, "num_key_value_heads", keys["num_heads"])
     keys |= _rope_keys(described, file)
-    keys |= {"qk_norm": family.qk_norm, "norm_position": family.norm_position}
-    keys["rms_norm_eps"] = _given(described, "rms_norm_eps", family.rms_norm_eps)
-    keys["head_dim"] = _given(described, "head_dim", family.head_dim)
     keys["tie_embeddings"] = _given(described, "tie_word_embeddings", False)
+    if isinstance(family, Mixture):
+        keys["rms_norm_eps"] = _given(described, "rms_norm_eps", 1e-6)
+        keys |= _mixture_keys(described, family, file)
+    else:
+        keys |= {"qk_norm": family.qk_norm, "norm_position": family.norm_position}
+        keys["rms_norm_eps"] = _given(described, "rms_norm_eps", family.rms_norm_eps)
+        keys["head_dim"] = _given(described, "head_dim", family.head_dim)
     model = _decoded(keys | {"name": file.parent.name}, file)
     if model.query_width == model.hidden_size:
         model = replace(model, head_dim=None)
-    unsupported = [*_other_values(described), *_odd_shapes(model)]
+    only = _ONLY | (family.only if isinstance(family, Mixture) else {})
+    unsupported = [*_other_values(described, only), *_odd_shapes(model)]
     if unsupported:
         raise CheckpointError(
             f"{file}: {'; '.join(unsupported)}: not supported",
@@ -227,6 +283,17 @@ def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
             "can be imported",
         )
     return model
+
+
+def _mixture_keys(described: dict[str, Any], family: Mixture, file: Path) -> dict[str, Any]:
+    theirs = _MIXTURE_KEYS | family.keys
+    missing = [key for ours, key in theirs.items() if key not in described and ours != "q_lora_rank"]
+    if missing:
+        raise CheckpointError(f"{file}: lacks {', '.join(missing)}", hint="import a folder of `save_pretrained`")
+    keys = {ours: described.get(key) for ours, key in theirs.items()}
+    if keys.get("router_groups") == 1:  # one group of all experts is no limit
+        del keys["router_groups"], keys["router_limited_groups"]
+    return {"head_dim": described.get("head_dim"), **keys, **family.values}
 
 
 def _given(described: dict[str, Any], key: str, default: Any) -> Any:
@@ -292,9 +359,9 @@ def _rope_keys(described: dict[str, Any], file: Path) -> dict[str, Any]:
     return keys | {"rope_scaling": "llama3"} | {ours: rope[theirs] for ours, theirs in _ROPE_KEYS.items()}
 
 
-def _other_values(described: dict[str, Any]) -> list[str]:
+def _other_values(described: dict[str, Any], only: dict[str, Any]) -> list[str]:
     """Return the unsupported values as ``key=value``."""
-    others = [f"{key}={described[key]!r}" for key, ours in _ONLY.items() if described.get(key) not in (None, ours)]
+    others = [f"{key}={described[key]!r}" for key, ours in only.items() if described.get(key) not in (None, ours)]
     layer_types = _given(described, "layer_types", [])
     if any(kind != "full_attention" for kind in layer_types):
         others.append(f"layer_types={layer_types!r}")
@@ -347,8 +414,13 @@ def _join_gate_up(gate: Tensor, up: Tensor, model: ModelConfig) -> Tensor:
 class Weights:
     """The weights of a checkpoint; the moments are not read.
 
+    ``ours`` has the tensors by their names in the checkpoint, without values. ``left_out`` has the names of those that
+    Hugging Face's model lacks.
+
     Raises a CheckpointError if it has no weights, differs from the run's model, or can't be read.
     """
+
+    left_out: Sequence[str] = ()
 
     def __init__(self, folder: Path, config: Config) -> None:
         self._folder, self._config = folder, config
@@ -359,12 +431,22 @@ class Weights:
         self._check_shapes()
         self._index = read_index(folder)
 
+    @classmethod
+    def open(cls, folder: Path, config: Config) -> Weights:
+        """Return the weights of a checkpoint of a run with this configuration, of either engine."""
+        if not (folder / INDEX_FILES["dcp"]).is_file():
+            return cls(folder, config)
+        from trainer.convert.torchtitan import TitanWeights  # takes seconds
+        from trainer.torchtitan.models import model_spec
+
+        return TitanWeights(folder, model_spec(config))
+
     def described(self) -> dict[str, tuple[str, Tensor]]:
         """Return, by Hugging Face's names, our name of the tensor that contains each, and the tensor without values."""
         return {
             name: (ours, part)
             for ours, tensor in self.ours.items()
-            for name, part in to_hugging_face({ours: tensor}, self._config.model).items()
+            for name, part in self._to_hugging_face({ours: tensor}).items()
         }
 
     def read(self, ours: Sequence[str]) -> dict[str, Tensor]:
@@ -374,7 +456,7 @@ class Weights:
         """
         values = {name: torch.empty_like(self.ours[name], device="cpu") for name in ours}
         try:
-            load_tensors({WEIGHTS + name: tensor for name, tensor in values.items()}, self._folder, self._index)
+            self._load(values)
         except CheckpointError as error:
             reason = why_invalid(self._folder, checksums=False)  # a running run may delete the checkpoint
             if reason is None:
@@ -383,7 +465,18 @@ class Weights:
                 f"{self._folder}: was removed while it was read ({reason})",
                 hint="use a milestone's checkpoint, which is kept until it is evaluated",
             ) from error
-        return to_hugging_face(values, self._config.model)
+        return self._to_hugging_face(values)
+
+    def config(self, *, seq_len: int, bos_id: int, eos_id: int, dtype: str) -> dict[str, Any]:
+        """Return the ``config.json``; ``dtype`` is torch's name, such as ``float32``."""
+        model = self._config.model
+        return hugging_face_config(model, seq_len=seq_len, bos_id=bos_id, eos_id=eos_id, dtype=dtype)
+
+    def _load(self, values: dict[str, Tensor]) -> None:
+        load_tensors({WEIGHTS + name: tensor for name, tensor in values.items()}, self._folder, self._index)
+
+    def _to_hugging_face(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        return to_hugging_face(weights, self._config.model)
 
     def _check_shapes(self) -> None:
         with torch.device("meta"):

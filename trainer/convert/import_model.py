@@ -1,5 +1,7 @@
 """``python -m trainer.convert.import_model --from HF_FOLDER --to DIR``: import a Hugging Face model as a checkpoint.
 
+With ``--backend torchtitan``, and for models that only torchtitan trains, the checkpoint has torchtitan's format.
+
 The checkpoint has weights (no moments), ``model.json``, ``tokenizer/`` if the model has one, ``state.json``, and
 ``manifest.json``, written last. ``train.init_from=DIR`` starts a run from it. Reads weights only from safetensors and
 never opens a pickle. Prints a summary as one line of JSON.
@@ -12,7 +14,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from conf.initial_weights import MODEL
+from conf.registries import BACKENDS
 from conf.schema import ModelConfig
 from conf.sizes import BF16_BYTES, parameters
 from hlatctl.run import files
@@ -46,21 +50,27 @@ _COPY = "copy the whole folder again; its files must be of one model"
 _COMPUTED = "rotary_emb.inv_freq"
 
 
-def import_model(source: Path, target: Path) -> dict[str, Any]:
-    """Write the checkpoint atomically.
+def import_model(source: Path, target: Path, backend: str = "torch_native") -> dict[str, Any]:
+    """Write the checkpoint atomically, in the format of a backend, or of torchtitan if only that can train the model.
 
     Returns:
-        ``{"to", "parameters", "dtypes", "model": {...}, "tokenizer": path or None}``.
+        ``{"to", "parameters", "dtypes", "model": {...}, "backend", "tokenizer": path or None}``.
 
     Raises:
         CheckpointError: the source isn't a supported model, or is damaged.
         StorageError: the target exists, or can't be written.
     """
     model = _read_model(source)
+    backend = "torchtitan" if model.num_experts or model.kv_lora_rank else backend
     with new_folder(target) as partial:
-        weights = _read_weights(source, model)
-        ours = {f"model.{name}": tensor for name, tensor in from_hugging_face(weights, model).items()}
-        save_whole(ours, partial)
+        if BACKENDS[backend].checkpoint_format == "dcp":
+            from trainer.convert.torchtitan import save_titan  # takes seconds
+
+            ours = save_titan(_read_titan(source, model), partial, model)
+        else:
+            weights = _read_weights(source, model)
+            ours = {f"model.{name}": tensor for name, tensor in from_hugging_face(weights, model).items()}
+            save_whole(ours, partial)
         tokenizer = _copy_tokenizer(source, partial / "tokenizer")
         files.write_json(partial / MODEL, asdict(model))
         files.write_json(partial / "state.json", {"imported_from": os.fspath(source)})
@@ -70,6 +80,7 @@ def import_model(source: Path, target: Path) -> dict[str, Any]:
         "parameters": sum(tensor.numel() for tensor in ours.values()),
         "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in ours.values()}),
         "model": asdict(model),
+        "backend": backend,
         "tokenizer": os.fspath(target / tokenizer) if tokenizer else None,
     }
 
@@ -88,13 +99,10 @@ def _read_weights(source: Path, model: ModelConfig) -> dict[str, Tensor]:
     expected = _expected(model)
     weights: dict[str, Tensor] = {}
     for path in paths:
-        try:
-            with safe_open(path, framework="pt") as opened:
-                names = set(opened.keys())
-                _refuse_unknown(path, names - set(expected), model)
-                weights.update({name: opened.get_tensor(name) for name in names & set(expected)})
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: not readable as safetensors ({error})", hint="copy it again") from None
+        with _opened(path) as opened:
+            names = set(opened.keys())
+            _refuse_unknown(path, names - set(expected), model)
+            weights.update({name: opened.get_tensor(name) for name in names & set(expected)})
     missing = sorted(set(expected) - set(weights))
     if missing:
         raise CheckpointError(
@@ -106,10 +114,35 @@ def _read_weights(source: Path, model: ModelConfig) -> dict[str, Tensor]:
                 f"{source}: {name} has shape {tuple(tensor.shape)}, {_CONFIG} requires {tuple(expected[name].shape)}",
                 hint=_COPY,
             )
-        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-            raise CheckpointError(f"{source}: {name} is {tensor.dtype}: not supported", hint="save it as bfloat16")
-    # BF16 can't represent all FP16 values; FP32 can.
-    return {name: tensor if tensor.dtype == torch.bfloat16 else tensor.float() for name, tensor in weights.items()}
+    return {name: _trainable(source, name, tensor) for name, tensor in weights.items()}
+
+
+def _read_titan(source: Path, model: ModelConfig) -> dict[str, Tensor]:
+    """Return all weights by their names; torchtitan's adapter checks names and shapes."""
+    paths = _weight_files(source)
+    _check_size(source, paths, model)
+    weights: dict[str, Tensor] = {}
+    for path in paths:
+        with _opened(path) as opened:
+            names = [name for name in opened.keys() if not name.endswith(_COMPUTED)]  # noqa: SIM118 (not a dictionary)
+            weights.update({name: _trainable(source, name, opened.get_tensor(name)) for name in names})
+    return weights
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: not readable as safetensors ({error})", hint="copy it again") from None
+
+
+def _trainable(source: Path, name: str, tensor: Tensor) -> Tensor:
+    """Return a weight as FP32 or BF16. BF16 can't represent all FP16 values; FP32 can."""
+    if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        raise CheckpointError(f"{source}: {name} is {tensor.dtype}: not supported", hint="save it as bfloat16")
+    return tensor if tensor.dtype == torch.bfloat16 else tensor.float()
 
 
 def _check_size(source: Path, paths: list[Path], model: ModelConfig) -> None:
@@ -200,8 +233,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="trainer.convert.import_model", description=__doc__)
     parser.add_argument("--from", dest="source", type=Path, required=True, help="Hugging Face folder")
     parser.add_argument("--to", type=Path, required=True, help="new folder")
+    parser.add_argument("--backend", default="torch_native", help="backend that trains it; default: %(default)s")
     arguments = parser.parse_args(argv)
-    print(json.dumps(import_model(arguments.source.absolute(), arguments.to.absolute())))
+    print(json.dumps(import_model(arguments.source.absolute(), arguments.to.absolute(), arguments.backend)))
     return 0
 
 

@@ -61,7 +61,7 @@ def open_weights(run: RunPaths, step: int, manifest_sha256: str) -> Weights:
         )
     if read_manifest(folder).sha256 != manifest_sha256:
         raise CheckpointError(f"{folder}: was written anew since it was verified", hint="repeat the command")
-    return Weights(folder, of_run(run))
+    return Weights.open(folder, of_run(run))
 
 
 def _serve(arguments: argparse.Namespace, output: BinaryIO) -> None:

@@ -71,6 +71,7 @@ def test_ls_as_json_holds_the_numbers(run: RunPaths, capsys: pytest.CaptureFixtu
         "bytes": 2048,
         "written_unix_s": 1_700_000_102.0,
         "world": {"world_size": 2, "data_parallel_size": 1},
+        "format": None,
         "milestone_tokens": 833_333,
         "permanent": False,
         "newest": False,
@@ -79,6 +80,23 @@ def test_ls_as_json_holds_the_numbers(run: RunPaths, capsys: pytest.CaptureFixtu
         "trust": None,
     }
     assert [record["step"] for record in records if record["newest"]] == [250, 300, 306]
+
+
+def test_checkpoints_of_either_engine_are_listed_and_verified(
+    run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run.checkpoint(306)
+    (folder / MANIFEST).unlink()
+    for name in (".metadata", "__0_0.distcp"):
+        (folder / name).write_bytes(b"z")
+    write_manifest(folder, step=306, tokens=306 * 8192, world={"world_size": 1})
+    assert main(["checkpoint", "ls", run.run_id, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[-1]["format"] == "dcp"
+    assert main(["checkpoint", "verify", run.run_id, "--step", "306"]) == 0
+    assert "step 306: valid (3 files" in capsys.readouterr().out
+    (folder / ".metadata").write_bytes(b"y")
+    assert main(["checkpoint", "verify", run.run_id, "--step", "306"]) != 0
+    assert "step 306: .metadata: checksum differs" in capsys.readouterr().out
 
 
 def test_listing_a_run_without_checkpoints_is_not_an_error(
@@ -146,11 +164,13 @@ def test_import_prints_the_command_that_trains_from_it(
         "parameters": 260_032,
         "dtypes": ["float32"],
         "tokenizer": None,
+        "backend": "torchtitan",
         "model": {"name": "stories", "hidden_size": 64, "num_heads": 8, "num_kv_heads": 4, "tie_embeddings": True},
     }
     asked = pretend(monkeypatch, written)
-    assert main(["checkpoint", "import", os.fspath(tmp_path / "hf"), "--to", os.fspath(target)]) == 0
-    assert asked == [("trainer.convert.import_model", "--from", os.fspath(tmp_path / "hf"), "--to", os.fspath(target))]
+    options = ("--to", os.fspath(target), "--backend", "torchtitan")
+    assert main(["checkpoint", "import", os.fspath(tmp_path / "hf"), *options]) == 0
+    assert asked == [("trainer.convert.import_model", "--from", os.fspath(tmp_path / "hf"), *options)]
     out, err = capsys.readouterr()
     assert "260K parameters, float32" in err
     assert "the model's folder has no tokenizer; set tokenizer.path=" in err
@@ -159,19 +179,31 @@ def test_import_prints_the_command_that_trains_from_it(
     composed = compose(overrides)
     assert composed.train.init_from == os.fspath(target)
     assert (composed.model.hidden_size, composed.model.tie_embeddings) == (64, True)
+    assert composed.backend.name == "torchtitan"
+
+
+def test_import_for_an_unknown_backend_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "new"
+    options = ("--to", os.fspath(target), "--backend", "torchtitn")
+    assert main(["checkpoint", "import", os.fspath(tmp_path), *options]) != 0
+    assert "backend.name=torchtitn" in capsys.readouterr().err
+    assert not target.exists()
 
 
 def test_export_passes_its_options_on(
     run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = {"step": 200, "to": "/x/hf", "parameters": 3_000_000, "dtype": "bfloat16", "bytes": 6_000_000}
+    written["left_out"] = ["layers.0.moe.expert_bias_E"]
     asked = pretend(monkeypatch, written)
     common = ("trainer.convert.export", "--run-dir", os.fspath(run.root), "--to", os.fspath(tmp_path / "hf"))
     target = ("--to", os.fspath(tmp_path / "hf"))
     assert main(["checkpoint", "export", "latest", *target]) == 0
     assert main(["checkpoint", "export", "latest", *target, "--step", "200", "--dtype", "bfloat16"]) == 0
     assert asked == [common, (*common, "--step", "200", "--dtype", "bfloat16")]
-    assert capsys.readouterr().out == "/x/hf\n/x/hf\n"
+    out, err = capsys.readouterr()
+    assert out == "/x/hf\n/x/hf\n"
+    assert "no place for 1 tensors, such as layers.0.moe.expert_bias_E" in err
     assert not list(run.root.glob("launch")), "nothing of it is a job of the run"
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hlatctl.run import files
 from hlatctl.run.checkpoint import write_manifest
+from tests.dcp_checkpoint import write_dcp
 from trainer.checkpoint.compare import compare, main
 from trainer.checkpoint.shards import INDEX, compose, save_tensors
 
@@ -52,3 +53,16 @@ def test_the_lowest_bit_of_an_element_is_seen_and_the_largest_difference_is_name
     del changed["optimizer.exp_avg.b"]
     found = compare(a_checkpoint(tmp_path / "three", changed), tmp_path / "two")
     assert (found.equal, found.largest, found.largest_in) == (1, math.inf, "optimizer.exp_avg.b")
+
+
+def test_checkpoints_of_torchtitan_are_compared_too(tmp_path: Path) -> None:
+    moment = torch.zeros(2, 2)
+    state = {"norm.weight": torch.ones(3), "head.weight": torch.rand(4, 3), "optimizer": {"state.x": moment}}
+    for name, ranks in (("one", 3), ("same", 3), ("other", 2)):
+        write_dcp(tmp_path / name, state, ranks=ranks)
+    assert compare(tmp_path / "one", tmp_path / "same").equal == 3
+    assert compare(tmp_path / "one", tmp_path / "other").equal == 3
+    moment.view(torch.int32)[1, 1] = 1
+    write_dcp(tmp_path / "changed", state)
+    found = compare(tmp_path / "one", tmp_path / "changed")
+    assert (found.equal, found.first_different) == (2, "optimizer.state.x")

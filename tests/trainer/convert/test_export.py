@@ -60,6 +60,7 @@ def test_exported_model_gives_the_same_logits_in_transformers(
         "parameters": 51_360,
         "dtype": "float32",
         "bytes": 4 * 51_360,
+        "left_out": [],
     }
 
     ours = Llama(load(trained.config).model, 32)
