@@ -92,7 +92,6 @@ LAUNCHERS = Registry(
 #: ``keeps_inputs``: sequence parallelism gathers the input of a product once, for both passes.
 #: ``blocks_of_loss``: logits are computed in blocks.
 #: ``overlaps_gradients``: gradients are summed during the backward pass.
-#: ``separate_products``: query, key, value, gate and up are products of their own.
 #: ``experts``: mixtures of experts and latent attention; it takes ``model.module``.
 Trait = Literal[
     "context_parallel",
@@ -108,7 +107,6 @@ Trait = Literal[
     "keeps_inputs",
     "blocks_of_loss",
     "overlaps_gradients",
-    "separate_products",
     "experts",
 ]
 
@@ -217,7 +215,6 @@ BACKENDS = Registry(
                     "keeps_inputs",
                     "blocks_of_loss",
                     "overlaps_gradients",
-                    "separate_products",
                     "experts",
                 }
             ),

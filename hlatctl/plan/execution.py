@@ -17,7 +17,7 @@ Fp8Scaling = Literal["rowwise", "tensorwise"]
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How a run is executed. No configuration sets the fields from ``gathers_fp8`` on, except by its backend.
+    """How a run is executed. No configuration sets the fields from ``gathers_fp8`` on: they describe other software.
 
     Args:
         context_parallel_size: processes that share each sequence.
@@ -69,7 +69,6 @@ class Execution:
             recomputed=parallel.activation_checkpointing,
             memory_budget=parallel.activation_memory_budget,
             fp8="rowwise" if config.precision.name == "fp8" else None,  # torchtitan's recipe
-            separate_products="separate_products" in config.backend.kind.traits,
         )
 
 
