@@ -198,7 +198,6 @@ BACKENDS = Registry(
         "torchtitan": BackendKind(
             code="trainer.torchtitan.process:Process",
             training="trainer.torchtitan.training:Training",
-            optimizers=("adamw",),
             checkpoint_format="dcp",
             state_bytes={"fp32": _FULL, "mixed": _FULL, "fp8": _FULL, "bf16": _TITAN_BF16},
             traits=frozenset(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torchtitan.components.checkpointer.base import (
     DATALOADER,
@@ -22,15 +21,12 @@ from torchtitan.components.checkpointer.base import (
 )
 
 from hlatctl.run import files
-from trainer.checkpoint.dcp import SafeLoadPlanner, SafeReader
+from trainer.checkpoint import dcp
 from trainer.checkpoint.together import Together
 from trainer.torchtitan.process import Process
 
 if TYPE_CHECKING:
     from trainer.torchtitan.training import Training
-
-#: DCP's description of all files.
-METADATA = ".metadata"
 
 
 class DcpFiles:
@@ -67,9 +63,7 @@ class DcpFiles:
         """Write one file for each process, and DCP's metadata on rank 0."""
 
         def write() -> dict[str, Any] | None:
-            writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, thread_count=1, overwrite=False)
-            with torch.no_grad():
-                dcp.save(tensors, storage_writer=writer, process_group=self._process.storage_group)
+            dcp.save(tensors, folder, process_group=self._process.storage_group)
             path = folder / self.shard()
             return files.describe(folder, path) if path.exists() else None
 
@@ -77,19 +71,14 @@ class DcpFiles:
 
     def finish(self, folder: Path) -> list[str]:
         """Return the name of DCP's metadata, which is written."""
-        return [METADATA]
+        return [dcp.METADATA]
 
     def read(self, tensors: dict[str, Any], folder: Path, together: Together) -> None:
-        """Read the states in place, into any layout; of pickles, only what DCP's own classes need."""
+        """Read the states in place, into any layout; see ``trainer.checkpoint.dcp.load``."""
 
         def read() -> None:
             with torch.no_grad():
-                dcp.load(
-                    tensors,
-                    storage_reader=SafeReader(folder),
-                    planner=SafeLoadPlanner(),
-                    process_group=self._process.storage_group,
-                )
+                dcp.load(tensors, folder, process_group=self._process.storage_group)
 
         together.everywhere(read)
 
