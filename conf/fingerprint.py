@@ -30,6 +30,15 @@ _GRAPH_KEYS = (
     "train.seq_len",
     "cluster.threads_per_process",
 )
+_GRAPH_GROUPS = ("model.", "parallel.", "backend.torchtitan.")
+#: Names, counts and initial values of models.
+_NO_GRAPH_KEYS = (
+    "model.name",
+    "model.total_parameters",
+    "model.active_parameters",
+    "model.initializer_range",
+    "model.scaled_initialization",
+)
 #: PyTorch/XLA also traces the optimizer's step and the communication between processes.
 _WHOLE_STEP_KEYS = (
     "optimizer.beta1",
@@ -76,9 +85,8 @@ def graph_fingerprint(config: Config, versions: dict[str, str]) -> str:
     """
     values = flatten(config)
     parts: dict[str, Any] = {key: values[key] for key in _GRAPH_KEYS}
-    parts.update({key: value for key, value in values.items() if key.startswith(("model.", "parallel."))})
-    # Names and initial values are not part of a graph.
-    for key in ("model.name", "model.initializer_range", "model.scaled_initialization"):
+    parts.update({key: value for key, value in values.items() if key.startswith(_GRAPH_GROUPS)})
+    for key in _NO_GRAPH_KEYS:
         del parts[key]
     parts["micro_batch_size"] = config.micro_batch_size
     parts["env"] = {n: v for n, v in config.backend.env.items() if not n.startswith(_NO_GRAPH_VARIABLES)}

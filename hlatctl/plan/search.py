@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
 from conf.schema import Config, ParallelConfig, PrecisionName
+from conf.sizes import has_shape
 from conf.validate import unsupported, validate
 from hlatctl.plan.budget import cost
 from hlatctl.plan.memory import Memory, memory
@@ -42,8 +43,13 @@ def search(config: Config, count: int = 10) -> list[Candidate]:
     cheapest step is the shortest; of equally fast ones the one that leaves more memory comes first.
 
     Raises:
-        ConfigError: a value of ``cluster.hardware`` that the ranking needs is not set.
+        ConfigError: a value of ``cluster.hardware`` that the ranking needs is not set, or the model's shape is unknown.
     """
+    if not has_shape(config.model):
+        raise ConfigError(
+            f"model.module={config.model.module}: a ranking needs the model's shape",
+            hint="set model.hidden_size, model.num_layers and the other keys of the shape",
+        )
     lacking = missing(config)
     if config.cluster.hardware.memory_bytes is None:
         lacking.append("cluster.hardware.memory_bytes")

@@ -31,6 +31,7 @@ def corpus(folder: Path) -> Config:
         {"eval__enabled": False},
         {"model__initializer_range": 0.5},
         {"model__scaled_initialization": False},
+        {"model__total_parameters": 10**9},
         {"experiment_name": "other"},
     ],
 )
@@ -45,6 +46,8 @@ def test_what_does_not_enter_a_graph_does_not_recompile_it(changes: dict[str, ob
         {"train__seq_len": 256},
         {"train__global_batch_size": 16},
         {"model__rope_theta": 5e5},
+        {"parallel__expert_parallel_size": 2},
+        {"backend__torchtitan": {"compile": {"backend": "neuron"}}},
         {"train__micro_batch_size": 4},
     ],
 )

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from conf.compose import compose
-from conf.schema import BackendConfig, Config
+from conf.schema import BackendConfig, Config, ModelConfig
 from hlatctl.plan.search import search
 from hlatctl.run.errors import ConfigError
 from tests.hlatctl.plan.conftest import on_nodes, with_hardware
@@ -43,6 +43,8 @@ def test_a_ranking_needs_known_hardware(hlat_7b: Config) -> None:
     assert caught.value.message == "cluster.hardware.memory_bytes=null: a ranking needs it"
     with pytest.raises(ConfigError, match=r"cluster\.hardware\.fp32_flops_per_s=null: a ranking needs it"):
         search(Config())
+    with pytest.raises(ConfigError, match=r"model\.module=acme: a ranking needs the model's shape"):
+        search(Config(model=ModelConfig(module="acme", flavor="1B", total_parameters=10**9)))
 
 
 def test_a_search_on_gpus_tries_all_kinds_of_sharding(hlat_7b: Config) -> None:
