@@ -180,7 +180,17 @@ def _chunks(folder: Path, *rows: tuple[int, int]) -> None:
 
 
 def _put(folder: Path, **fields: Any) -> None:
-    rewrite_metadata(folder, lambda metadata: [setattr(metadata, key, value) for key, value in fields.items()][:0])
+    rewrite_metadata(folder, lambda metadata: pickle.dumps(replace(metadata, **fields)))
+
+
+def _lose(folder: Path) -> None:
+    _shard(folder).unlink()
+    renew_manifest(folder)
+
+
+def _truncate(folder: Path) -> None:
+    os.truncate(_shard(folder), 100)
+    renew_manifest(folder)
 
 
 def _repeat(metadata: Metadata) -> None:
@@ -216,11 +226,8 @@ _USELESS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: shutil.copy(_shard(f), _shard(f, 9)),
         "__9_0.distcp: not in the manifest",
     ),
-    "missing shard": (lambda f: (_shard(f).unlink(), renew_manifest(f)), "weight: ends at byte"),
-    "truncated shard": (
-        lambda f: (os.truncate(_shard(f), 100), renew_manifest(f)),
-        "of __1_0.distcp, which is shorter",
-    ),
+    "missing shard": (_lose, "weight: ends at byte"),
+    "truncated shard": (_truncate, "of __1_0.distcp, which is shorter"),
     "gap": (lambda f: _chunks(f, (0, 3), (4, 3)), "weight: 3 elements are in no chunk"),
     "overlap": (lambda f: _chunks(f, (0, 3), (2, 4)), "weight: elements are in two chunks"),
     "chunk twice": (lambda f: _chunks(f, (0, 3), (3, 3), (3, 3)), "weight: elements are in two chunks"),

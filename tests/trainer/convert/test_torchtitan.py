@@ -92,19 +92,20 @@ def _logits(model: Any, tokens: Tensor) -> Tensor:
             module.forward = lambda rows, counts, experts=module: _experts(experts, rows, counts)
     positions = torch.arange(tokens.shape[1]).expand_as(tokens)
     with torch.no_grad():
-        return model(tokens, attention_masks=None, positions=positions)
+        logits: Tensor = model(tokens, attention_masks=None, positions=positions)
+    return logits
 
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, *, attention_masks: Any = None, scale: float | None = None, **_: Any
 ) -> Tensor:
-    parts = (part.transpose(1, 2) for part in (q, k, v))
-    return F.scaled_dot_product_attention(*parts, is_causal=True, scale=scale, enable_gqa=True).transpose(1, 2)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True).transpose(1, 2)
 
 
 def _experts(experts: Any, rows: Tensor, counts: Tensor) -> Tensor:
     """Compute the experts in FP32, so that logits can be compared; torchtitan computes them in BF16."""
-    parts = rows.split([int(count) for count in counts])
+    parts = torch.split(rows, counts.tolist())
     weights = zip(experts.w1_EFD, experts.w2_EDF, experts.w3_EFD, strict=True)
     return torch.cat([(F.silu(x @ w1.T) * (x @ w3.T)) @ w2.T for x, (w1, w2, w3) in zip(parts, weights, strict=True)])
 
@@ -128,6 +129,8 @@ def test_exported_weights_give_the_same_logits_in_transformers(
     weights = convert.TitanWeights(folder, spec)
     save_file(weights.read(list(weights.ours)), tmp_path / "model.safetensors", metadata={"format": "pt"})
     files.write_json(tmp_path / "config.json", weights.config(seq_len=1 << 20, bos_id=0, eos_id=1, dtype="float32"))
+    theirs: Any
+    loaded: dict[str, Any]
     theirs, loaded = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(loaded.values())
 
