@@ -31,7 +31,10 @@ _POLL_S = 0.2
 
 
 def train(run: RunPaths, job: dict[str, Any]) -> None:
-    """Train an attempt, with ``slow_s`` that much slower data on rank 1."""
+    """Train an attempt that ends with ``code``, with ``slow_s`` that much slower data on rank 1.
+
+    One process, ``stop_rank``, is asked to stop.
+    """
     from conf.registries import BACKENDS
     from trainer.backends import make_backend
     from trainer.data.loader import Loader
@@ -46,6 +49,8 @@ def train(run: RunPaths, job: dict[str, Any]) -> None:
         assert readers == config.data_parallel_size, "one process of each replica reads"
     if job.get("slow_s") and backend.rank == 1:
         _slow_down(training.batches, job["slow_s"])
+    if job.get("stop_rank") == backend.rank:
+        training.stop.requested = True  # as SIGTERM sets it
     assert training.run() == job.get("code", 0)
     if journal:
         journal.close()

@@ -162,7 +162,7 @@ class CheckpointManager:
         chosen = self._choose(max_step)
         if self._config.checkpoint.mode == "async":
             # Allocate now, so that too little memory is an error before training, and the first save is fast.
-            self._host = self._storage.to_host(tensors, self._host)
+            self._host = self._storage.reserve(tensors)
         if chosen is None:
             return None
         step, folder = chosen[0], Path(chosen[1])

@@ -85,8 +85,11 @@ class Save:
 class Storage(Protocol):
     """How tensors become the files of a checkpoint. All ranks call each method together, except :meth:`finish`."""
 
+    def reserve(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Return host memory for :meth:`to_host`, or an empty dictionary."""
+
     def to_host(self, tensors: dict[str, Any], into: dict[str, Any]) -> dict[str, Any]:
-        """Copy this process's tensors to host memory, into the result of an earlier call or an empty dictionary."""
+        """Copy this process's tensors to host memory, into the result of an earlier call or of :meth:`reserve`."""
 
     def for_writing(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """Return tensors in a form that :meth:`write` can read while training waits."""
@@ -119,6 +122,10 @@ class Shards:
         #: From the previous save: this rank's blocks, and on rank 0 the index of all blocks.
         self._chunks: list[StoredChunk] = []
         self._index: ShardIndex | None = None
+
+    def reserve(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """See :class:`Storage`."""
+        return self.to_host(tensors, {})
 
     def shard(self) -> str:
         """See :class:`Storage`."""

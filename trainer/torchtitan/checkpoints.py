@@ -50,6 +50,10 @@ class DcpFiles:
         """Return the name that DCP gives this process's file."""
         return f"__{self._process.rank}_0.distcp"
 
+    def reserve(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Reserve nothing: reading the optimizer's state before its first update would count as an update."""
+        return {}
+
     def to_host(self, tensors: dict[str, Any], into: dict[str, Any]) -> dict[str, Any]:
         """Copy the states; later calls use the memory of the first one."""
         staged: dict[str, Any] = self._stager.stage(plain(tensors))

@@ -39,6 +39,7 @@ class Process(TorchDistributed):
             from trainer.torchtitan import cpu
 
             cpu.adapt()
+        torch_2_13.add_timeouts()
         if not dist.is_initialized():
             self._join()
         # Threads that write checkpoints must not use the process groups of training, nor each other's.
@@ -65,7 +66,6 @@ class Process(TorchDistributed):
             rendezvous.join(self.facts.process_group, timeout=_TIMEOUT)
         else:
             dist.init_process_group(self.facts.process_group, store=dist.HashStore(), rank=0, world_size=1)
-        torch_2_13.add_timeouts()
 
     def _layout(self, config: Config) -> ParallelDims:
         from torchtitan.config import ParallelismConfig

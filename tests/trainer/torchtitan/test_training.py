@@ -10,12 +10,19 @@ from typing import Any
 
 import pytest
 
+from conf.schema import ModelConfig
+from conf.training_rules import EXIT_CODES
 from hlatctl.run.checkpoint import checkpoint_steps
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, MakeRun, Ranks
+from tests.trainer.convert.test_import_model import save
+from trainer.convert.import_model import main as import_model
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed (docs/engines.md)")
-pytestmark = pytest.mark.processes
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),  # PyTorch itself, when it is compiled
+]
 
 _FSDP = {"data_parallel": "fsdp"}
 _QWEN3 = {"qk_norm": "head", "head_dim": 8}
@@ -49,6 +56,7 @@ def make_titan(tmp_path: Path, make_run: MakeRun) -> MakeTitan:
     """Make a run for two processes, in a folder of its name."""
 
     def make(name: str, model: dict[str, Any], parallel: dict[str, Any], **changes: Any) -> RunPaths:
+        """``changes`` replace groups of keys, except ``train``, which is extended."""
         train = {"tokens": _STEPS * 4 * 32, "micro_batch_size": 1, **changes.pop("train", {})}
         settings = {
             "model": model,
@@ -88,3 +96,75 @@ def test_a_resumed_run_repeats_every_step_bit_by_bit(
     assert [[event[name] for name in names] for event in events_of(run, "step", 2)] == [
         [event[name] for name in names] for event in first[_SAVED:]
     ]
+
+
+def _steps(run: RunPaths, events_of: EventsOf, attempt: int, *names: str) -> list[list[Any]]:
+    return [[event[name] for name in names] for event in events_of(run, "step", attempt)]
+
+
+def test_one_process_continues_the_batches_of_two(make_titan: MakeTitan, ranks: Ranks, events_of: EventsOf) -> None:
+    run = make_titan("run", _MIXTURE, _FSDP)
+    _train(ranks, run)
+    first = events_of(run, "step", 1)[_SAVED:]
+    shutil.rmtree(run.checkpoint(_STEPS))
+    change = {"cluster": {"processes_per_node": 1}, "train": {"micro_batch_size": 2}}
+    alone = make_titan("alone", _MIXTURE, {}, **change)
+    shutil.copytree(run.root, alone.root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("config.yaml"))
+
+    _train(ranks, alone, attempt=2, processes=1)
+
+    again = events_of(alone, "step", 2)
+    assert [event["batch"] for event in again] == [event["batch"] for event in first]
+    for ours, theirs in zip(again, first, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+
+
+def test_a_stop_of_one_process_ends_all_with_a_checkpoint(
+    make_titan: MakeTitan, ranks: Ranks, events_of: EventsOf
+) -> None:
+    run = make_titan("run", {}, _FSDP)
+    _train(ranks, run, stop_rank=1, code=EXIT_CODES["stop"])
+    assert [event["reason"] for event in events_of(run, "checkpoint_written")] == ["stop"]
+    (stopped,) = events_of(run, "train_stopped")
+    assert checkpoint_steps(run) == [stopped["step"]] == [2], "the processes agree while they train the next step"
+
+    _train(ranks, run, attempt=2)
+    assert [event["step"] for event in events_of(run, "step", 2)] == [3, 4, 5, 6]
+
+
+def test_sparse_logs_give_the_same_numbers_of_fewer_steps(
+    make_titan: MakeTitan, ranks: Ranks, events_of: EventsOf
+) -> None:
+    often, seldom = (
+        make_titan("often", {}, _FSDP),
+        make_titan("seldom", {}, _FSDP, backend={"name": "torchtitan", "torchtitan": {"metrics.log_freq": 5}}),
+    )
+    for run in (often, seldom):
+        _train(ranks, run)
+    every = {row[0]: row for row in _steps(often, events_of, 1, "step", "loss", "tokens", "lr")}
+    some = _steps(seldom, events_of, 1, "step", "loss", "tokens", "lr")
+    assert [row[0] for row in some] == [1, _SAVED, 5, _STEPS], "and before each checkpoint"
+    assert some == [every[row[0]] for row in some]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_from_equal_weights_both_engines_have_equal_losses(
+    family: str, tmp_path: Path, make_titan: MakeTitan, ranks: Ranks, events_of: EventsOf
+) -> None:
+    model = {} if family == "llama" else {"qk_norm": "head"}
+    shape = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 4}
+    source = save(tmp_path / "source", ModelConfig(**{**shape, "num_kv_heads": 2, **model}))
+    runs = []
+    for engine in ("torch_native", "torchtitan"):
+        target = tmp_path / f"weights-{engine}"
+        command = ["--from", os.fspath(source), "--to", os.fspath(target), "--backend", engine]
+        assert import_model(command) == 0
+        train = {"tokens": 20 * 4 * 32, "init_from": os.fspath(target)}
+        rates = {"lr": 3e-3, "warmup_steps": 5, "max_grad_norm": 0.5}
+        runs.append(make_titan(engine, model, _FSDP, train=train, backend={"name": engine}, optimizer=rates))
+        _train(ranks, runs[-1])
+
+    ours, theirs = (_steps(run, events_of, 1, "loss", "grad_norm", "lr") for run in runs)
+    assert len(ours) == 20
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
