@@ -45,7 +45,7 @@ from hlatctl.run.errors import CheckpointError, StorageError, code_of, first_lin
 from hlatctl.run.files import DAMAGED, read_bytes, why
 
 METADATA = INDEX_FILES["dcp"]
-#: Prefix of torchtitan's settings of each parameter. A configuration has them too, and a converted checkpoint lacks them.
+#: Prefix of torchtitan's settings of each parameter. The configuration has them too; a converted checkpoint lacks them.
 OPTIONAL = ("optimizer.param_groups.",)
 #: 70B on 2,048 processes has 370,000 chunks: about 100 MB.
 _MAX_METADATA_BYTES = 1 << 30
