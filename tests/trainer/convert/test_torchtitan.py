@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from conf.schema import ModelConfig
+from conf.schema import Config, ModelConfig
+from conf.training_rules import learning_rate
 from hlatctl.run import files
 from hlatctl.run.checkpoint import INDEX_FILES, read_manifest, write_manifest
 from hlatctl.run.errors import CheckpointError
@@ -251,7 +252,8 @@ def test_a_checkpoint_of_one_engine_continues_in_the_other(kind: str, tmp_path: 
     shape, spec = _SHAPES[kind], _spec(kind)
     tensors = _native(shape, tmp_path / "ours")
     (tmp_path / "theirs").mkdir()
-    convert.to_dcp(tmp_path / "ours", tmp_path / "theirs", shape, spec)
+    config = Config(model=shape)
+    convert.to_dcp(tmp_path / "ours", tmp_path / "theirs", config, spec)
     assert (read_manifest(tmp_path / "theirs").step, read_manifest(tmp_path / "theirs").format) == (7, "dcp")
     assert why_incomplete(tmp_path / "theirs") is None
 
@@ -272,6 +274,7 @@ def test_a_checkpoint_of_one_engine_continues_in_the_other(kind: str, tmp_path: 
         assert torch.equal(state["optimizer"][f"state.{name}.exp_avg"], value * 2)
         assert torch.equal(state["optimizer"][f"state.{name}.exp_avg_sq"], value * 3)
         assert float(state["optimizer"][f"state.{name}.step"]) == 6
+        assert state["optimizer"][f"param_groups.{name}.lr"] == learning_rate(7, config)
 
     ours = Llama(shape, 64)
     ours.load_state_dict(
@@ -284,7 +287,7 @@ def test_a_checkpoint_of_one_engine_continues_in_the_other(kind: str, tmp_path: 
         )
 
     (tmp_path / "back").mkdir()
-    convert.from_dcp(tmp_path / "theirs", tmp_path / "back", shape, spec)
+    convert.from_dcp(tmp_path / "theirs", tmp_path / "back", config, spec)
     back = read_tensors(tmp_path / "back", bool)
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], value) for name, value in tensors.items())
@@ -300,5 +303,5 @@ def test_a_checkpoint_without_adamw_s_moments_is_not_converted(tmp_path: Path) -
     files.write_json(tmp_path / "ours" / "state.json", {"optimizer_steps": 6})
     write_manifest(tmp_path / "ours", step=7, tokens=700, world={})
     with pytest.raises(CheckpointError, match=r"exp_avg_sq\.norm\.weight is missing; only AdamW's moments"):
-        convert.to_dcp(tmp_path / "ours", tmp_path / "theirs", shape, spec)
+        convert.to_dcp(tmp_path / "ours", tmp_path / "theirs", Config(model=shape), spec)
     assert not (tmp_path / "theirs" / INDEX_FILES["dcp"]).exists()
