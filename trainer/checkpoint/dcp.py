@@ -45,6 +45,8 @@ from hlatctl.run.errors import CheckpointError, StorageError, code_of, first_lin
 from hlatctl.run.files import DAMAGED, read_bytes, why
 
 METADATA = INDEX_FILES["dcp"]
+#: Prefix of torchtitan's settings of each parameter. The configuration has them too; a converted checkpoint lacks them.
+OPTIONAL = ("optimizer.param_groups.",)
 #: 70B on 2,048 processes has 370,000 chunks: about 100 MB.
 _MAX_METADATA_BYTES = 1 << 30
 #: Longest list of a state dict that DCP divides into elements.
@@ -310,7 +312,7 @@ class SafeLoadPlanner(DefaultLoadPlanner):
         optional: prefixes of names that the checkpoint may lack; their values in the state dict stay.
     """
 
-    def __init__(self, optional: tuple[str, ...] = ()) -> None:
+    def __init__(self, optional: tuple[str, ...] = OPTIONAL) -> None:
         super().__init__(allow_partial_load=True)
         self._optional = optional
 
@@ -337,7 +339,7 @@ def load(
     state: dict[str, Any],
     folder: Path,
     *,
-    optional: tuple[str, ...] = (),
+    optional: tuple[str, ...] = OPTIONAL,
     process_group: Any = None,
     metadata: Metadata | None = None,
 ) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from conf.of_run import of_run
 from conf.schema import Config, ModelConfig
+from conf.training_rules import learning_rate
 from hlatctl.run import files
 from hlatctl.run.checkpoint import read_manifest, why_invalid, write_manifest
 from hlatctl.run.errors import CheckpointError, ConfigError, run_main
@@ -295,9 +296,10 @@ def save_titan(theirs: dict[str, Tensor], folder: Path, model: ModelConfig) -> d
     return weights
 
 
-def to_dcp(folder: Path, target: Path, model: ModelConfig, spec: ModelSpec) -> None:
+def to_dcp(folder: Path, target: Path, config: Config, spec: ModelSpec) -> None:
     """Write a checkpoint of our own format in torchtitan's, with AdamW's moments, into a folder that exists.
 
+    Has the learning rate of the next update, because torchtitan doesn't compute that one when it loads a checkpoint.
     Raises a CheckpointError if the checkpoint has other moments than AdamW's, or its model has another shape.
     """
     tensors, manifest = read_tensors(folder, bool), read_manifest(folder)
@@ -307,14 +309,15 @@ def to_dcp(folder: Path, target: Path, model: ModelConfig, spec: ModelSpec) -> N
     for kind in _MOMENTS:
         if lacking := sorted(kinds["model"].keys() - kinds[kind].keys()):
             raise CheckpointError(f"{folder}: {kind}.{lacking[0]} is missing; only AdamW's moments can be converted")
-    converted = {kind: titan_weights(to_hugging_face(part, model), spec) for kind, part in kinds.items()}
-    optimizer = {
+    converted = {kind: titan_weights(to_hugging_face(part, config.model), spec) for kind, part in kinds.items()}
+    optimizer: dict[str, Any] = {
         f"state.{name}.{kind}": tensor
         for kind in _MOMENTS
         for name, tensor in _by_parameter(converted[kind], spec).items()
     }
     parameters = _by_parameter(converted["model"], spec)
     optimizer |= {f"state.{name}.step": torch.tensor(float(updates)) for name in parameters}
+    optimizer |= {f"param_groups.{name}.lr": learning_rate(updates + 1, config) for name in parameters}
     state: dict[str, Any] = {
         **converted["model"],
         _OPTIMIZER: optimizer,
@@ -326,7 +329,7 @@ def to_dcp(folder: Path, target: Path, model: ModelConfig, spec: ModelSpec) -> N
     _complete(folder, target)
 
 
-def from_dcp(folder: Path, target: Path, model: ModelConfig, spec: ModelSpec) -> None:
+def from_dcp(folder: Path, target: Path, config: Config, spec: ModelSpec) -> None:
     """Write a checkpoint of torchtitan's in our own format; the inverse of :func:`to_dcp`."""
     metadata = dcp.read_metadata(folder)
     names = [name for name, _ in _empty(spec).named_parameters() if name not in _tied(spec)]
@@ -338,10 +341,10 @@ def from_dcp(folder: Path, target: Path, model: ModelConfig, spec: ModelSpec) ->
     moments = _allocated({name: stored[name][0] for name in wanted})
     dcp.load({**state, **moments}, folder, metadata=metadata)
     adapter = adapter_of(spec)
-    tensors = {f"{WEIGHTS}{name}": part for name, part in _ours(adapter.to_hf(state), model).items()}
+    tensors = {f"{WEIGHTS}{name}": part for name, part in _ours(adapter.to_hf(state), config.model).items()}
     for kind in _MOMENTS:
         of_kind = {name: moments[f"{_OPTIMIZER}.state.{name}.{kind}"] for name in names}
-        part = _ours(adapter.to_hf(_by_state(of_kind, spec)), model)
+        part = _ours(adapter.to_hf(_by_state(of_kind, spec)), config.model)
         tensors |= {f"{kind}.{name}": tensor for name, tensor in part.items()}
     save_whole(tensors, target)
     _complete(folder, target)
@@ -409,7 +412,7 @@ def convert(folder: Path, target: Path, config: Config) -> None:
         )
     write = from_dcp if read_manifest(folder).format == "dcp" else to_dcp
     with new_folder(target) as partial:
-        write(folder, partial, config.model, model_spec(config))
+        write(folder, partial, config, model_spec(config))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -87,8 +87,8 @@ def test_torch_loads_a_valid_checkpoint_through_the_safe_reader(folder: Path) ->
 def test_a_name_that_the_checkpoint_lacks_is_an_error_unless_it_is_optional(folder: Path) -> None:
     state: dict[str, Any] = {"bias": torch.zeros(5), "optimizer": {"param_groups.weight.lr": 0.5}}
     with pytest.raises(CheckpointError, match=r"optimizer\.param_groups\.weight\.lr is not in the checkpoint"):
-        load(state, folder)
-    load(state, folder, optional=("optimizer.param_groups.",))
+        load(state, folder, optional=())
+    load(state, folder)  # as a converted checkpoint
     assert torch.equal(state["bias"], _STATE["bias"])
     assert state["optimizer"] == {"param_groups.weight.lr": 0.5}
 

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from conf.schema import ModelConfig
+from conf.schema import Config, ModelConfig
+from conf.training_rules import learning_rate
 from hlatctl.run import files
 from hlatctl.run.checkpoint import INDEX_FILES, read_manifest, write_manifest
 from hlatctl.run.errors import CheckpointError
@@ -129,9 +130,8 @@ def test_exported_weights_give_the_same_logits_in_transformers(
     weights = convert.TitanWeights(folder, spec)
     save_file(weights.read(list(weights.ours)), tmp_path / "model.safetensors", metadata={"format": "pt"})
     files.write_json(tmp_path / "config.json", weights.config(seq_len=1 << 20, bos_id=0, eos_id=1, dtype="float32"))
-    theirs: Any
-    loaded: dict[str, Any]
-    theirs, loaded = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    models: Any = AutoModelForCausalLM
+    theirs, loaded = models.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(loaded.values())
 
     histogram = torch.histc  # of integers only on a GPU
@@ -252,7 +252,8 @@ def test_a_checkpoint_of_one_engine_continues_in_the_other(kind: str, tmp_path: 
     shape, spec = _SHAPES[kind], _spec(kind)
     tensors = _native(shape, tmp_path / "ours")
     (tmp_path / "theirs").mkdir()
-    convert.to_dcp(tmp_path / "ours", tmp_path / "theirs", shape, spec)
+    config = Config(model=shape)
+    convert.to_dcp(tmp_path / "ours", tmp_path / "theirs", config, spec)
     assert (read_manifest(tmp_path / "theirs").step, read_manifest(tmp_path / "theirs").format) == (7, "dcp")
     assert why_incomplete(tmp_path / "theirs") is None
 
@@ -266,13 +267,14 @@ def test_a_checkpoint_of_one_engine_continues_in_the_other(kind: str, tmp_path: 
         "train_state": {"step": 0, "ntokens_seen": 0},
         "dataloader": {},
     }
-    dcp.load(state, tmp_path / "theirs", optional=("optimizer.param_groups.",))
+    dcp.load(state, tmp_path / "theirs")
     model.load_state_dict(state, strict=False)
     assert (state["train_state"], state["lr_scheduler"]) == ({"step": 7, "ntokens_seen": 700}, {"last_epoch": 6})
     for name, value in model.named_parameters():
         assert torch.equal(state["optimizer"][f"state.{name}.exp_avg"], value * 2)
         assert torch.equal(state["optimizer"][f"state.{name}.exp_avg_sq"], value * 3)
         assert float(state["optimizer"][f"state.{name}.step"]) == 6
+        assert state["optimizer"][f"param_groups.{name}.lr"] == learning_rate(7, config)
 
     ours = Llama(shape, 64)
     ours.load_state_dict(
@@ -285,7 +287,7 @@ def test_a_checkpoint_of_one_engine_continues_in_the_other(kind: str, tmp_path: 
         )
 
     (tmp_path / "back").mkdir()
-    convert.from_dcp(tmp_path / "theirs", tmp_path / "back", shape, spec)
+    convert.from_dcp(tmp_path / "theirs", tmp_path / "back", config, spec)
     back = read_tensors(tmp_path / "back", bool)
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], value) for name, value in tensors.items())
@@ -301,5 +303,5 @@ def test_a_checkpoint_without_adamw_s_moments_is_not_converted(tmp_path: Path) -
     files.write_json(tmp_path / "ours" / "state.json", {"optimizer_steps": 6})
     write_manifest(tmp_path / "ours", step=7, tokens=700, world={})
     with pytest.raises(CheckpointError, match=r"exp_avg_sq\.norm\.weight is missing; only AdamW's moments"):
-        convert.to_dcp(tmp_path / "ours", tmp_path / "theirs", shape, spec)
+        convert.to_dcp(tmp_path / "ours", tmp_path / "theirs", Config(model=shape), spec)
     assert not (tmp_path / "theirs" / INDEX_FILES["dcp"]).exists()
