@@ -147,8 +147,8 @@ class Optimizer(Protocol):
         """Set the number of updates after a checkpoint has been read into :meth:`tensors`."""
 
 
-class Backend(Protocol):
-    """A device, its processes, and how a step runs on them."""
+class Member(Protocol):
+    """One of the processes that train together: its place among them, and what they exchange."""
 
     device: torch.device
     rank: int
@@ -159,6 +159,26 @@ class Backend(Protocol):
     """This process saves the loader's state for the processes of its replica."""
     data_ranks: list[int]
     """The ranks of this process's replica and node that need tokens, perhaps without this one; the first reads them."""
+
+    def from_rank0(self, value: Any) -> Any:
+        """Return rank 0's JSON value, on every process."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every process's JSON value in the order of ranks, on every process."""
+
+    def gather_beside(self, value: Any) -> list[Any]:
+        """As :meth:`gather`, for a thread other than the training thread; uses a separate process group."""
+
+    def to_rank0_beside(self, value: Any) -> list[Any]:
+        """As :meth:`gather_beside`, but other ranks get an empty list; for values that are large in total."""
+
+    def from_rank0_beside(self, value: Any) -> Any:
+        """As :meth:`from_rank0`, over the process group of :meth:`gather_beside`."""
+
+
+class Backend(Member, Protocol):
+    """A device, its processes, and how a step runs on them."""
+
     compiles: bool
     """The layers are compiled."""
     warnings: list[str]
@@ -205,23 +225,8 @@ class Backend(Protocol):
     def step_boundary(self) -> None:
         """Mark the end of a step's operations; a lazily executing device starts them here."""
 
-    def from_rank0(self, value: Any) -> Any:
-        """Return rank 0's JSON value, on every process."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return every process's JSON value in the order of ranks, on every process."""
-
     def numbers_on_rank0(self, number: float) -> Tensor | None:
         """Return every process's number (world) in FP32 on rank 0, None on others; for regular use by many ranks."""
-
-    def gather_beside(self, value: Any) -> list[Any]:
-        """As :meth:`gather`, for a thread other than the training thread; uses a separate process group."""
-
-    def to_rank0_beside(self, value: Any) -> list[Any]:
-        """As :meth:`gather_beside`, but other ranks get an empty list; for values that are large in total."""
-
-    def from_rank0_beside(self, value: Any) -> Any:
-        """As :meth:`from_rank0`, over the process group of :meth:`gather_beside`."""
 
     def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy this process's shards to host memory; the copy is complete when this returns.

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from hlatctl.run.errors import DISK_FULL, StorageError
 from hlatctl.run.files import reading
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
-from trainer.backends.base import Backend
+from trainer.backends.base import Backend, Member
 from trainer.checkpoint.remote import Fetcher, Uploader
 from trainer.checkpoint.together import Together, on_rank0
 from trainer.checkpoint.trust import CheckpointRecords, Tiers, Verifier
@@ -67,14 +67,14 @@ class CheckpointManager:
         self,
         config: Config,
         run: RunPaths,
-        backend: Backend,
+        backend: Member,
         journal: JournalWriter | None,
         *,
         attempt: int = 0,
         storage: Storage | None = None,
     ) -> None:
         self._config, self._run, self._backend = config, run, backend
-        self._storage = storage or Shards(backend)
+        self._storage = storage or Shards(cast(Backend, backend))
         self._tiers = Tiers(config, run, attempt)
         self._records = CheckpointRecords(config, run, self._tiers, journal)
         self._host: dict[str, Tensor] = {}

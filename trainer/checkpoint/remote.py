@@ -33,7 +33,7 @@ from hlatctl.run.checkpoint import MANIFEST, Manifest, read_manifest, steps_in
 from hlatctl.run.errors import CheckpointError, HlatctlError, StorageError
 from hlatctl.run.files import fsync, replace_folder
 from hlatctl.run.paths import RunPaths, step_name
-from trainer.backends.base import Backend
+from trainer.backends.base import Member
 from trainer.checkpoint.together import Together
 from trainer.checkpoint.trust import CheckpointRecords, Tiers
 
@@ -57,7 +57,7 @@ class _GoneError(Exception):
 class Uploader:
     """This process's part in copying a run's checkpoints. Nothing here raises a failure of the storage."""
 
-    def __init__(self, config: Config, run: RunPaths, backend: Backend, records: CheckpointRecords) -> None:
+    def __init__(self, config: Config, run: RunPaths, backend: Member, records: CheckpointRecords) -> None:
         assert config.checkpoint.remote_url is not None
         self._url, self._keep = config.checkpoint.remote_url, config.checkpoint.remote_keep
         self._run, self._backend, self._records = run, backend, records
@@ -287,7 +287,7 @@ class Fetcher:
     """Fetches newer checkpoints from a run's remote folder. All ranks call each method, from the training thread."""
 
     def __init__(
-        self, config: Config, run: RunPaths, backend: Backend, tiers: Tiers, records: CheckpointRecords
+        self, config: Config, run: RunPaths, backend: Member, tiers: Tiers, records: CheckpointRecords
     ) -> None:
         assert config.checkpoint.remote_url is not None
         self._url, self._run_id = config.checkpoint.remote_url, run.run_id

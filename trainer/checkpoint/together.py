@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hlatctl.run.errors import HlatctlError, StorageError, code_of, from_record, hint_of, to_record
-from trainer.backends.base import Backend
+from trainer.backends.base import Member
 
 #: Longest pause between two exchanges, s. The end of the slowest rank's work is noticed immediately.
 _BEAT_S = 5.0
@@ -21,7 +21,7 @@ _BEAT_S = 5.0
 Failure = dict[str, str]
 
 
-def on_rank0(backend: Backend, work: Callable[[], Any], place: object) -> Any:
+def on_rank0(backend: Member, work: Callable[[], Any], place: object) -> Any:
     """Call short work on rank 0; return its JSON value, or raise its error, on every rank, in the training thread.
 
     ``place`` is the folder named in errors that name none.
@@ -38,7 +38,7 @@ def on_rank0(backend: Backend, work: Callable[[], Any], place: object) -> Any:
     return value
 
 
-def _failure_of(error: Exception, backend: Backend, place: object) -> Failure:
+def _failure_of(error: Exception, backend: Member, place: object) -> Failure:
     if not isinstance(error, HlatctlError):
         text = f"{place}: rank {backend.rank}: {type(error).__name__}: {error}"
         error = StorageError(text, hint=hint_of(error), code=code_of(error))
@@ -54,7 +54,7 @@ class Together:
         limit_s: returns how long work may take; only rank 0's counts. It is called once for each piece of work.
     """
 
-    def __init__(self, backend: Backend, place: object, limit_s: Callable[[], float]) -> None:
+    def __init__(self, backend: Member, place: object, limit_s: Callable[[], float]) -> None:
         self._backend, self._place, self._limit_s = backend, place, limit_s
 
     def everywhere(self, work: Callable[[], Any]) -> list[Any]:

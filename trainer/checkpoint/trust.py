@@ -44,7 +44,7 @@ from hlatctl.run.lease import is_held
 from hlatctl.run.model_folder import read_link
 from hlatctl.run.paths import RunPaths, attempt_name, step_name
 from hlatctl.run.state import MilestoneState, RunState
-from trainer.backends.base import Backend
+from trainer.backends.base import Member
 from trainer.checkpoint.shards import SUFFIX, number_of, read_header, read_index
 from trainer.checkpoint.together import Together
 
@@ -467,7 +467,7 @@ FORMATS = {
 class Verifier:
     """Verifies checkpoints. All ranks call :meth:`why_invalid` together."""
 
-    def __init__(self, backend: Backend, together: Together) -> None:
+    def __init__(self, backend: Member, together: Together) -> None:
         self._backend, self._together = backend, together
 
     def why_invalid(

@@ -23,14 +23,14 @@ from hlatctl.run import files
 from hlatctl.run.checkpoint import RANK_STATES, WORLD_SIZE, RankStates, read_manifest, write_manifest
 from hlatctl.run.errors import DISK_FULL, HlatctlError, RunBusyError, StorageError, from_record, to_record
 from hlatctl.run.paths import step_name
-from trainer.backends.base import Backend
+from trainer.backends.base import Backend, Member
 from trainer.checkpoint.remote import Uploader
 from trainer.checkpoint.shards import INDEX, WEIGHTS, ShardFile, ShardIndex, StoredChunk, compose, file_name, read_index
 from trainer.checkpoint.together import Failure, Together
 from trainer.checkpoint.trust import CheckpointRecords, ReadBack, Tiers, Verifier, share
 
 
-def copy_to_shared(step: int, tiers: Tiers, backend: Backend, together: Together) -> Path:
+def copy_to_shared(step: int, tiers: Tiers, backend: Member, together: Together) -> Path:
     """Return a committed checkpoint's folder in the run directory, after copying it if there is a fast folder.
 
     All ranks call this together.
@@ -177,7 +177,7 @@ class Writer:
     def __init__(
         self,
         config: Config,
-        backend: Backend,
+        backend: Member,
         storage: Storage,
         tiers: Tiers,
         records: CheckpointRecords,

@@ -17,13 +17,13 @@ from hlatctl.run.errors import DataError, HlatctlError
 from hlatctl.run.files import JOB_FOLDER_ENV
 from hlatctl.run.journal import Event, no_steps, read_events
 from hlatctl.run.paths import RunPaths
-from trainer.backends.base import Backend
+from trainer.backends.base import Member
 from trainer.checkpoint.manager import Restored
 from trainer.checkpoint.together import on_rank0
 from trainer.data.loader import Batches, Loader, NoBatches, ReceivedBatches, Sender, State
 
 
-def read_dataset(run: RunPaths, backend: Backend) -> dict[str, Any]:
+def read_dataset(run: RunPaths, backend: Member) -> dict[str, Any]:
     """Return ``dataset.json`` on every rank. Raises a DataError if rank 0 can't read it."""
 
     def read() -> dict[str, Any]:
@@ -38,7 +38,7 @@ def read_dataset(run: RunPaths, backend: Backend) -> dict[str, Any]:
 
 
 def open_batches(
-    config: Config, run: RunPaths, dataset: dict[str, Any], backend: Backend, last: Restored | None
+    config: Config, run: RunPaths, dataset: dict[str, Any], backend: Member, last: Restored | None
 ) -> tuple[Batches, list[int | str]]:
     """Return this process's batches from the checkpoint's position, and the batches that ``data_changed`` events skip.
 

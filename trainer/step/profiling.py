@@ -18,7 +18,7 @@ from torch.profiler import profile, schedule
 from hlatctl.run.fence import Fence
 from hlatctl.run.paths import ProfileOrder, RunPaths, table_name, trace_name
 from hlatctl.units import size
-from trainer.backends.base import Backend
+from trainer.backends.base import Member
 
 _ROWS = 20
 _NAME_CHARS = 35
@@ -86,7 +86,7 @@ class Profiling:
     The backend's processes meet when the steps are recorded. ``note`` journals an event, on rank 0.
     """
 
-    def __init__(self, run: RunPaths, attempt: int, backend: Backend, note: Callable[..., None]) -> None:
+    def __init__(self, run: RunPaths, attempt: int, backend: Member, note: Callable[..., None]) -> None:
         self._run, self._fence, self._backend, self._note = run, Fence(run, attempt), backend, note
         self._order: ProfileOrder | None = None
         self._recorder: _Recorder | None = None

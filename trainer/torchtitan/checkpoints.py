@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -56,8 +56,7 @@ class DcpFiles:
 
     def to_host(self, tensors: dict[str, Any], into: dict[str, Any]) -> dict[str, Any]:
         """Copy the states; later calls use the memory of the first one."""
-        staged: dict[str, Any] = self._stager.stage(plain(tensors))
-        return staged
+        return cast(dict[str, Any], self._stager.stage(plain(tensors)))
 
     def for_writing(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """Return the states' tensors and numbers."""
@@ -96,11 +95,11 @@ def plain(states: dict[str, Any]) -> dict[str, Any]:
     return {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in states.items()}
 
 
-class Checkpoints(BaseCheckpointManager):  # type: ignore[misc]
+class Checkpoints(BaseCheckpointManager):
     """What torchtitan's loop calls instead of its own manager."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseCheckpointManager.Config):  # type: ignore[misc]
+    class Config(BaseCheckpointManager.Config):
         """torchtitan's settings of checkpoints, which have no effect, and who saves."""
 
         enable: bool = True

@@ -127,7 +127,7 @@ def parallelism(config: Config) -> dict[str, Any]:
         "pipeline_parallel_degree": parallel.pipeline_parallel_size,
         "pipeline_parallel_schedule": schedule,
         # The newer one needs functions of PyTorch 2.14.
-        "spmd_backend": "spmd_types" if torch.__version__ >= (2, 14) else "partial_dtensor",
+        "spmd_backend": "spmd_types" if torch.__version__ >= "2.14" else "partial_dtensor",
         **(pipeline if parallel.pipeline_parallel_size > 1 else {}),
     }
 

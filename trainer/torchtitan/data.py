@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from trainer.torchtitan.training import Training
 
 
-class NoTokenizer(BaseTokenizer):  # type: ignore[misc]
+class NoTokenizer(BaseTokenizer):
     """torchtitan's tokenizer, which nothing uses: the batches are tokens."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseTokenizer.Config):  # type: ignore[misc]
+    class Config(BaseTokenizer.Config):
         """No settings."""
 
     def __init__(self, config: Config, **_: Any) -> None:
@@ -32,11 +32,11 @@ class NoTokenizer(BaseTokenizer):  # type: ignore[misc]
     decode = get_vocab_size = encode
 
 
-class Loader(BaseDataLoader):  # type: ignore[misc]
+class Loader(BaseDataLoader):
     """Yields this process's micro-batches of each step. Checkpoints have its position, not torchtitan's states."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):  # type: ignore[misc]
+    class Config(BaseDataLoader.Config):
         """Who has the batches."""
 
         _training: Training | None = None
@@ -49,7 +49,8 @@ class Loader(BaseDataLoader):  # type: ignore[misc]
         end_id = self._training.document_end_id
         while True:
             inputs, targets = self._training.next_batch()
-            for some, following in zip(inputs.split(self._sequences), targets.split(self._sequences), strict=True):
+            pairs = (torch.split(tokens, self._sequences) for tokens in (inputs, targets))
+            for some, following in zip(*pairs, strict=True):
                 yield {"input": some, "positions": positions(some, end_id)}, following
 
     def state_dict(self) -> dict[str, Any]:

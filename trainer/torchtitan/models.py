@@ -65,7 +65,7 @@ def _named(config: Config) -> ModelSpec:
     if flavor is None:
         raise ConfigError(f"model.flavor=null: {name} has several models", hint=_flavors(module))
     try:
-        return registry(flavor)  # type: ignore[no-any-return]
+        return registry(flavor)
     except KeyError:
         raise ConfigError(f"model.flavor={flavor}: {name} has no such model", hint=_flavors(module)) from None
 

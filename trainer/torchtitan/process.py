@@ -65,7 +65,7 @@ class Process(TorchDistributed):
         if self.world_size > 1:
             rendezvous.join(self.facts.process_group, timeout=_TIMEOUT)
         else:
-            dist.init_process_group(self.facts.process_group, store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(self.facts.process_group, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 
     def _layout(self, config: Config) -> ParallelDims:
         from torchtitan.config import ParallelismConfig

@@ -12,7 +12,7 @@ import torch.distributed as dist
 def add_timeouts() -> None:
     """Add the function that sets the timeout of a process group."""
     if not hasattr(dist, "set_timeout"):
-        dist.set_timeout = dist.distributed_c10d._set_pg_timeout
+        setattr(dist, "set_timeout", dist.distributed_c10d._set_pg_timeout)  # noqa: B010 (unknown to its types)
 
 
 def take_micro_batches(schedule: Any) -> None:

@@ -50,11 +50,11 @@ from trainer.torchtitan.process import Process
 _NOT_FINITE = "Loss is not finite"
 
 
-class Rates(LRSchedulersContainer):  # type: ignore[misc]
+class Rates(LRSchedulersContainer):
     """This project's schedules (``conf.registries.SCHEDULES``) in torchtitan's container."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(LRSchedulersContainer.Config):  # type: ignore[misc]
+    class Config(LRSchedulersContainer.Config):
         """The configuration that has the schedule."""
 
         _of: Config | None = None
@@ -66,11 +66,11 @@ class Rates(LRSchedulersContainer):  # type: ignore[misc]
             return Rates(optimizers, lambda updates: rate_factor(config, updates))
 
 
-class Metrics(MetricsProcessor):  # type: ignore[misc]
+class Metrics(MetricsProcessor):
     """Hands the numbers of logged steps to the journal instead of torchtitan's own loggers."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(MetricsProcessor.Config):  # type: ignore[misc]
+    class Config(MetricsProcessor.Config):
         """Who takes the numbers."""
 
         _training: Training | None = None
@@ -96,7 +96,7 @@ class Metrics(MetricsProcessor):  # type: ignore[misc]
         self.device_memory_monitor.reset_peak_stats()
 
 
-class _Engine(Trainer):  # type: ignore[misc]
+class _Engine(Trainer):
     """torchtitan's trainer in processes that are already connected."""
 
     def __init__(self, config: Any, training: Training) -> None:

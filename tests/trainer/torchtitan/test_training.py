@@ -151,8 +151,14 @@ def test_sparse_logs_give_the_same_numbers_of_fewer_steps(
 def test_from_equal_weights_both_engines_have_equal_losses(
     family: str, tmp_path: Path, make_titan: MakeTitan, ranks: Ranks, events_of: EventsOf
 ) -> None:
-    model = {} if family == "llama" else {"qk_norm": "head"}
-    shape = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 4}
+    model: dict[str, Any] = {} if family == "llama" else {"qk_norm": "head"}
+    shape: dict[str, Any] = {
+        "vocab_size": 512,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+    }
     source = save(tmp_path / "source", ModelConfig(**{**shape, "num_kv_heads": 2, **model}))
     runs = []
     for engine in ("torch_native", "torchtitan"):
