@@ -393,14 +393,6 @@ def of_torchtitan(config: Config) -> Iterator[ConfigError]:
         )
     if model.module is None and model.num_experts and model.kv_lora_rank is None:
         yield from _qwen_mixture(config)
-    stages, layers = parallel.pipeline_parallel_size * config.stages_per_process, model.num_layers
-    if stages <= layers and -(-layers // -(-layers // stages)) != stages:  # torchtitan fills stages one after another
-        fitting = [size for size in range(1, layers + 1) if -(-layers // -(-layers // size)) == size]
-        yield ConfigError(
-            f"model.num_layers={layers}: {here} can't divide them into {stages} stages; the last one would be empty",
-            hint=f"use {max(size for size in fitting if size < stages)} or "
-            f"{min(size for size in fitting if size > stages)} stages (parallel.pipeline_parallel_size)",
-        )
 
 
 def _qwen_mixture(config: Config) -> Iterator[ConfigError]:

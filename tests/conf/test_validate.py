@@ -519,17 +519,6 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             {**_TITAN, "model__norm_position": "post", "model__qk_norm": "all"},
             "backend.name=torchtitan and model.norm_position=post: can't be combined; it has no such family",
         ),
-        (
-            {
-                **_TITAN,
-                "model__num_layers": 9,
-                "cluster__processes_per_node": 4,
-                "parallel__pipeline_parallel_size": 4,
-                "train__micro_batch_size": 1,
-            },
-            "model.num_layers=9: backend.name=torchtitan can't divide them into 4 stages; the last one would be "
-            "empty\nhint: use 3 or 5 stages",
-        ),
         ({**_MIXTURE, "model__experts_per_token": 9}, "model.experts_per_token=9: more than model.num_experts=8"),
         (
             {**_MIXTURE, "model__num_shared_experts": 1},

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpointer.base import (
     DATALOADER,
     LR_SCHEDULER,
@@ -56,7 +57,10 @@ class DcpFiles:
 
     def to_host(self, tensors: dict[str, Any], into: dict[str, Any]) -> dict[str, Any]:
         """Copy the states; later calls use the memory of the first one."""
-        return cast(dict[str, Any], self._stager.stage(plain(tensors)))
+        states = plain(tensors)
+        # The stager copies whole storages; torchtitan's views of a fused projection are parts of one.
+        own = {name: value.clone() for name, value in states.items() if _is_part(value)}
+        return cast(dict[str, Any], self._stager.stage({**states, **own}))
 
     def for_writing(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """Return the states' tensors and numbers."""
@@ -88,6 +92,13 @@ class DcpFiles:
     def weights(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """Return the model's weights."""
         return {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+
+
+def _is_part(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    tensor = value.to_local() if isinstance(value, DTensor) else value
+    return tensor.untyped_storage().nbytes() != tensor.nbytes
 
 
 def plain(states: dict[str, Any]) -> dict[str, Any]:

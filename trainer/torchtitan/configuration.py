@@ -12,6 +12,7 @@ import torch
 
 from conf.devices import DEVICES
 from conf.schema import Config
+from conf.sizes import stage_layers
 from conf.training_rules import learning_rate
 from hlatctl.run.errors import ConfigError, suggest, unset
 from trainer.torchtitan.models import model_spec
@@ -109,17 +110,17 @@ def parallelism(config: Config) -> dict[str, Any]:
     context, replicas = parallel.context_parallel_size, config.data_parallel_size
     shard = (parallel.fsdp_size or config.weight_replicas) // context if parallel.data_parallel == "fsdp" else 1
     schedule = {"1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B"}[parallel.pipeline_schedule]
-    stages = parallel.pipeline_parallel_size * config.stages_per_process
+    piped = parallel.pipeline_parallel_size > 1
     pipeline: dict[str, Any] = {
-        "pipeline_parallel_first_stage_less_layers": 0,
-        "pipeline_parallel_last_stage_less_layers": 0,
+        "module_fqns_per_model_part": _stages(config),
         "pipeline_parallel_microbatch_size": config.micro_batch_size,
-        "pipeline_parallel_layers_per_stage": -(-config.model.num_layers // stages),
     }
+    # Freed weights would be gathered again for every micro-batch of a stage.
+    reshard = "never" if piped and parallel.reshard_after_forward == "always" else parallel.reshard_after_forward
     return {
         "data_parallel_replicate_degree": replicas // shard,
         "data_parallel_shard_degree": shard,
-        "fsdp_reshard_after_forward": parallel.reshard_after_forward,
+        "fsdp_reshard_after_forward": reshard,
         "tensor_parallel_degree": parallel.tensor_parallel_size,
         "enable_sequence_parallel": parallel.sequence_parallel,
         "context_parallel_degree": context,
@@ -128,8 +129,17 @@ def parallelism(config: Config) -> dict[str, Any]:
         "pipeline_parallel_schedule": schedule,
         # The newer one needs functions of PyTorch 2.14.
         "spmd_backend": "spmd_types" if torch.__version__ >= "2.14" else "partial_dtensor",
-        **(pipeline if parallel.pipeline_parallel_size > 1 else {}),
+        **(pipeline if piped else {}),
     }
+
+
+def _stages(config: Config) -> list[list[str]] | None:
+    """Return the modules of each pipeline stage, split as the planner splits them; None: torchtitan chooses."""
+    if config.model.module is not None:
+        return None
+    count = config.parallel.pipeline_parallel_size * config.stages_per_process
+    stages = [[f"layers.{layer}" for layer in stage_layers(config, stage)] for stage in range(count)]
+    return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "lm_head"]]
 
 
 def _recomputation(config: Config) -> Any:

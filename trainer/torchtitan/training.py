@@ -152,7 +152,7 @@ class Training:
         self._ending: Outcome | None = None
         self._signal: tuple[Tensor, Any] | None = None
         self._loads: Tensor | None = None
-        self._logged_step = self._first_step = 0
+        self._logged_step = 0
         self._logged_s, self._wait_s = time.perf_counter(), 0.0
         self.engine = _Engine(self._titan_config(), self)
 
@@ -188,16 +188,17 @@ class Training:
 
     def restore(self, checkpoints: Checkpoints) -> bool:
         """Continue from the newest checkpoint, or otherwise read the weights of ``train.init_from``."""
-        states = checkpoints.states
+        states, settings = checkpoints.states, self._settings()
         restored: Restored | None = self.checkpoints.restore(states, self._max_checkpoint_step)
         if restored:
             checkpoints.put(states)
+            self._set(settings)
             self.monitor = Monitor(restored.shared["monitor"])
             set_rng_state(restored.rng)
         elif self.config.train.init_from:
             self.checkpoints.begin_from(Path(self.config.train.init_from), states)
             checkpoints.put(states)
-        self._first_step = self._logged_step = self.engine.step
+        self._logged_step = self.engine.step
         self.batches, added = open_batches(self.config, self.run_paths, self.dataset, self.process, restored)
         self._note(
             TRAIN_STARTED,
@@ -211,6 +212,20 @@ class Training:
         )
         self._logged_s = time.perf_counter()
         return restored is not None
+
+    def _settings(self) -> list[dict[str, Any]]:
+        """Return the settings of each group of parameters, which checkpoints have too."""
+        groups = [group for optimizer in self.engine.optimizers for group in optimizer.param_groups]
+        return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+    def _set(self, settings: list[dict[str, Any]]) -> None:
+        """Set them again, because an amendment may have changed them, with the rates of the next update."""
+        factor, known = rate_factor(self.config, self.engine.step), iter(settings)
+        for scheduler in self.engine.lr_schedulers:
+            rates = [base * factor for base in scheduler.base_lrs]
+            for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+                group.update(next(known), lr=rate)
+            scheduler._last_lr = rates
 
     def _parameters(self) -> int:
         spec = self.engine.config.model_spec

@@ -43,7 +43,7 @@ _DEEPSEEK = {
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fsdp": ({}, _FSDP),
     "tensor parallel": ({}, {"tensor_parallel_size": 2, "sequence_parallel": True}),
-    "pipeline": ({}, {"pipeline_parallel_size": 2}),
+    "pipeline": ({"num_layers": 3}, {"pipeline_parallel_size": 2}),
     "experts of Qwen 3": (_MIXTURE, {**_FSDP, "expert_parallel_size": 2}),
     "experts of DeepSeek-V3": (_DEEPSEEK, {**_FSDP, "expert_parallel_size": 2}),
 }
