@@ -92,6 +92,7 @@ LAUNCHERS = Registry(
 #: ``keeps_inputs``: sequence parallelism gathers the input of a product once, for both passes.
 #: ``blocks_of_loss``: logits are computed in blocks.
 #: ``overlaps_gradients``: gradients are summed during the backward pass.
+#: ``compiles_ahead``: graphs are compiled before training, and the cache can be checked for them.
 #: ``experts``: mixtures of experts and latent attention; it takes ``model.module``.
 Trait = Literal[
     "context_parallel",
@@ -107,6 +108,7 @@ Trait = Literal[
     "keeps_inputs",
     "blocks_of_loss",
     "overlaps_gradients",
+    "compiles_ahead",
     "experts",
 ]
 
@@ -192,6 +194,7 @@ BACKENDS = Registry(
                     "keeps_inputs",
                     "blocks_of_loss",
                     "overlaps_gradients",
+                    "compiles_ahead",
                 }
             ),
         ),
@@ -234,7 +237,7 @@ BACKENDS = Registry(
                 "bf16_sr": _NXD_BF16,
                 "bf16": _NXD_BF16,
             },
-            traits=frozenset({"shards_stages", "copies_kv_heads"}),
+            traits=frozenset({"shards_stages", "copies_kv_heads", "compiles_ahead"}),
             devices=("neuron", "cpu"),
             torch_xla=True,
             optimizers=("adamw",),

@@ -52,6 +52,8 @@ def nothing_ahead(config: Config) -> str:
     """Return why no graph is compiled before training; empty: graphs are compiled."""
     if not config.backend.compile:
         return "backend.compile=false"
+    if "compiles_ahead" not in config.backend.kind.traits:
+        return f"backend.name={config.backend.name} compiles in its first step"
     if config.backend.kind.torch_xla and config.backend.device == "cpu":
         return "backend.device=cpu: torch-xla keeps no compiled graphs there"
     return ""

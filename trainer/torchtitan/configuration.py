@@ -26,6 +26,8 @@ _OURS = {
     "hf_assets_path": "tokenizer.path",
     "dump_folder": "runs_dir",
     "tokenizer": "tokenizer",
+    "dataloader": "data",
+    "validator": "eval",
     "training.local_batch_size": "train.micro_batch_size",
     "training.global_batch_size": "train.global_batch_size",
     "training.seq_len": "train.seq_len",
