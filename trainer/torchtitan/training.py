@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +33,14 @@ from hlatctl.run import startup
 from hlatctl.run.errors import NONFINITE, TrainingError
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
-from trainer.backends.base import ENDS, NEWS, STOP
+from hlatctl.run.processes import node_name
+from trainer.backends.base import ENDS, NEWS, STOP, Stopwatch
 from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, set_rng_state
 from trainer.data.loader import Batches
 from trainer.process import StopRequest
 from trainer.step.inputs import open_batches, read_dataset
 from trainer.step.loop import Orders, StepLine, memory_bytes
-from trainer.step.monitor import Monitor
+from trainer.step.monitor import Monitor, MonitorEvent, RankTimes
 from trainer.step.profiling import Profiling
 from trainer.torchtitan import torch_2_13
 from trainer.torchtitan.checkpoints import Checkpoints, DcpFiles
@@ -119,6 +121,13 @@ class _Engine(Trainer):
                 raise
             self._training.logged(self.step, math.nan, math.nan, {})
 
+    def forward_backward_step(self, **inputs: Any) -> Tensor:
+        """Run one micro-batch, or all of a pipeline."""
+        if not self.config.training.disable_cuda_graphs:
+            self._training.own_work_ends()
+        loss: Tensor = super().forward_backward_step(**inputs)
+        return loss
+
     def should_continue_training(self) -> bool:
         """Return whether another step follows."""
         return bool(super().should_continue_training()) and self._training.outcome is None
@@ -154,7 +163,13 @@ class Training:
         self._loads: Tensor | None = None
         self._logged_step = 0
         self._logged_s, self._wait_s = time.perf_counter(), 0.0
+        self.hosts: list[str] = process.gather(node_name())
+        self.rank_times = RankTimes(config.recovery.straggler_factor, config.recovery.straggler_steps)
+        self._own_work: Stopwatch | None = None
+        self._own_times: deque[Stopwatch] = deque()
         self.engine = _Engine(self._titan_config(), self)
+        if self.engine.config.training.disable_cuda_graphs:  # no event may be recorded while a graph is captured
+            self.engine.model_parts[-1].register_forward_hook(lambda *_: self.own_work_ends())
 
     def _titan_config(self) -> Any:
         titan = trainer_config(self.config)
@@ -273,8 +288,19 @@ class Training:
         """Return whether a step's loss must be read: a checkpoint follows it, which must be finite."""
         return bool(self.policy.reason_to_save(step, stopping=self._ending is not None))
 
+    def own_work_ends(self) -> None:
+        """Stop the time of this process's own work: from one update to the end of the next step's first forward pass.
+
+        As in the native engine, it includes waiting for other processes of the replica, and with FSDP for all.
+        """
+        if self._own_work:
+            self._own_work.stop()
+            self._own_times.append(self._own_work)
+            self._own_work = None
+
     def before_update(self) -> None:
-        """Keep the experts' loads of a logged step: the update sets them to 0."""
+        """Begin the time of own work, and keep the experts' loads of a logged step: the update sets them to 0."""
+        self._own_work = self.process.stopwatch()
         if self.engine.metrics_processor.should_log(self.engine.step):
             loads = [
                 module.tokens_per_expert_E
@@ -311,8 +337,17 @@ class Training:
             if self.line.is_due(step):
                 with suppress(OSError):  # a full disk, which training survives
                     print(self.line.text(fields), flush=True)
-        for event in self.monitor.observe(step, loss, grad_norm):
+        for event in [*self.monitor.observe(step, loss, grad_norm), *self._compare_ranks(step)]:
             self._note(event.kind, **event.fields)
+
+    def _compare_ranks(self, step: int) -> list[MonitorEvent]:
+        """Compare the times of the ranks' own work once per window of steps, on rank 0."""
+        while self._own_times:
+            self.rank_times.add(self._own_times.popleft().read_s())
+        if self.process.world_size == 1 or not self.rank_times.full:
+            return []
+        times_s = self.process.numbers_on_rank0(self.rank_times.take_s())
+        return [] if times_s is None else self.rank_times.compare(step, times_s, self.hosts)
 
     def _figures(self, step_s: float) -> dict[str, float | int | None]:
         world, peak = self.process.world_size, self.process.peak_flops_per_s()
