@@ -13,6 +13,7 @@ BENCHMARKS = (
     "tokenize_speed",
     "trainer_speed",
     "gpu",
+    "titan_overhead",
     "checkpoint_stall",
     "cache_speed",
     "code_speed",
