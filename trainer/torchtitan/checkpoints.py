@@ -70,11 +70,18 @@ class DcpFiles:
         """Write one file for each process, and DCP's metadata on rank 0."""
 
         def write() -> dict[str, Any] | None:
+            self._use_own_device()
             dcp.save(tensors, folder, process_group=self._process.storage_group)
             path = folder / self.shard()
             return files.describe(folder, path) if path.exists() else None
 
         return [entry for entry in together.everywhere(write) if entry]
+
+    def _use_own_device(self) -> None:
+        """Make this process's device the calling thread's: a new thread has the first one, whose copies DCP awaits."""
+        device = self._process.device
+        if self._process.facts.own_for_each_process:
+            torch.get_device_module(device).set_device(device.index)
 
     def finish(self, folder: Path) -> list[str]:
         """Return the name of DCP's metadata, which is written."""
@@ -84,6 +91,7 @@ class DcpFiles:
         """Read the states in place, into any layout; see ``trainer.checkpoint.dcp.load``."""
 
         def read() -> None:
+            self._use_own_device()
             with torch.no_grad():
                 dcp.load(tensors, folder, process_group=self._process.storage_group)
 

@@ -44,6 +44,7 @@ _OURS = {
     "parallelism.enable_sequence_parallel": "parallel.sequence_parallel",
     "parallelism.pipeline_parallel_degree": "parallel.pipeline_parallel_size",
     "parallelism.pipeline_parallel_microbatch_size": "train.micro_batch_size",
+    "parallelism.pipeline_parallel_schedule": "parallel.pipeline_schedule",
     "parallelism.context_parallel_degree": "parallel.context_parallel_size",
     "parallelism.expert_parallel_degree": "parallel.expert_parallel_size",
     "checkpoint": "checkpoint",
@@ -234,6 +235,9 @@ def _fits(value: Any, expected: Any) -> bool:
 
 def _check(titan: Trainer.Config) -> None:
     """Let every part of torchtitan's configuration check itself. Raises a ConfigError with its message."""
+    if titan.metrics.log_freq < 1:
+        here = "backend.torchtitan.metrics.log_freq"
+        raise ConfigError(f"{here}={titan.metrics.log_freq}: must be at least 1", hint=unset(here))
     try:
         for field in dataclasses.fields(titan):
             section = getattr(titan, field.name)

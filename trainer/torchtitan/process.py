@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Timeout of collectives, far longer than a compilation.
 _TIMEOUT = timedelta(minutes=15)
+#: DCP's collectives wait for the slowest process's storage; ``Together`` ends a write that takes too long.
+_STORAGE_TIMEOUT = timedelta(days=1)
 
 
 class Process(TorchDistributed):
@@ -46,7 +48,7 @@ class Process(TorchDistributed):
         with peers.connecting(HOST_PROCESS_GROUP):
             self._beside = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT)
             self.host_group = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT)
-            self.storage_group = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT)
+            self.storage_group = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_STORAGE_TIMEOUT)
         with peers.connecting(self.facts.process_group):
             self.dims = self._layout(config)
         batch = self.dims.get_optional_mesh("batch") if self.dims.dp_enabled else None

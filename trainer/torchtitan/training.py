@@ -26,7 +26,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.trainer import Trainer
 
 from conf.amendments import with_changes
-from conf.data_changes import DATA_CHANGED, SKIP_STEPS, TRAIN_STARTED
+from conf.data_changes import DATA_CHANGED, SKIP_STEPS, TRAIN_STARTED, ranges
 from conf.schema import Config
 from conf.training_rules import EXIT_CODES, CheckpointPolicy, Outcome
 from hlatctl.run import startup
@@ -78,7 +78,7 @@ class Metrics(MetricsProcessor):
         _training: Training | None = None
 
     def should_log(self, step: int) -> bool:
-        """Return whether a step's loss is read: as torchtitan does, and before each checkpoint."""
+        """Return whether a step's loss is read: as torchtitan does, an attempt's first, and before each checkpoint."""
         training = self.config._training
         return bool(super().should_log(step)) or training.must_know(step)
 
@@ -161,7 +161,8 @@ class Training:
         self._ending: Outcome | None = None
         self._signal: tuple[Tensor, Any] | None = None
         self._loads: Tensor | None = None
-        self._logged_step = 0
+        self._first_step, self._logged_step = 1, 0
+        self._unread: list[int] = []  # batches since the last logged step
         self._logged_s, self._wait_s = time.perf_counter(), 0.0
         self.hosts: list[str] = process.gather(node_name())
         self.rank_times = RankTimes(config.recovery.straggler_factor, config.recovery.straggler_steps)
@@ -213,7 +214,7 @@ class Training:
         elif self.config.train.init_from:
             self.checkpoints.begin_from(Path(self.config.train.init_from), states)
             checkpoints.put(states)
-        self._logged_step = self.engine.step
+        self._first_step, self._logged_step = self.engine.step + 1, self.engine.step
         self.batches, added = open_batches(self.config, self.run_paths, self.dataset, self.process, restored)
         self._note(
             TRAIN_STARTED,
@@ -254,6 +255,7 @@ class Training:
         self.batches.wait_s = 0.0
         batch = self.batches.next()
         self._wait_s += self.batches.wait_s
+        self._unread.append(self.batches.batch)
         return batch
 
     def begin_step(self, step: int) -> None:
@@ -285,8 +287,8 @@ class Training:
         self.profiling.begin(profile)
 
     def must_know(self, step: int) -> bool:
-        """Return whether a step's loss must be read: a checkpoint follows it, which must be finite."""
-        return bool(self.policy.reason_to_save(step, stopping=self._ending is not None))
+        """Return whether a step must be known to be finite: an attempt's first, and one that a checkpoint has."""
+        return step == self._first_step or bool(self.policy.reason_to_save(step, stopping=self._ending is not None))
 
     def own_work_ends(self) -> None:
         """Stop the time of this process's own work: from one update to the end of the next step's first forward pass.
@@ -320,6 +322,9 @@ class Training:
         steps = step - self._logged_step
         step_s, wait_s = (now_s - self._logged_s) / steps, self._wait_s / steps
         self._logged_s, self._logged_step, self._wait_s = now_s, step, 0.0
+        self._unread.clear()
+        for _ in range(steps):  # a step that isn't finite would have spoiled this one
+            self.checkpoints.healthy_step()
         if self.journal:
             fields: dict[str, Any] = {
                 "step": step,
@@ -401,7 +406,8 @@ class Training:
                 hint="lower optimizer.lr, or inspect the previous steps in the journal",
                 code=NONFINITE,
             )
-        self._note(DATA_CHANGED, durable=True, key=SKIP_STEPS, value=[self.batches.batch], by="trainer", why=numbers)
+        skipped = ranges(self._unread)  # any of them may be the cause
+        self._note(DATA_CHANGED, durable=True, key=SKIP_STEPS, value=skipped, by="trainer", why=numbers)
         self.outcome = "rollback"
 
     def after_step(self, step: int, checkpoints: Checkpoints) -> bool:
@@ -426,7 +432,6 @@ class Training:
                     "rng": rng_state(),
                 },
             )
-        self.checkpoints.healthy_step()
         self.profiling.step(step)
         return reason is not None
 
