@@ -55,6 +55,18 @@ _OURS = {
     "metrics.enable_wandb": "tracking.mirrors",
     "debug.seed": "seed",
 }
+#: torchtitan's settings that would have no effect: the journal takes the metrics, and the processes are connected before.
+_WITHOUT_EFFECT = (
+    "comm.init_timeout_seconds",
+    "comm.mode",
+    "comm.save_traces_file_prefix",
+    "comm.save_traces_folder",
+    "comm.trace_buf_size",
+    "metrics.disable_color_printing",
+    "metrics.save_for_all_ranks",
+    "metrics.save_tb_folder",
+    "training.enable_cpu_offload",  # needs processes that are connected by host and device
+)
 
 
 def trainer_config(config: Config) -> Trainer.Config:
@@ -185,6 +197,8 @@ def _pass_through(titan: Trainer.Config, settings: Mapping[str, Any]) -> None:
         for owned, ours in _OURS.items():
             if path == owned or path.startswith(f"{owned}."):
                 raise ConfigError(f"{here}={value}: this is set by {ours}", hint=f"set {ours}, and {unset(here)}")
+        if path in _WITHOUT_EFFECT:
+            raise ConfigError(f"{here}={value}: hlatctl doesn't support it", hint=unset(here))
         *sections, name = path.split(".")
         section: Any = titan
         for depth, step in enumerate([*sections, name]):

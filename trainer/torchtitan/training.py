@@ -222,7 +222,7 @@ class Training:
             tokens=self.config.tokens_at(self.engine.step),
             world=self.process.world_size,
             device=str(self.process.device),
-            parameters=self._parameters(),
+            parameters=self._parameters() if self.journal else 0,
             peak_flops_per_s=self.process.peak_flops_per_s(),
             added_skips=added,
         )
