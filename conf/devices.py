@@ -38,6 +38,7 @@ class Device:
         draws_noise: the device has its own random generator; otherwise noise is drawn on the CPU.
         runs_behind_host: calls return before their work is done, and its module of PyTorch has events. Training then
             issues a step before it reads the metrics of the step before.
+        captures_graphs: it can capture the work of a step once and replay it.
         memory: where the memory of a step is counted: by the device's module of PyTorch, by the host, or nowhere.
         profiled: PyTorch's profiler sees its kernels.
         hang_variables: environment variables with which its communication library keeps evidence of a collective that
@@ -61,6 +62,7 @@ class Device:
     fused_adamw: bool = True
     draws_noise: bool = True
     runs_behind_host: bool = True
+    captures_graphs: bool = False
     memory: Literal["device", "host", "unknown"] = "device"
     profiled: bool = True
     hang_variables: dict[str, str] = field(default_factory=dict)
@@ -91,6 +93,7 @@ DEVICES = {
     ),
     "cuda": Device(
         process_group="nccl",
+        captures_graphs=True,
         # PyTorch's flight recorder (its tutorial "Flight Recorder for Debugging Stuck Jobs"; the recorder is on by
         # default). We have no such device to try it on.
         hang_variables={"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_DUMP_TEMP_FILE": "{logs}/nccl-rank-"},

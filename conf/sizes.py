@@ -5,7 +5,6 @@ Plan, preflight, trainer and simulation all use these numbers. Nothing here is m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from conf.registries import OPTIMIZERS, StateBytes
@@ -108,7 +107,7 @@ def has_shape(model: ModelConfig) -> bool:
 
 def _of_shape(model: ModelConfig) -> Parameters:
     hidden, layers = model.hidden_size, model.num_layers
-    mixtures = mixture_layers(model, range(layers))
+    mixtures = max(0, layers - model.num_dense_layers) if model.num_experts else 0
     each = mixtures * 3 * hidden * model.expert_width
     return Parameters(
         embedding=model.vocab_size * hidden,
@@ -146,15 +145,10 @@ def qk_norm_widths(model: ModelConfig) -> tuple[int, int]:
     return {"none": (0, 0), "head": (head, head), "all": (model.query_width, model.kv_width)}[model.qk_norm]
 
 
-def mixture_layers(model: ModelConfig, layers: Iterable[int]) -> int:
-    """Return how many of these layers have experts."""
-    return sum(model.is_mixture(layer) for layer in layers)
-
-
 def layer_kinds(config: Config, pp_rank: int) -> dict[bool, int]:
     """Return the number of a process's layers without experts (False) and with experts (True), if there are any."""
     layers = process_layers(config, pp_rank)
-    mixtures = mixture_layers(config.model, layers)
+    mixtures = sum(config.model.is_mixture(layer) for layer in layers)
     return {kind: number for kind, number in ((False, len(layers) - mixtures), (True, mixtures)) if number}
 
 

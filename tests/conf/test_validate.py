@@ -463,8 +463,8 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
         ),
         (
             {"backend__name": "torchtitan", "parallel__activation_checkpointing": "selective"},
-            "parallel.activation_checkpointing=selective: backend.name=torchtitan doesn't recompute attention's core "
-            "by itself\nhint: set parallel.activation_checkpointing=operators",
+            "parallel.activation_checkpointing=selective: backend.name=torchtitan can't recompute only the core of "
+            "attention\nhint: set parallel.activation_checkpointing=operators",
         ),
         ({**_NXD, "train__z_loss": 0.01}, "can't be combined; its cross-entropy has no such term"),
         (

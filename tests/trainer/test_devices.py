@@ -112,8 +112,10 @@ def test_only_the_table_names_devices() -> None:
         for path in (root / package).rglob("*.py")
         if any(words.search(line) for line in _code_of(path))
     }
-    # Log messages of all devices' libraries, their variables for one machine, and a runner with one device.
-    assert naming == {"flows/recovery/failure_causes.py", "hlatctl/node.py", "eval/serving/runners.py"}
+    # Log messages of all devices' libraries, their variables for one machine, a runner with one device, and names of
+    # torchtitan's settings.
+    settings = {"trainer/torchtitan/configuration.py", "trainer/torchtitan/training.py"}
+    assert naming == {"flows/recovery/failure_causes.py", "hlatctl/node.py", "eval/serving/runners.py", *settings}
 
 
 def _code_of(path: Path) -> list[str]:

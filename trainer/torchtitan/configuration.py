@@ -55,7 +55,7 @@ _OURS = {
     "metrics.enable_wandb": "tracking.mirrors",
     "debug.seed": "seed",
 }
-#: torchtitan's settings that would have no effect: the journal takes the metrics, and the processes are connected before.
+#: Settings that would have no effect: the journal takes the metrics, and the processes are connected before.
 _WITHOUT_EFFECT = (
     "comm.init_timeout_seconds",
     "comm.mode",
@@ -116,7 +116,7 @@ def trainer_config(config: Config) -> Trainer.Config:
 def _uses_cuda_graphs(config: Config) -> bool:
     """Whether torchtitan captures forward and backward pass: not with pipelines, nor where experts are chosen."""
     dense = config.model.num_experts == 0 and config.model.module is None
-    return config.backend.device == "cuda" and dense and config.parallel.pipeline_parallel_size == 1
+    return DEVICES[config.backend.device].captures_graphs and dense and config.parallel.pipeline_parallel_size == 1
 
 
 def parallelism(config: Config) -> dict[str, Any]:
