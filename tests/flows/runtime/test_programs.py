@@ -88,6 +88,7 @@ def test_no_driver_is_left_that_could_start_later(
         return started[0]
 
     def interrupt(seconds: float) -> None:
+        monkeypatch.undo()  # ending the driver waits, too
         raise KeyboardInterrupt
 
     monkeypatch.setattr(programs, "start_alongside", alongside)
