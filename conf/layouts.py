@@ -374,9 +374,7 @@ def _of_backend(config: Config) -> Iterator[ConfigError]:
         yield from rules(config)
 
 
-def of_torchtitan(config: Config) -> Iterator[ConfigError]:
-    """Yield an error for each rule of torchtitan's that a configuration breaks."""
-    here, model, parallel = f"backend.name={config.backend.name}", config.model, config.parallel
+def _of_foreign_loss(config: Config, here: str) -> Iterator[ConfigError]:
     if config.train.z_loss:
         yield not_together(here, f"train.z_loss={config.train.z_loss:g}", "its cross-entropy has no such term")
     if config.train.on_nonfinite == "skip":
@@ -384,6 +382,12 @@ def of_torchtitan(config: Config) -> Iterator[ConfigError]:
             f"train.on_nonfinite=skip: with {here}, the update happens before the loss is known",
             hint="set train.on_nonfinite=rollback",
         )
+
+
+def of_torchtitan(config: Config) -> Iterator[ConfigError]:
+    """Yield an error for each rule of torchtitan's that a configuration breaks."""
+    here, model, parallel = f"backend.name={config.backend.name}", config.model, config.parallel
+    yield from _of_foreign_loss(config, here)
     if model.norm_position != "pre":
         yield not_together(here, f"model.norm_position={model.norm_position}", "it has no such family")
     if parallel.activation_checkpointing == "selective":
@@ -428,13 +432,7 @@ def of_nxd(config: Config) -> Iterator[ConfigError]:
         yield not_together(
             here, f"model.qk_norm={config.model.qk_norm}", "its tensor-parallel processes don't exchange these norms"
         )
-    if config.train.z_loss:
-        yield not_together(here, f"train.z_loss={config.train.z_loss:g}", "its cross-entropy has no such term")
-    if config.train.on_nonfinite == "skip":
-        yield ConfigError(
-            f"train.on_nonfinite=skip: with {here}, the update happens before the loss is known",
-            hint="set train.on_nonfinite=rollback",
-        )
+    yield from _of_foreign_loss(config, here)
     for name in CASTING:
         value = config.backend.env.get(name)
         if value is not None and str(value) != "0":

@@ -5,6 +5,7 @@ A GPU or a Trainium device never imports this module.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import types
@@ -69,6 +70,7 @@ def _dense_attention(
     return out, types.SimpleNamespace(lse=None)
 
 
+@functools.cache  # what is wrapped, is wrapped once
 def adapt() -> None:
     """Make torchtitan train on a CPU. Call it before any other module of torchtitan is imported."""
     from torchtitan.tools import utils

@@ -146,9 +146,8 @@ class _Parts:
         )
 
         model = self.model
-        width = model.expert_intermediate_size or model.intermediate_size
         experts = {"w1_EFD": self.linear, "w2_EDF": self.output(layer), "w3_EFD": self.linear}
-        shared = self.feed_forward(layer, model.num_shared_experts * width) if model.num_shared_experts else None
+        shared = self.feed_forward(layer, model.shared_width) if model.num_shared_experts else None
         return make_moe_config(
             num_experts=model.num_experts,
             router=make_router_config(
@@ -164,7 +163,7 @@ class _Parts:
             ),
             routed_experts=make_routed_experts_config(
                 dim=model.hidden_size,
-                hidden_dim=width,
+                hidden_dim=model.expert_width,
                 num_experts=model.num_experts,
                 top_k=model.experts_per_token,
                 param_init={name: init["weight"] for name, init in experts.items()},
@@ -173,8 +172,16 @@ class _Parts:
             shared_experts=shared,
         )
 
-    def is_mixture(self, layer: int) -> bool:
-        return self.model.num_experts > 0 and layer >= self.model.num_dense_layers
+    def besides_attention(self, layer: int) -> dict[str, Any]:
+        """Return the norms of a layer, and its feed-forward layer or experts."""
+        model = self.model
+        wide = model.is_mixture(layer)
+        return {
+            "attention_norm": self.norm(model.hidden_size),
+            "ffn_norm": self.norm(model.hidden_size),
+            "feed_forward": None if wide else self.feed_forward(layer, model.intermediate_size),
+            "moe": self.mixture(layer) if wide else None,
+        }
 
     def decoder(self, kind: Any, layers: list[Any], **others: Any) -> Any:
         from torchtitan.models.common import Embedding, Linear
@@ -204,10 +211,7 @@ def _llama(model: ModelConfig) -> ModelSpec:
     rope = parts.rope("ComplexRoPE", model.head_width)
     layers = [
         Llama3TransformerBlock.Config(
-            attention_norm=parts.norm(model.hidden_size),
-            ffn_norm=parts.norm(model.hidden_size),
-            attention=parts.attention(layer, rope, qk_norm=False),
-            feed_forward=parts.feed_forward(layer, model.intermediate_size),
+            attention=parts.attention(layer, rope, qk_norm=False), **parts.besides_attention(layer)
         )
         for layer in range(model.num_layers)
     ]
@@ -220,18 +224,12 @@ def _qwen3(model: ModelConfig) -> ModelSpec:
 
     parts = _Parts(model)
     rope = parts.rope("CosSinRoPE", model.head_width)
-    layers = []
-    for layer in range(model.num_layers):
-        wide = parts.is_mixture(layer)
-        layers.append(
-            Qwen3TransformerBlock.Config(
-                attention_norm=parts.norm(model.hidden_size),
-                ffn_norm=parts.norm(model.hidden_size),
-                attention=parts.attention(layer, rope, qk_norm=True),
-                feed_forward=None if wide else parts.feed_forward(layer, model.intermediate_size),
-                moe=parts.mixture(layer) if wide else None,
-            )
+    layers = [
+        Qwen3TransformerBlock.Config(
+            attention=parts.attention(layer, rope, qk_norm=True), **parts.besides_attention(layer)
         )
+        for layer in range(model.num_layers)
+    ]
     return _replace(qwen3.model_registry("debugmodel"), model, parts.decoder(qwen3.Qwen3Model, layers))
 
 
@@ -241,33 +239,27 @@ def _deepseek_v3(model: ModelConfig) -> ModelSpec:
 
     parts = _Parts(model)
     rope = parts.rope("ComplexRoPE", model.qk_rope_head_dim)
-    layers = []
-    for layer in range(model.num_layers):
-        wide = parts.is_mixture(layer)
-        layers.append(
-            DeepSeekV3TransformerBlock.Config(
-                attention=deepseek_v3.make_mla_attention_config(
-                    layer_id=layer,
-                    dim=model.hidden_size,
-                    n_heads=model.num_heads,
-                    q_lora_rank=model.q_lora_rank or 0,
-                    kv_lora_rank=model.kv_lora_rank or 0,
-                    qk_nope_head_dim=model.qk_nope_head_dim,
-                    qk_rope_head_dim=model.qk_rope_head_dim,
-                    v_head_dim=model.v_head_dim,
-                    attn_backend="flex",
-                    linear_init=parts.linear,
-                    norm_init={"weight": nn.init.ones_},
-                    depth_init=parts.output,
-                    rope=rope,
-                ),
-                attention_norm=parts.norm(model.hidden_size),
-                ffn_norm=parts.norm(model.hidden_size),
-                feed_forward=None if wide else parts.feed_forward(layer, model.intermediate_size),
-                moe=parts.mixture(layer) if wide else None,
-            )
+    layers = [
+        DeepSeekV3TransformerBlock.Config(
+            attention=deepseek_v3.make_mla_attention_config(
+                layer_id=layer,
+                dim=model.hidden_size,
+                n_heads=model.num_heads,
+                q_lora_rank=model.q_lora_rank or 0,
+                kv_lora_rank=model.kv_lora_rank or 0,
+                qk_nope_head_dim=model.qk_nope_head_dim,
+                qk_rope_head_dim=model.qk_rope_head_dim,
+                v_head_dim=model.v_head_dim,
+                attn_backend="flex",
+                linear_init=parts.linear,
+                norm_init={"weight": nn.init.ones_},
+                depth_init=parts.output,
+                rope=rope,
+            ),
+            **parts.besides_attention(layer),
         )
-    # Of the flavors, only the mixture registers the hook that balances experts.
+        for layer in range(model.num_layers)
+    ]
     return _replace(deepseek_v3.model_registry("debugmodel"), model, parts.decoder(deepseek_v3.DeepSeekV3Model, layers))
 
 

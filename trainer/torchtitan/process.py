@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf.devices import DEVICES, HOST_PROCESS_GROUP
-from conf.environment import check_torchtitan
 from conf.schema import Config
 from hlatctl.run import peers
 from trainer import rendezvous
@@ -33,7 +32,6 @@ class Process(TorchDistributed):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        check_torchtitan(config)
         self.facts = DEVICES[config.backend.device]
         self.compiles = config.backend.compile
         self.device = own_device(config.backend.device, int(os.environ.setdefault("LOCAL_RANK", "0")))

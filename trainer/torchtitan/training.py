@@ -165,6 +165,7 @@ class Training:
         self._unread: list[int] = []  # batches since the last logged step
         self._logged_s, self._wait_s = time.perf_counter(), 0.0
         self.hosts: list[str] = process.gather(node_name())
+        self.peak_flops_per_s = process.peak_flops_per_s()
         self.rank_times = RankTimes(config.recovery.straggler_factor, config.recovery.straggler_steps)
         self._own_work: Stopwatch | None = None
         self._own_times: deque[Stopwatch] = deque()
@@ -223,7 +224,7 @@ class Training:
             world=self.process.world_size,
             device=str(self.process.device),
             parameters=self._parameters() if self.journal else 0,
-            peak_flops_per_s=self.process.peak_flops_per_s(),
+            peak_flops_per_s=self.peak_flops_per_s,
             added_skips=added,
         )
         self._logged_s = time.perf_counter()
@@ -355,7 +356,7 @@ class Training:
         return [] if times_s is None else self.rank_times.compare(step, times_s, self.hosts)
 
     def _figures(self, step_s: float) -> dict[str, float | int | None]:
-        world, peak = self.process.world_size, self.process.peak_flops_per_s()
+        world, peak = self.process.world_size, self.peak_flops_per_s
         tokens_per_s = self.config.tokens_per_step / step_s
         flops_per_s = tokens_per_s * self.engine.metrics_processor.num_flops_per_token
         current, most = memory_bytes(self.process.device)
