@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Literal
 
 from flows.launch.base import Status, Verdict
@@ -86,8 +88,10 @@ _SRUN_SUMMARY = re.compile(
 _RANK_PREFIX = re.compile(r"^(\[[\w.]*\d+\]: ?)+")
 #: torchrun's summary of a failure: a process's exit code (negative: a signal) and host.
 _ROOT_CAUSE = "Root Cause (first observed failure)"
-_EXIT_CODE = re.compile(r"exitcode\s*:\s*(-?\d+)")
-_HOST = re.compile(r"^\s*host\s*:\s*(\S+)", re.MULTILINE)
+_OF_FAILURE = re.compile(r"\s*(time|host|exitcode)\s*:\s*(\S+)")
+_SEEN, _LONG_AGO = "%Y-%m-%d_%H:%M:%S", "1970-01-01_00:00:00"
+#: torchrun gives the other processes 30 s to end.
+_KILL_AFTER = timedelta(seconds=20)
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
 #: Texts that other processes, and torchrun itself, print after one has failed.
 _SECONDARY = re.compile(r"ChildFailedError|Connection closed by peer|Connection reset by peer")
@@ -218,36 +222,69 @@ def _cause_of_error(error: HlatctlError, attempt: AttemptState) -> Cause:
 
 def _fatal_signal(log_tail: str, exit_code: int | None) -> tuple[int, str]:
     """Return the signal that ended the first process to fail, and a sentence about it; 0 and empty: none."""
-    codes = [int(code) for code in _EXIT_CODE.findall(_first_summary(log_tail))]
-    if codes and codes[0] < 0:
-        return -codes[0], f"a trainer process died of signal {-codes[0]}"
+    first = _first_failure(log_tail)
+    if first and first.exit_code < 0:
+        return -first.exit_code, f"a trainer process died of signal {-first.exit_code}"
     if exit_code is not None and exit_code > 128:
         return exit_code - 128, f"the job died of signal {exit_code - 128}"
     return 0, ""
 
 
-def _first_summary(log_tail: str) -> str:
-    """Return torchrun's summary of the node that failed first: on the others, processes end as a consequence.
+@dataclass(frozen=True)
+class _Failure:
+    """A process in torchrun's summary of a node, with the second when its end was seen; ``is_first``: by torchrun."""
 
-    Usually it is the first to end. But a busy node can end after those whose connections to it broke. So a process that
-    a signal killed comes first, unless another process has a different exception.
+    host: str
+    seen: datetime
+    exit_code: int
+    is_first: bool
+
+    @property
+    def was_killed(self) -> bool:
+        """Return whether it died of a signal that no other process causes, as torchrun and an abort do."""
+        return self.exit_code < 0 and -self.exit_code not in (signal.SIGTERM, signal.SIGABRT)
+
+
+def _failures(log_tail: str) -> Iterator[_Failure]:
+    known, is_first = dict[str, str](), False
+    for line in log_tail.splitlines():
+        if _ROOT_CAUSE in line:
+            known, is_first = {}, True
+        elif match := _OF_FAILURE.match(line):
+            known[match[1]] = match[2]
+            if match[1] == "exitcode":
+                with suppress(ValueError):  # other output can look like a summary
+                    seen = datetime.strptime(known.get("time", _LONG_AGO), _SEEN)
+                    yield _Failure(known.get("host", ""), seen, int(match[2]), is_first)
+                known, is_first = {}, False
+
+
+def _first_failure(log_tail: str) -> _Failure | None:
+    """Return the process that failed first: on other nodes, processes end as a consequence.
+
+    Usually it is the first to end. But a busy node can end after those whose connections to it broke, and torchrun can
+    take a process for the first whose connection broke: it knows exceptions by the second, and other ends when it sees
+    them. So a process that a signal killed comes first, unless another process has a different exception, or unless it
+    ended much later: torchrun kills those that don't end by themselves.
     """
-    summaries = log_tail.split(_ROOT_CAUSE)[1:]
+    first: list[_Failure] = []
+    killed: list[_Failure] = []
+    others: list[_Failure] = []
+    for failure in _failures(log_tail):
+        others.append(failure)
+        if failure.is_first:
+            first.append(failure)
+            killed += [each for each in others if each.was_killed and each.seen - failure.seen < _KILL_AFTER]
+            others = []
     if all(map(_SECONDARY.search, exception_lines(log_tail))):
-        summaries.sort(key=lambda summary: not _was_killed(summary))  # stable
-    return "".join(summaries[:1])
-
-
-def _was_killed(summary: str) -> bool:
-    """Return whether a process died of a signal that no other process causes, as torchrun and an abort do."""
-    code = _EXIT_CODE.search(summary)
-    return code is not None and int(code[1]) < 0 and -int(code[1]) not in (signal.SIGTERM, signal.SIGABRT)
+        first = killed + first
+    return first[0] if first else None
 
 
 def failed_host(log_tail: str) -> str:
     """Return the host of the process that failed first, according to torchrun; empty: unknown."""
-    hosts = _HOST.findall(_first_summary(log_tail))
-    return str(hosts[0]) if hosts else ""
+    first = _first_failure(log_tail)
+    return first.host if first else ""
 
 
 def exception_lines(log_tail: str) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from conf.schema import RecoveryConfig
@@ -388,17 +387,15 @@ def hanging(state: RunState, silent_s: float, config: RecoveryConfig) -> str:
         limit_s = max(config.hang_floor_s, _LEAVE_S)
         return f"training has stopped, but its processes have not ended for {limit_s:g} s" * (silent_s > limit_s)
     first_step = (attempt.resumed_from_step or 0) + 1
-    steps = [event for event in newest_steps(state) if event["step"] >= first_step]
-    median_s = median_step_s(steps)
+    median_s = median_step_s(event for event in newest_steps(state) if event["step"] >= first_step)
     if not attempt.last_step or median_s is None:
         limit_s = config.start_timeout_s
         sentence = f"no first step after {limit_s:g} s (recovery.start_timeout_s)"
     else:
-        # Some engines don't journal every step.
-        every = max((newer["step"] - older["step"] for newer, older in pairwise(steps)), default=1)
-        limit_s = max(config.hang_floor_s, config.hang_factor * median_s * max(every, 1))
+        limit_s = max(config.hang_floor_s, (config.hang_factor + attempt.log_freq - 1) * median_s)
         sentence = (
-            f"no step after step {attempt.last_step} for {limit_s:g} s, the recent median being {median_s:.3g} s "
+            f"no step after step {attempt.last_step} for {limit_s:g} s, the recent median being {median_s:.3g} s"
+            f"{f' and one step in {attempt.log_freq} being journalled' * (attempt.log_freq > 1)} "
             f"(recovery.hang_factor={config.hang_factor:g}, recovery.hang_floor_s={config.hang_floor_s:g})"
         )
     return sentence if silent_s > limit_s else ""

@@ -359,6 +359,7 @@ def _train_started(state: RunState, event: Event) -> None:
     attempt = _attempt_of(state, event)
     if attempt:
         attempt.resumed_from_step = resumed
+        attempt.log_freq = max(1, event.get("log_freq") or 1)
     state.peak_flops_per_s = event.get("peak_flops_per_s")
 
 

@@ -44,6 +44,7 @@ class AttemptState:
     Args:
         resumed_from_step: None until the trainer has started.
         cause, evidence: why the attempt ended, and the evidence; empty while it runs.
+        log_freq: steps between two that the engine journals.
         last_step, newest_checkpoint: its last step and checkpoint; 0 if there is none.
         signature: equal for attempts that ended in the same way.
         hang: why the flow considered it hung; empty if it did not hang.
@@ -63,6 +64,7 @@ class AttemptState:
     handle: dict[str, Any]
     started_unix_s: float
     resumed_from_step: int | None = None
+    log_freq: int = 1
     ended_unix_s: float | None = None
     cause: str = ""
     evidence: str = ""

@@ -226,6 +226,7 @@ class Training:
             parameters=self._parameters() if self.journal else 0,
             peak_flops_per_s=self.peak_flops_per_s,
             added_skips=added,
+            log_freq=self.engine.metrics_processor.config.log_freq,
         )
         self._logged_s = time.perf_counter()
         return restored is not None

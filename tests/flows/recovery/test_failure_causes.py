@@ -143,6 +143,25 @@ def test_a_killed_process_comes_before_those_whose_connections_broke_even_if_its
     assert (ending(wrong + killed).cause, failed_host(wrong + killed)) == ("crashed", "node-a")
 
 
+def test_a_killed_process_comes_first_if_torchrun_saw_its_end_after_a_broken_connection() -> None:
+    others = "Failures:\n  host      : node-b\n  exitcode  : -9 (pid: 8)\n"
+    broken = others + _summary("node-a", 1, "RuntimeError: [/g/pair.cc:537] Connection reset by peer [::1]:4")
+    assert (ending(broken).cause, failed_host(broken)) == ("killed", "node-b")
+    wrong = others + _summary("node-a", 1, "ValueError: no")
+    assert (ending(wrong).cause, failed_host(wrong)) == ("crashed", "node-a")
+
+
+def test_a_process_that_torchrun_killed_since_it_did_not_end_is_not_the_first_to_fail() -> None:
+    times = {"first": "2026-11-26_10:18:52", "late": "2026-11-26_10:19:22"}
+    text = "Failures:\n  time      : {late}\n  host      : node-a\n  exitcode  : -9 (pid: 8)  (SIGKILL)\n"
+    text += (
+        "Root Cause (first observed failure):\n  time      : {first}\n  host      : node-a\n  exitcode  : 1 (pid: 7)\n"
+    )
+    broken = "RuntimeError: Connection reset by peer\n"
+    assert ending(broken + text.format(**times)).cause == "crashed"
+    assert ending(broken + text.format(first=times["first"], late="2026-11-26_10:18:53")).cause == "killed"
+
+
 def test_the_signal_is_that_of_the_process_that_failed_first() -> None:
     assert ending(SIGKILL_LOG).evidence == "a trainer process died of signal 9"
     assert ending("", exit_code=137).evidence == "the job died of signal 9"

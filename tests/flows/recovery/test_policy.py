@@ -401,11 +401,10 @@ def test_a_silence_of_many_median_steps_is_a_hang_but_never_below_the_floor() ->
 
 def test_a_silence_between_steps_that_are_not_journalled_is_no_hang() -> None:
     policy = RecoveryConfig(hang_factor=10.0, hang_floor_s=30.0, start_timeout_s=600.0)
-    state = RunState(attempts=[attempt(1, last_step=300)])
-    for step in (1, 100, 200, 300):
-        state.steps.add({"step": step, "tokens": step, "step_s": 1.0})
-    assert not hanging(state, 1000.0, policy)
-    assert hanging(state, 1000.1, policy)
+    state = training(*[1.0] * 30)
+    state.attempts[-1].log_freq = 100
+    assert not hanging(state, 109.0, policy)
+    assert hanging(state, 109.1, policy)
 
 
 def test_before_the_first_step_the_limit_is_the_start_timeout() -> None:
