@@ -16,7 +16,8 @@ from conf.training_rules import CheckpointPolicy, SaveReason
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 from trainer.backends.torch_native import TorchNative
-from trainer.step.loop import Training, memory_bytes, train_journal
+from trainer.step.loop import Training
+from trainer.step.training import memory_bytes, train_journal
 
 _PROFILED_STEPS = 3
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from conf.schema import Config
-from trainer.step.loop import memory_bytes
+from trainer.step.training import memory_bytes
 
 #: Folders with the peers' packages, separated as in ``PATH``. What is installed comes first.
 PACKAGES_ENV = "HLATCTL_BENCH_PEERS"

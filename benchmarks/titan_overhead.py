@@ -103,10 +103,10 @@ def _timed(engine: Any) -> list[float]:
 
 
 def _managed(config: Config, run: RunPaths, process: Any) -> list[float]:
-    from trainer.step import loop
+    from trainer.step.training import train_journal
     from trainer.torchtitan.training import Training
 
-    journal = loop.train_journal(run, process, 1)
+    journal = train_journal(run, process, 1)
     training = Training(config, run, process, journal, attempt=1)
     steps_s = _timed(training.engine)
     training.checkpoints.save = lambda *_, **__: None  # type: ignore[method-assign] # of the last step

@@ -59,10 +59,10 @@ def _keep_to_own_cache(config: Config) -> None:
 
 def _train(config: Config, run: RunPaths, backend: Backend, attempt: int, max_checkpoint_step: int | None) -> int:
     from conf.registries import BACKENDS
-    from trainer.step import loop
+    from trainer.step.training import train_journal
 
     keep_evidence_in(run.hang(attempt), backend.rank)
-    journal = loop.train_journal(run, backend, attempt)
+    journal = train_journal(run, backend, attempt)
     try:
         for message in backend.warnings:
             _warn(backend, message)

@@ -38,13 +38,14 @@ def train(run: RunPaths, job: dict[str, Any]) -> None:
     from conf.registries import BACKENDS
     from trainer.backends import make_backend
     from trainer.data.loader import Loader
-    from trainer.step import loop
+    from trainer.step.loop import Training
+    from trainer.step.training import train_journal
 
     config, attempt = load(run.config), job["attempt"]
     backend = make_backend(config)
-    journal = loop.train_journal(run, backend, attempt)
+    journal = train_journal(run, backend, attempt)
     training = BACKENDS.part(config.backend.name, "training")(config, run, backend, journal, attempt=attempt)
-    if isinstance(training, loop.Training):
+    if isinstance(training, Training):
         readers = sum(backend.gather(isinstance(training.batches, Loader)))
         assert readers == config.data_parallel_size, "one process of each replica reads"
     if job.get("slow_s") and backend.rank == 1:

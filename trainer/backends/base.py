@@ -175,6 +175,19 @@ class Member(Protocol):
     def from_rank0_beside(self, value: Any) -> Any:
         """As :meth:`from_rank0`, over the process group of :meth:`gather_beside`."""
 
+    @property
+    def steps_ahead(self) -> int:
+        """Return how many of the newest steps' metrics the loop may leave unread; 0: it reads them immediately."""
+
+    def numbers_on_rank0(self, number: float) -> Tensor | None:
+        """Return every process's number (world) in FP32 on rank 0, None on others; for regular use by many ranks."""
+
+    def stopwatch(self) -> Stopwatch:
+        """Return a running stopwatch, which measures the time of each process's work."""
+
+    def peak_flops_per_s(self) -> float | None:
+        """Return the device's peak in the precision used for training, or None if unknown."""
+
 
 class Backend(Member, Protocol):
     """A device, its processes, and how a step runs on them."""
@@ -183,10 +196,6 @@ class Backend(Member, Protocol):
     """The layers are compiled."""
     warnings: list[str]
     """Messages for the journal and the terminal, such as a missing compiler."""
-
-    @property
-    def steps_ahead(self) -> int:
-        """Return how many of the newest steps' metrics the loop may leave unread; 0: it reads them immediately."""
 
     def build_model(self, *, document_end_id: int | None) -> Llama:
         """Return this process's part of the model, on its device, with the initial weights.
@@ -219,14 +228,8 @@ class Backend(Member, Protocol):
     def reduce_sum(self, tensor: Tensor) -> None:
         """Sum a tensor over all processes, in place."""
 
-    def stopwatch(self) -> Stopwatch:
-        """Return a running stopwatch, which measures the time of each process's work."""
-
     def step_boundary(self) -> None:
         """Mark the end of a step's operations; a lazily executing device starts them here."""
-
-    def numbers_on_rank0(self, number: float) -> Tensor | None:
-        """Return every process's number (world) in FP32 on rank 0, None on others; for regular use by many ranks."""
 
     def to_host(self, tensors: dict[str, Tensor], into: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy this process's shards to host memory; the copy is complete when this returns.
@@ -252,9 +255,6 @@ class Backend(Member, Protocol):
 
     def compile_counters(self) -> dict[str, int]:
         """Return how many graphs of this process came from the cache (``hits``) or not (``misses``); {} if unknown."""
-
-    def peak_flops_per_s(self) -> float | None:
-        """Return the device's peak in the precision used for training, or None if unknown."""
 
     def close(self) -> None:
         """End the process group."""

@@ -151,7 +151,7 @@ class Checkpoints(BaseCheckpointManager):
         self._model.load_state_dict({name: value for name, value in states.items() if name not in self._states})
 
     def _load(self, step: int = -1) -> bool:
-        return self._training.restore(self)
+        return self._training.begin(self)
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
         return self._training.after_step(curr_step, self)

@@ -12,9 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,23 +23,14 @@ from torchtitan.components.optimizer import LRSchedulersContainer
 from torchtitan.distributed import ParallelDims
 from torchtitan.trainer import Trainer
 
-from conf.amendments import with_changes
-from conf.data_changes import DATA_CHANGED, SKIP_STEPS, TRAIN_STARTED, ranges
 from conf.schema import Config
-from conf.training_rules import EXIT_CODES, CheckpointPolicy, Outcome
+from conf.training_rules import Outcome
 from hlatctl.run import startup
-from hlatctl.run.errors import NONFINITE, TrainingError
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
-from hlatctl.run.processes import node_name
-from trainer.backends.base import ENDS, NEWS, STOP, Stopwatch
-from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, set_rng_state
-from trainer.data.loader import Batches
-from trainer.process import StopRequest
-from trainer.step.inputs import open_batches, read_dataset
-from trainer.step.loop import Orders, StepLine, memory_bytes
-from trainer.step.monitor import Monitor, MonitorEvent, RankTimes
-from trainer.step.profiling import Profiling
+from trainer.backends.base import ENDS, NEWS, Stopwatch
+from trainer.step import training
+from trainer.step.monitor import MonitorEvent
 from trainer.torchtitan import torch_2_13
 from trainer.torchtitan.checkpoints import Checkpoints, DcpFiles
 from trainer.torchtitan.configuration import rate_factor, trainer_config
@@ -133,8 +122,8 @@ class _Engine(Trainer):
         return bool(super().should_continue_training()) and self._training.outcome is None
 
 
-class Training:
-    """See :class:`trainer.step.loop.Training`: the same for an engine with a loop of its own."""
+class Training(training.Training):
+    """See :class:`trainer.step.training.Training`: torchtitan's loop, which calls this object."""
 
     def __init__(
         self,
@@ -146,30 +135,28 @@ class Training:
         attempt: int = 0,
         max_checkpoint_step: int | None = None,
     ) -> None:
-        self.config, self.run_paths, self.process, self.journal = config, run, process, journal
-        self.policy, self.stop = CheckpointPolicy(config), StopRequest()
-        self.orders = Orders(run, attempt, ahead=process.steps_ahead) if attempt and process.rank == 0 else None
-        self.profiling = Profiling(run, attempt, process, self._note)
-        self.dataset = read_dataset(run, process)
-        end_id = int(self.dataset["tokenizer"]["eos_id"])
-        self.document_end_id = end_id if config.data.mask_across_documents else None
-        self.checkpoints = CheckpointManager(config, run, process, journal, attempt=attempt, storage=DcpFiles(process))
-        self.monitor, self.line = Monitor(), StepLine(config)
+        super().__init__(
+            config,
+            run,
+            process,
+            journal,
+            attempt=attempt,
+            max_checkpoint_step=max_checkpoint_step,
+            storage=DcpFiles(process),
+        )
+        self.process = process
         self.outcome: Outcome | None = None
-        self.batches: Batches | None = None
-        self._max_checkpoint_step = max_checkpoint_step
         self._ending: Outcome | None = None
         self._signal: tuple[Tensor, Any] | None = None
         self._loads: Tensor | None = None
         self._first_step, self._logged_step = 1, 0
         self._unread: list[int] = []  # batches since the last logged step
         self._logged_s, self._wait_s = time.perf_counter(), 0.0
-        self.hosts: list[str] = process.gather(node_name())
-        self.peak_flops_per_s = process.peak_flops_per_s()
-        self.rank_times = RankTimes(config.recovery.straggler_factor, config.recovery.straggler_steps)
         self._own_work: Stopwatch | None = None
         self._own_times: deque[Stopwatch] = deque()
         self.engine = _Engine(self._titan_config(), self)
+        flops = self.engine.metrics_processor.num_flops_per_token
+        self._figures = training.StepFigures(config, process.device, self.peak_flops_per_s, flops)
         if self.engine.config.training.disable_cuda_graphs:  # no event may be recorded while a graph is captured
             self.engine.model_parts[-1].register_forward_hook(lambda *_: self.own_work_ends())
 
@@ -191,43 +178,23 @@ class Training:
             if not self.outcome:
                 self.checkpoints.finish(lambda: self.stop.requested)
         finally:
-            self.checkpoints.close()
-            if self.batches:
-                self.batches.close()
-            self.profiling.close()
+            self.close()
             self.engine.close()
-        step = self.engine.step
-        if self.outcome != "rollback" and step >= self.config.total_steps:
-            self.outcome = "finished"
-        assert self.outcome is not None
-        self._note("train_stopped", durable=True, step=step, tokens=self.config.tokens_at(step), reason=self.outcome)
-        return EXIT_CODES[self.outcome]
+        return self.end(self.engine.step, self.outcome)
 
-    def restore(self, checkpoints: Checkpoints) -> bool:
+    def begin(self, checkpoints: Checkpoints) -> bool:
         """Continue from the newest checkpoint, or otherwise read the weights of ``train.init_from``."""
         states, settings = checkpoints.states, self._settings()
-        restored: Restored | None = self.checkpoints.restore(states, self._max_checkpoint_step)
+        restored = self.restore(states)
         if restored:
             checkpoints.put(states)
             self._set(settings)
-            self.monitor = Monitor(restored.shared["monitor"])
-            set_rng_state(restored.rng)
         elif self.config.train.init_from:
-            self.checkpoints.begin_from(Path(self.config.train.init_from), states)
             checkpoints.put(states)
         self._first_step, self._logged_step = self.engine.step + 1, self.engine.step
-        self.batches, added = open_batches(self.config, self.run_paths, self.dataset, self.process, restored)
-        self._note(
-            TRAIN_STARTED,
-            resumed_from_step=self.engine.step,
-            tokens=self.config.tokens_at(self.engine.step),
-            world=self.process.world_size,
-            device=str(self.process.device),
-            parameters=self._parameters() if self.journal else 0,
-            peak_flops_per_s=self.peak_flops_per_s,
-            added_skips=added,
-            log_freq=self.engine.metrics_processor.config.log_freq,
-        )
+        self.open_batches(restored)
+        log_freq = self.engine.metrics_processor.config.log_freq
+        self.note_start(self.engine.step, self._parameters() if self.journal else 0, log_freq=log_freq)
         self._logged_s = time.perf_counter()
         return restored is not None
 
@@ -253,7 +220,6 @@ class Training:
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
         """Return the inputs and targets of the next step (sequences, seq_len), int64."""
-        assert self.batches is not None
         self.batches.wait_s = 0.0
         batch = self.batches.next()
         self._wait_s += self.batches.wait_s
@@ -264,10 +230,9 @@ class Training:
         """Take what the processes agreed on in the previous step, and begin the next agreement."""
         agreed = self._agreed()
         if agreed & NEWS:
-            self._take_orders(step - 1)
+            self.take_orders(step - 1)
         self._ending = "stop" if agreed % NEWS else "amend" if agreed & ENDS else None
-        mine = STOP * self.stop.requested + (self.orders.signal(step) if self.orders else 0)
-        signal = torch.tensor([mine], dtype=torch.int64)
+        signal = torch.tensor([self.signal(step)], dtype=torch.int64)
         work = dist.all_reduce(signal, group=self.process.host_group, async_op=True)
         self._signal = signal, work
 
@@ -278,15 +243,6 @@ class Training:
         self._signal = None
         work.wait()
         return int(signal)
-
-    def _take_orders(self, step: int) -> None:
-        numbers, values, profile = self.process.from_rank0(self.orders.take() if self.orders else None)
-        self.config = with_changes(self.config, values)
-        self.policy = CheckpointPolicy(self.config)
-        self.checkpoints.reconfigure(self.config)
-        for number in numbers:
-            self._note("amendment_applied", durable=True, number=number, step=step)
-        self.profiling.begin(profile)
 
     def must_know(self, step: int) -> bool:
         """Return whether a step must be known to be finite: an attempt's first, and one that a checkpoint has."""
@@ -318,8 +274,8 @@ class Training:
         """Journal a step's numbers. All processes call this for the same steps."""
         loss, grad_norm, load = self._from_last_stage(loss, grad_norm, self._expert_load())
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            return self._nonfinite(step, loss, grad_norm)
-        assert self.batches is not None
+            self.outcome = self.nonfinite(step, self._unread, loss, grad_norm)  # any of the batches may be the cause
+            return
         now_s = time.perf_counter()
         steps = step - self._logged_step
         step_s, wait_s = (now_s - self._logged_s) / steps, self._wait_s / steps
@@ -338,36 +294,16 @@ class Training:
                 "lr": next((value for name, value in extra.items() if name.startswith("lr/")), 0.0),
                 "step_s": step_s,
                 "data_wait_s": wait_s,
-                **self._figures(step_s),
+                **self._figures.of(step_s),
             }
-            self._note("step", **fields)
-            if self.line.is_due(step):
-                with suppress(OSError):  # a full disk, which training survives
-                    print(self.line.text(fields), flush=True)
+            self.note_step(fields)
         for event in [*self.monitor.observe(step, loss, grad_norm), *self._compare_ranks(step)]:
-            self._note(event.kind, **event.fields)
+            self.note(event.kind, **event.fields)
 
     def _compare_ranks(self, step: int) -> list[MonitorEvent]:
-        """Compare the times of the ranks' own work once per window of steps, on rank 0."""
         while self._own_times:
             self.rank_times.add(self._own_times.popleft().read_s())
-        if self.process.world_size == 1 or not self.rank_times.full:
-            return []
-        times_s = self.process.numbers_on_rank0(self.rank_times.take_s())
-        return [] if times_s is None else self.rank_times.compare(step, times_s, self.hosts)
-
-    def _figures(self, step_s: float) -> dict[str, float | int | None]:
-        world, peak = self.process.world_size, self.peak_flops_per_s
-        tokens_per_s = self.config.tokens_per_step / step_s
-        flops_per_s = tokens_per_s * self.engine.metrics_processor.num_flops_per_token
-        current, most = memory_bytes(self.process.device)
-        return {
-            "tokens_per_s": tokens_per_s,
-            "tokens_per_s_per_device": tokens_per_s / world,
-            "mfu": flops_per_s / (peak * world) if peak else None,
-            "memory_bytes": current,
-            "peak_memory_bytes": most,
-        }
+        return self.compare_ranks(step)
 
     def _expert_load(self) -> float:
         """Return the tokens of the busiest expert, as a multiple of the mean, averaged over layers; NaN: no experts."""
@@ -389,29 +325,6 @@ class Training:
             loss, grad_norm, load = numbers.tolist()
         return loss, grad_norm, None if math.isnan(load) else load
 
-    def _nonfinite(self, step: int, loss: float, grad_norm: float) -> None:
-        assert self.batches is not None
-        action, numbers = self.config.train.on_nonfinite, f"loss={loss}, grad_norm={grad_norm}"
-        self._note(
-            "nonfinite",
-            durable=True,
-            step=step,
-            tokens=self.config.tokens_at(step),
-            batch=self.batches.batch,
-            loss=str(loss),
-            grad_norm=str(grad_norm),
-            action=action,
-        )
-        if action == "stop":
-            raise TrainingError(
-                f"step {step}: {numbers}: not finite; no checkpoint has this step",
-                hint="lower optimizer.lr, or inspect the previous steps in the journal",
-                code=NONFINITE,
-            )
-        skipped = ranges(self._unread)  # any of them may be the cause
-        self._note(DATA_CHANGED, durable=True, key=SKIP_STEPS, value=skipped, by="trainer", why=numbers)
-        self.outcome = "rollback"
-
     def after_step(self, step: int, checkpoints: Checkpoints) -> bool:
         """Save a checkpoint if one is due, and end the attempt if the processes agreed to."""
         if self.outcome == "rollback":
@@ -419,27 +332,9 @@ class Training:
         self.outcome = self._ending
         reason = self.policy.reason_to_save(step, stopping=self._ending is not None)
         if reason:
-            self.checkpoints.save(
-                checkpoints.states,
-                step=step,
-                tokens=self.config.tokens_at(step),
-                reason=reason,
-                shared={
-                    "optimizer_steps": step,
-                    "monitor": self.monitor.state,
-                    "dataset_fingerprint": str(self.dataset["fingerprint"]),
-                },
-                own={
-                    "loader": self.batches.state if self.batches and self.process.is_replica_leader else [],
-                    "rng": rng_state(),
-                },
-            )
+            self.save(checkpoints.states, step, reason, optimizer_steps=step)
         self.profiling.step(step)
         return reason is not None
-
-    def _note(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
-        if self.journal:
-            self.journal.append(kind, durable=durable, **fields)
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from conf.devices import DEVICES
-from conf.schema import Config
-from conf.sizes import flops_per_token
 from hlatctl.run import files
 from hlatctl.run.checkpoint import batches_drawn, read_rank_states
 from hlatctl.run.errors import NONFINITE, DataError, TrainingError
@@ -24,7 +19,6 @@ from tests.trainer.conftest import EventsOf, MakeRun, TrainHere, TrainRun
 from trainer.backends.base import StepMetrics
 from trainer.backends.torch_native import TorchNative
 from trainer.model.decoder import Layer, Llama, StepNumbers
-from trainer.step.loop import StepFigures, StepLine, memory_bytes
 
 
 def test_loss_that_is_not_finite_ends_the_run(
@@ -249,85 +243,3 @@ def test_corpus_without_its_files_is_an_error(tmp_path: Path, make_run: MakeRun,
     files.write_sealed_json(run.dataset, {**dataset, "files": []})
     with pytest.raises(DataError, match=r"dataset\.json names 0 prepared files, its index 1"):
         train_here(run, 1)
-
-
-CONFIG = Config()
-TWO = replace(CONFIG, cluster=replace(CONFIG.cluster, processes_per_node=2))
-CPU = torch.device("cpu")
-
-
-def test_mfu_is_the_used_share_of_all_devices_and_none_without_the_peak() -> None:
-    used = flops_per_token(TWO.model, TWO.train.seq_len) * TWO.tokens_per_step / 0.5
-    assert StepFigures(TWO, CPU, used / 2 / 0.4).of(0.5)["mfu"] == pytest.approx(0.4)
-    assert StepFigures(TWO, CPU, None).of(0.5)["mfu"] is None
-
-
-def test_each_device_has_its_share_of_the_tokens() -> None:
-    figures = StepFigures(TWO, CPU, None).of(0.5)
-    assert figures["tokens_per_s"] == 2 * TWO.tokens_per_step
-    assert figures["tokens_per_s_per_device"] == TWO.tokens_per_step
-
-
-def test_the_memory_of_a_cpu_is_that_of_the_process_and_grows_with_it() -> None:
-    before, _ = memory_bytes(CPU)
-    held = bytearray(64 << 20)
-    held[:: 4 << 10] = b"x" * len(held[:: 4 << 10])  # touch every page
-    after, peak = memory_bytes(CPU)
-    assert before is not None
-    assert after is not None
-    assert peak is not None
-    assert before + (48 << 20) < after <= peak < 1 << 40
-
-
-def test_the_memory_of_a_device_is_what_its_module_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = {"allocated_bytes.all.current": 5, "allocated_bytes.all.peak": 7}
-    module = SimpleNamespace(memory_stats=lambda device: counts)
-    monkeypatch.setattr("trainer.step.loop.torch.get_device_module", lambda device: module)
-    assert memory_bytes(torch.device("cuda", 1)) == (5, 7)
-
-
-def test_memory_that_nothing_counts_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DEVICES, "cpu", DEVICES["neuron"])
-    assert memory_bytes(CPU) == (None, None)
-    assert memory_bytes(torch.device("xla", 0)) == (None, None), "the device of backend nxd"
-
-
-EVENT: dict[str, Any] = {
-    "step": 20,
-    "tokens": 81920,
-    "loss": 3.5,
-    "grad_norm": 0.25,
-    "lr": 1e-3,
-    "step_s": 0.5,
-    "data_wait_s": 0.05,
-    "tokens_per_s": 8192.0,
-    "mfu": 0.4,
-    "peak_memory_bytes": 3 << 29,
-}
-
-
-def test_the_first_step_every_tenth_and_the_last_one_get_a_line() -> None:
-    line = StepLine(CONFIG)
-    total = CONFIG.total_steps
-    assert [step for step in (13, 14, 20, 21, 30, total) if line.is_due(step)] == [13, 20, 30, total]
-
-
-def test_a_line_says_what_a_reader_looks_for() -> None:
-    assert StepLine(CONFIG).text(EVENT).split("  ") == [
-        f"step 20/{CONFIG.total_steps}",
-        "tokens 81,920",
-        "loss 3.5000",
-        "gradient norm 0.250",
-        "lr 1.00e-03",
-        "8,192 tokens/s",
-        "MFU 40.0%",
-        "memory 1.50 GiB",
-        "0.5 s/step",
-        "data wait 10%",
-    ]
-
-
-def test_a_line_leaves_out_what_is_unknown() -> None:
-    line = StepLine(CONFIG).text({**EVENT, "mfu": None, "peak_memory_bytes": None})
-    assert "MFU" not in line
-    assert "memory" not in line

@@ -15,7 +15,7 @@ from hlatctl.run.fold import fold
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths, table_name, trace_name
 from tests.trainer.conftest import EventsOf, MakeRun, Ranks, TrainHere
-from tests.trainer.step.test_orders import give
+from tests.trainer.step.test_training import give
 from trainer.backends.torch_native import TorchNative
 from trainer.step.profiling import tables
 

@@ -1,18 +1,23 @@
-"""What the driver asks of a running attempt."""
+"""The driver's orders to a running attempt, and the figures and lines of a step."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from conf.devices import DEVICES
+from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, MakeRun, TrainHere
 from trainer.backends.base import ENDS, NEWS, STOP, StepMetrics
-from trainer.step import loop
-from trainer.step.loop import Orders
+from trainer.step import training
+from trainer.step.training import Orders, StepFigures, StepLine, memory_bytes
 
 
 def give(run: RunPaths, **order: Any) -> None:
@@ -22,7 +27,7 @@ def give(run: RunPaths, **order: Any) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now_s = [1000.0]
-    monkeypatch.setattr("trainer.step.loop.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("trainer.step.training.time.monotonic", lambda: now_s[0])
     return now_s
 
 
@@ -32,7 +37,7 @@ def test_new_orders_are_announced_until_they_are_taken(tmp_path: Path, clock: li
     assert mine.signal(1) == 0
     give(run, numbers=[2], values={"checkpoint.keep": 5})
     assert mine.signal(2) == 0, "the file is not read at every step"
-    clock[0] += loop._LOOK_EVERY_S
+    clock[0] += training._LOOK_EVERY_S
     assert mine.signal(3) == mine.signal(4) == NEWS
     assert mine.take() == ([2], {"checkpoint.keep": 5}, None)
     assert mine.signal(5) == 0
@@ -45,10 +50,10 @@ def test_training_ends_after_a_step_only_while_a_driver_wants_it(tmp_path: Path,
     eager, lazy = Orders(run, 1), Orders(run, 1, ahead=1)
     assert [eager.signal(step) for step in (9, 10)] == [0, ENDS]
     assert [lazy.signal(step) for step in (8, 9)] == [0, ENDS]
-    clock[0] += loop._FRESH_S
+    clock[0] += training._FRESH_S
     assert eager.signal(11) == 0, "nobody would start the next attempt"
     give(run, end_after_step=10)
-    clock[0] += loop._LOOK_EVERY_S
+    clock[0] += training._LOOK_EVERY_S
     assert eager.signal(12) == ENDS
 
 
@@ -92,3 +97,86 @@ def test_training_that_ends_for_an_amendment_has_a_checkpoint_of_that_step(
     (stopped,) = events_of(run, "train_stopped")
     assert (stopped["step"], stopped["reason"]) == (7, "amend")
     assert run.checkpoint(7).is_dir()
+
+
+CONFIG = Config()
+TWO = replace(CONFIG, cluster=replace(CONFIG.cluster, processes_per_node=2))
+CPU = torch.device("cpu")
+FLOPS_PER_TOKEN = 1e6
+
+
+def test_mfu_is_the_used_share_of_all_devices_and_none_without_the_peak() -> None:
+    used = FLOPS_PER_TOKEN * TWO.tokens_per_step / 0.5
+    assert StepFigures(TWO, CPU, used / 2 / 0.4, FLOPS_PER_TOKEN).of(0.5)["mfu"] == pytest.approx(0.4)
+    assert StepFigures(TWO, CPU, None, FLOPS_PER_TOKEN).of(0.5)["mfu"] is None
+
+
+def test_each_device_has_its_share_of_the_tokens() -> None:
+    figures = StepFigures(TWO, CPU, None, FLOPS_PER_TOKEN).of(0.5)
+    assert figures["tokens_per_s"] == 2 * TWO.tokens_per_step
+    assert figures["tokens_per_s_per_device"] == TWO.tokens_per_step
+
+
+def test_the_memory_of_a_cpu_is_that_of_the_process_and_grows_with_it() -> None:
+    before, _ = memory_bytes(CPU)
+    held = bytearray(64 << 20)
+    held[:: 4 << 10] = b"x" * len(held[:: 4 << 10])  # touch every page
+    after, peak = memory_bytes(CPU)
+    assert before is not None
+    assert after is not None
+    assert peak is not None
+    assert before + (48 << 20) < after <= peak < 1 << 40
+
+
+def test_the_memory_of_a_device_is_what_its_module_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {"allocated_bytes.all.current": 5, "allocated_bytes.all.peak": 7}
+    module = SimpleNamespace(memory_stats=lambda device: counts)
+    monkeypatch.setattr("trainer.step.training.torch.get_device_module", lambda device: module)
+    assert memory_bytes(torch.device("cuda", 1)) == (5, 7)
+
+
+def test_memory_that_nothing_counts_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEVICES, "cpu", DEVICES["neuron"])
+    assert memory_bytes(CPU) == (None, None)
+    assert memory_bytes(torch.device("xla", 0)) == (None, None), "the device of backend nxd"
+
+
+EVENT: dict[str, Any] = {
+    "step": 20,
+    "tokens": 81920,
+    "loss": 3.5,
+    "grad_norm": 0.25,
+    "lr": 1e-3,
+    "step_s": 0.5,
+    "data_wait_s": 0.05,
+    "tokens_per_s": 8192.0,
+    "mfu": 0.4,
+    "peak_memory_bytes": 3 << 29,
+}
+
+
+def test_the_first_step_every_tenth_and_the_last_one_get_a_line() -> None:
+    line = StepLine(CONFIG)
+    total = CONFIG.total_steps
+    assert [step for step in (13, 14, 20, 21, 30, total) if line.is_due(step)] == [13, 20, 30, total]
+
+
+def test_a_line_says_what_a_reader_looks_for() -> None:
+    assert StepLine(CONFIG).text(EVENT).split("  ") == [
+        f"step 20/{CONFIG.total_steps}",
+        "tokens 81,920",
+        "loss 3.5000",
+        "gradient norm 0.250",
+        "lr 1.00e-03",
+        "8,192 tokens/s",
+        "MFU 40.0%",
+        "memory 1.50 GiB",
+        "0.5 s/step",
+        "data wait 10%",
+    ]
+
+
+def test_a_line_leaves_out_what_is_unknown() -> None:
+    line = StepLine(CONFIG).text({**EVENT, "mfu": None, "peak_memory_bytes": None})
+    assert "MFU" not in line
+    assert "memory" not in line
