@@ -310,14 +310,10 @@ def to_dcp(folder: Path, target: Path, config: Config, spec: ModelSpec) -> None:
         if lacking := sorted(kinds["model"].keys() - kinds[kind].keys()):
             raise CheckpointError(f"{folder}: {kind}.{lacking[0]} is missing; only AdamW's moments can be converted")
     converted = {kind: titan_weights(to_hugging_face(part, config.model), spec) for kind, part in kinds.items()}
-    optimizer: dict[str, Any] = {
-        f"state.{name}.{kind}": tensor
-        for kind in _MOMENTS
-        for name, tensor in _by_parameter(converted[kind], spec).items()
-    }
-    parameters = _by_parameter(converted["model"], spec)
-    optimizer |= {f"state.{name}.step": torch.tensor(float(updates)) for name in parameters}
-    optimizer |= {f"param_groups.{name}.lr": learning_rate(updates + 1, config) for name in parameters}
+    names = _parameters(spec)
+    optimizer: dict[str, Any] = {f"state.{name}.{kind}": converted[kind][name] for kind in _MOMENTS for name in names}
+    optimizer |= {f"state.{name}.step": torch.tensor(float(updates)) for name in names}
+    optimizer |= {f"param_groups.{name}.lr": learning_rate(updates + 1, config) for name in names}
     state: dict[str, Any] = {
         **converted["model"],
         _OPTIMIZER: optimizer,
@@ -332,7 +328,7 @@ def to_dcp(folder: Path, target: Path, config: Config, spec: ModelSpec) -> None:
 def from_dcp(folder: Path, target: Path, config: Config, spec: ModelSpec) -> None:
     """Write a checkpoint of torchtitan's in our own format; the inverse of :func:`to_dcp`."""
     metadata = dcp.read_metadata(folder)
-    names = [name for name, _ in _empty(spec).named_parameters() if name not in _tied(spec)]
+    names = _parameters(spec)
     state = _allocated(_described(metadata))
     stored = dcp.describe_tensors(metadata)
     wanted = [f"{_OPTIMIZER}.state.{name}.{kind}" for name in names for kind in _MOMENTS]
@@ -344,10 +340,16 @@ def from_dcp(folder: Path, target: Path, config: Config, spec: ModelSpec) -> Non
     tensors = {f"{WEIGHTS}{name}": part for name, part in _ours(adapter.to_hf(state), config.model).items()}
     for kind in _MOMENTS:
         of_kind = {name: moments[f"{_OPTIMIZER}.state.{name}.{kind}"] for name in names}
-        part = _ours(adapter.to_hf(_by_state(of_kind, spec)), config.model)
+        of_kind |= dict.fromkeys(_tied(spec), of_kind[_EMBEDDING])
+        part = _ours(adapter.to_hf(of_kind), config.model)
         tensors |= {f"{kind}.{name}": tensor for name, tensor in part.items()}
     save_whole(tensors, target)
     _complete(folder, target)
+
+
+def _parameters(spec: ModelSpec) -> list[str]:
+    """Return the names of the parameters, which are those of the state dict: of our shapes none is fused."""
+    return [name for name, _ in _empty(spec).named_parameters() if name not in _tied(spec)]
 
 
 def _allocated(described: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -363,23 +365,6 @@ def _ours(theirs: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
         return from_hugging_face(theirs, model)
     except KeyError as error:
         raise CheckpointError(f"{error.args[0]}: is missing") from None
-
-
-def _by_parameter(weights: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
-    """Return tensors of a state dict by the names of the parameters, of which some are one tensor for several."""
-    module = _empty(spec)
-    module.load_state_dict(dict(weights), assign=True)
-    return {name: value.detach() for name, value in module.named_parameters() if name not in _tied(spec)}
-
-
-def _by_state(parameters: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
-    """Return tensors of parameters by the names of the state dict; the inverse of :func:`_by_parameter`."""
-    module = _empty(spec)
-    for name, tensor in parameters.items():
-        owner, _, attribute = name.rpartition(".")
-        setattr(module.get_submodule(owner), attribute, torch.nn.Parameter(tensor, requires_grad=False))
-    found = {name: value for name, value in module.state_dict().items() if not value.is_meta}
-    return found | dict.fromkeys(_tied(spec), found[_EMBEDDING])
 
 
 def _complete(folder: Path, target: Path) -> None:

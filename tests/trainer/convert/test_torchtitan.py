@@ -33,6 +33,7 @@ with warnings.catch_warnings():  # its imports use what torch has deprecated
 from trainer.checkpoint import dcp
 from trainer.checkpoint.trust import why_incomplete
 from trainer.convert import torchtitan as convert
+from trainer.torchtitan.models import model_spec
 
 #: Where torchtitan asks for FP32 on a CPU.
 pytestmark = pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")
@@ -249,10 +250,11 @@ def _native(model: ModelConfig, folder: Path) -> dict[str, Tensor]:
 def test_a_checkpoint_of_one_engine_continues_in_the_other(kind: str, tmp_path: Path) -> None:
     from torchtitan.components.optimizer.utils import get_flat_optim_state_dict, init_optim_state
 
-    shape, spec = _SHAPES[kind], _spec(kind)
+    shape = _SHAPES[kind]
+    config = Config(model=shape)
+    spec = model_spec(config)
     tensors = _native(shape, tmp_path / "ours")
     (tmp_path / "theirs").mkdir()
-    config = Config(model=shape)
     convert.to_dcp(tmp_path / "ours", tmp_path / "theirs", config, spec)
     assert (read_manifest(tmp_path / "theirs").step, read_manifest(tmp_path / "theirs").format) == (7, "dcp")
     assert why_incomplete(tmp_path / "theirs") is None
@@ -295,7 +297,8 @@ def test_a_checkpoint_of_one_engine_continues_in_the_other(kind: str, tmp_path: 
 
 
 def test_a_checkpoint_without_adamw_s_moments_is_not_converted(tmp_path: Path) -> None:
-    shape, spec = _SHAPES["llama3"], _spec("llama3")
+    shape = _SHAPES["llama3"]
+    config = Config(model=shape)
     tensors = _native(shape, tmp_path / "ours")
     for path in (tmp_path / "ours").iterdir():
         path.unlink()
@@ -303,5 +306,5 @@ def test_a_checkpoint_without_adamw_s_moments_is_not_converted(tmp_path: Path) -
     files.write_json(tmp_path / "ours" / "state.json", {"optimizer_steps": 6})
     write_manifest(tmp_path / "ours", step=7, tokens=700, world={})
     with pytest.raises(CheckpointError, match=r"exp_avg_sq\.norm\.weight is missing; only AdamW's moments"):
-        convert.to_dcp(tmp_path / "ours", tmp_path / "theirs", Config(model=shape), spec)
+        convert.to_dcp(tmp_path / "ours", tmp_path / "theirs", config, model_spec(config))
     assert not (tmp_path / "theirs" / INDEX_FILES["dcp"]).exists()
