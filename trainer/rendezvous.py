@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
+from conf.devices import HOST_PROCESS_GROUP
 from hlatctl.run import peers
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.files import JOB_FOLDER_ENV
@@ -41,6 +45,44 @@ def join(backend: str, *, timeout: timedelta) -> None:
     peers.meet(store, rank, world_size)
     with peers.connecting(backend):  # now: with a stranger in a rank's place, the next group would wait for its timeout
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def host_groups(*timeouts: timedelta) -> list[dist.ProcessGroup]:
+    """Create groups that connect the hosts of all processes, one for each timeout.
+
+    They are for exchanges among all processes, and with rank 0; no other process can be a root. gloo would connect
+    each process with every other, which takes minutes with thousands. Here it connects those that need it: in the first
+    exchange of each kind, which happens here, because later nobody can connect.
+    """
+    with peers.connecting(HOST_PROCESS_GROUP), _connecting_when_needed():
+        groups = [dist.new_group(backend=HOST_PROCESS_GROUP, timeout=timeout) for timeout in timeouts]
+        for group in groups:
+            _exchange(group)
+    return groups
+
+
+@contextmanager
+def _connecting_when_needed() -> Iterator[None]:
+    before = os.environ.get(peers.LAZY_ENV)
+    os.environ[peers.LAZY_ENV] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[peers.LAZY_ENV]
+        if before is not None:
+            os.environ[peers.LAZY_ENV] = before
+
+
+def _exchange(group: dist.ProcessGroup) -> None:
+    """Exchange something in each way that ``trainer.backends.base`` and ``torch.distributed.checkpoint`` do."""
+    mine, rows = torch.zeros(1), list(torch.zeros(dist.get_world_size(group), 1))
+    all_rows = rows if dist.get_rank(group) == 0 else None
+    dist.all_reduce(mine, group=group)
+    dist.all_gather(rows, mine, group=group)
+    dist.broadcast(mine, 0, group=group)
+    dist.gather(mine, all_rows, dst=0, group=group)
+    dist.scatter(mine, all_rows, src=0, group=group)
+    dist.barrier(group=group)
 
 
 def _check_interfaces(names: str) -> None:

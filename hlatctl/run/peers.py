@@ -26,7 +26,7 @@ from hlatctl.run.processes import name_of_user
 #: Backends of ``torch.distributed`` that connect all processes when they create a group, and none later.
 _CONNECTS_AT_ONCE = ("gloo",)
 #: With this variable gloo connects two processes when they first need it (torch's ProcessGroupGloo.cpp).
-_LAZY_ENV = "TORCH_GLOO_LAZY_INIT"
+LAZY_ENV = "TORCH_GLOO_LAZY_INIT"
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENS = "0A"  # linux/tcp_states.h
 _DESCRIPTORS = Path("/proc/self/fd")
@@ -64,7 +64,7 @@ def connecting(backend: str) -> Iterator[None]:
         return
     before = frozenset(_own_sockets())
     yield
-    if backend in _CONNECTS_AT_ONCE and os.environ.get(_LAZY_ENV, "0") == "0":
+    if backend in _CONNECTS_AT_ONCE and os.environ.get(LAZY_ENV, "0") == "0":
         for inode, descriptor in _own_sockets().items():
             if inode not in before:
                 _take_no_more(descriptor)

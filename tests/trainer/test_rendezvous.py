@@ -136,3 +136,62 @@ rendezvous.join("gloo", timeout=timedelta(seconds=5))
     env = {**os.environ, **nodes, "HLATCTL_NODE_NAME": "n3"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert "cluster.interface=lo,eth77: n3 has no network interface eth77; it has lo" in done.stderr
+
+
+_HOSTS = """
+import os, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+from hlatctl.run import peers
+from trainer import rendezvous
+from trainer.backends.base import gather_json, gather_json_on_rank0, json_from_rank0
+
+def main(rank, world):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    store = dist.FileStore(sys.argv[1], world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    before = set(peers._own_sockets())
+    first, second = rendezvous.host_groups(*[timedelta(seconds=60)] * 2)
+    opened = set(peers._own_sockets()) - before
+    for group in (first, second):
+        assert gather_json(rank, torch.device("cpu"), group) == list(range(world))
+        assert json_from_rank0(rank, torch.device("cpu"), group) == 0
+        assert gather_json_on_rank0(rank, group) == (list(range(world)) if rank == 0 else [])
+        large = torch.full((1 << 18,), 1.0)
+        dist.all_reduce(large, group=group)
+        assert large.eq(world).all()
+        rows = [None] * world
+        dist.gather_object(rank, rows if rank == 0 else None, dst=0, group=group)
+        mine = [None]
+        dist.scatter_object_list(mine, rows if rank == 0 else None, src=0, group=group)
+        assert mine == [rank]
+        dist.broadcast_object_list(rows, src=0, group=group)
+        assert rows == list(range(world))
+    assert set(peers._own_sockets()) - before == opened, "nothing connected later"
+    print(f"{rank}: {len(opened)}", flush=True)
+    dist.barrier(group=first)
+    os._exit(0)
+
+world = int(sys.argv[2])
+children = []
+for rank in range(world):
+    child = os.fork()
+    if not child:
+        main(rank, world)
+    children.append(child)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+
+
+def test_hosts_are_connected_with_few_others_and_exchange_everything_afterwards(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", _HOSTS, os.fspath(tmp_path / "meet"), "12"],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    opened = dict(map(int, line.split(": ")) for line in result.stdout.splitlines())
+    assert opened.keys() == set(range(12))
+    assert max(count for rank, count in opened.items() if rank) < 2 * 11

@@ -19,10 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from conf.devices import HOST_PROCESS_GROUP
 from conf.environment import CASTING
 from conf.schema import Config
-from hlatctl.run import peers
 from hlatctl.run.errors import ConfigError, DependencyError
 from trainer import rendezvous
 from trainer.backends.base import HostStopwatch, Optimizer, StepMetrics, Stopwatch, TorchDistributed, largest_difference
@@ -56,8 +54,7 @@ class Nxd(TorchDistributed):
         if not dist.is_initialized():
             _join(self.world_size, timeout=_TIMEOUT)
         self._nxd_config = self._describe()
-        with peers.connecting(HOST_PROCESS_GROUP):
-            self._host, self._beside = (dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT) for _ in range(2))
+        self._host, self._beside = rendezvous.host_groups(_TIMEOUT, _TIMEOUT)
         self._layout = self._find_layout()
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.is_replica_leader, self.data_ranks = self._layout.is_replica_leader, self._layout.data_ranks(self.rank)

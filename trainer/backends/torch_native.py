@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conf.devices import DEVICES, HOST_PROCESS_GROUP
+from conf.devices import DEVICES
 from conf.registries import OPTIMIZERS
 from conf.schema import Config
 from hlatctl.run import peers
@@ -54,8 +54,7 @@ class TorchNative(TorchDistributed):
             rendezvous.join(self._facts.process_group, timeout=_TIMEOUT)
         # Another thread writes checkpoints; it must not use the process groups of training.
         if self.world_size > 1:
-            with peers.connecting(HOST_PROCESS_GROUP):
-                self._beside = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT)
+            (self._beside,) = rendezvous.host_groups(_TIMEOUT)
         with peers.connecting(self._facts.process_group):
             self._layout = make_layout(config, self.device.type, self.world_size)
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size

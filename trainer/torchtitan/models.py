@@ -124,7 +124,7 @@ class _Parts:
             wqkv_param_init=self.linear,
             wo_param_init=self.output(layer),
             inner_attention=get_attention_config("flex"),
-            fuse_qkv=False,  # each save would gather the fused weights of all layers on every device (decision 92)
+            fuse_qkv=False,  # each save would gather the fused weights of all layers on every device (decision 91)
             rope=rope,
             qk_norm=self.norm(model.head_width) if qk_norm else None,
         )

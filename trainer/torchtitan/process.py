@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from conf.devices import DEVICES, HOST_PROCESS_GROUP
+from conf.devices import DEVICES
 from conf.schema import Config
 from hlatctl.run import peers
 from trainer import rendezvous
@@ -43,10 +43,8 @@ class Process(TorchDistributed):
         if not dist.is_initialized():
             self._join()
         # Threads that write checkpoints must not use the process groups of training, nor each other's.
-        with peers.connecting(HOST_PROCESS_GROUP):
-            self._beside = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT)
-            self.host_group = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_TIMEOUT)
-            self.storage_group = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=_STORAGE_TIMEOUT)
+        timeouts = _TIMEOUT, _TIMEOUT, _STORAGE_TIMEOUT
+        self._beside, self.host_group, self.storage_group = rendezvous.host_groups(*timeouts)
         with peers.connecting(self.facts.process_group):
             self.dims = self._layout(config)
         batch = self.dims.get_optional_mesh("batch") if self.dims.dp_enabled else None

@@ -320,8 +320,9 @@ class Training(training.Training):
         if self.process.dims.pp_enabled:
             size = self.process.world_size // self.process.dims.pp
             knows = self.process.world_size - size
-            numbers = torch.tensor([loss, grad_norm, load], dtype=torch.float64)
-            dist.broadcast(numbers, knows, group=self.process.host_group)
+            mine = [loss, grad_norm, load] if self.process.rank == knows else [0.0] * 3
+            numbers = torch.tensor(mine, dtype=torch.float64)
+            dist.all_reduce(numbers, group=self.process.host_group)
             loss, grad_norm, load = numbers.tolist()
         return loss, grad_norm, None if math.isnan(load) else load
 
