@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from hlatctl.run.checkpoint import checkpoint_steps
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import EventsOf, MakeRun, Ranks
 from tests.trainer.convert.test_import_model import save
+from tests.trainer.s3_server import Server
 from trainer.convert.import_model import main as import_model
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed (docs/engines.md)")
@@ -47,7 +49,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "experts of Qwen 3": (_MIXTURE, {**_FSDP, "expert_parallel_size": 2}),
     "experts of DeepSeek-V3": (_DEEPSEEK, {**_FSDP, "expert_parallel_size": 2}),
 }
-_STEPS, _SAVED = 6, 4
+_STEPS, _SAVED = 8, 4
 MakeTitan = Callable[..., RunPaths]
 
 
@@ -72,48 +74,60 @@ def make_titan(tmp_path: Path, make_run: MakeRun) -> MakeTitan:
 
 
 def _train(ranks: Ranks, run: RunPaths, attempt: int = 1, processes: int = 2, **job: Any) -> None:
-    ranks(processes, [{"work": "train", "run": os.fspath(run.root), "attempt": attempt, **job}])
+    ranks(processes, [{"work": "train", "fork": True, "run": os.fspath(run.root), "attempt": attempt, **job}])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_resumed_run_repeats_every_step_bit_by_bit(
+def test_a_run_whose_process_is_killed_repeats_the_undisturbed_one_bit_by_bit(
     layout: str, make_titan: MakeTitan, ranks: Ranks, events_of: EventsOf
 ) -> None:
-    run = make_titan("run", *LAYOUTS[layout])
-    _train(ranks, run)
-    first = events_of(run, "step", 1)
+    undisturbed, killed = make_titan("undisturbed", *LAYOUTS[layout]), make_titan("killed", *LAYOUTS[layout])
+    _train(ranks, undisturbed)
+    first = events_of(undisturbed, "step")
     assert [event["step"] for event in first] == list(range(1, _STEPS + 1))
     assert first[-1]["loss"] < first[0]["loss"]
     assert ("expert_load" in first[0]) == ("experts" in layout)
-    assert checkpoint_steps(run) == [_SAVED, _STEPS]
-    shutil.rmtree(run.checkpoint(_STEPS))
+    assert checkpoint_steps(undisturbed) == [_SAVED, _STEPS]
 
-    _train(ranks, run, attempt=2)
+    seed = random.randrange(1 << 32)
+    draw = random.Random(seed)
+    rank, step = draw.randrange(2), draw.randrange(_SAVED + 1, _STEPS)
+    print(f"seed {seed}: rank {rank} is killed in step {step}")
+    _train(ranks, killed, kill_rank=rank, kill_step=step)
+    _train(ranks, killed, attempt=2)
 
-    (started,) = events_of(run, "train_started", 2)
+    (started,) = events_of(killed, "train_started", 2)
     assert started["resumed_from_step"] == _SAVED
     names = ("step", "loss", "grad_norm", "lr", "tokens", "batch")
-    assert [[event[name] for name in names] for event in events_of(run, "step", 2)] == [
-        [event[name] for name in names] for event in first[_SAVED:]
-    ]
+    expected = _steps(undisturbed, events_of, 1, *names)
+    before = _steps(killed, events_of, 1, *names)
+    assert before == expected[: len(before)]
+    assert len(before) in (step - 1, step), "the other process may have ended the step"
+    assert _steps(killed, events_of, 2, *names) == expected[_SAVED:]
 
 
 def _steps(run: RunPaths, events_of: EventsOf, attempt: int, *names: str) -> list[list[Any]]:
     return [[event[name] for name in names] for event in events_of(run, "step", attempt)]
 
 
-def test_one_process_continues_the_batches_of_two(make_titan: MakeTitan, ranks: Ranks, events_of: EventsOf) -> None:
-    run = make_titan("run", _MIXTURE, _FSDP)
-    _train(ranks, run)
+def test_one_process_continues_the_batches_of_two_from_the_copy_in_object_storage(
+    tmp_path: Path, s3_server: Server, make_titan: MakeTitan, ranks: Ranks, events_of: EventsOf
+) -> None:
+    fast, environment = tmp_path / "nvme", s3_server.environment()
+    stored = {"every_steps": _SAVED, "fast_dir": os.fspath(fast), "remote_url": "s3://bucket/runs"}
+    run = make_titan("run", _MIXTURE, _FSDP, checkpoint=stored)
+    _train(ranks, run, env=environment, kill_rank=1, kill_step=_STEPS - 1)
     first = events_of(run, "step", 1)[_SAVED:]
-    shutil.rmtree(run.checkpoint(_STEPS))
+    assert first
+    shutil.rmtree(run.checkpoints)
+    shutil.rmtree(fast)
     change = {"cluster": {"processes_per_node": 1}, "train": {"micro_batch_size": 2}}
-    alone = make_titan("alone", _MIXTURE, {}, **change)
-    shutil.copytree(run.root, alone.root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("config.yaml"))
+    alone = make_titan("run", _MIXTURE, {}, checkpoint=stored, **change)
 
-    _train(ranks, alone, attempt=2, processes=1)
+    _train(ranks, alone, attempt=2, processes=1, env=environment)
 
-    again = events_of(alone, "step", 2)
+    assert [event["step"] for event in events_of(alone, "checkpoint_fetched", 2)] == [_SAVED]
+    again = events_of(alone, "step", 2)[: len(first)]
     assert [event["batch"] for event in again] == [event["batch"] for event in first]
     for ours, theirs in zip(again, first, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
@@ -129,7 +143,7 @@ def test_a_stop_of_one_process_ends_all_with_a_checkpoint(
     assert checkpoint_steps(run) == [stopped["step"]] == [2], "the processes agree while they train the next step"
 
     _train(ranks, run, attempt=2)
-    assert [event["step"] for event in events_of(run, "step", 2)] == [3, 4, 5, 6]
+    assert [event["step"] for event in events_of(run, "step", 2)] == list(range(3, _STEPS + 1))
 
 
 def test_sparse_logs_give_the_same_numbers_of_fewer_steps(
