@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from trainer.parallel.layout import Layout
 
 _POLL_S = 0.2
+_FAMILIES = ("llama3", "qwen3", "deepseek_v3")
 
 
 def train(run: RunPaths, job: dict[str, Any]) -> None:
@@ -223,7 +224,8 @@ def _import_engine() -> None:
     from trainer.torchtitan import cpu
 
     cpu.adapt()
-    importlib.import_module("trainer.torchtitan.training")
+    for name in ("trainer.torchtitan.training", *(f"torchtitan.models.{family}" for family in _FAMILIES)):
+        importlib.import_module(name)
 
 
 def main() -> int:
