@@ -1,15 +1,19 @@
 """Run by torchrun with a folder: processes of one group that stay for more work; not a test by itself.
 
 The fixture ``ranks`` starts them and writes files of jobs: lists of {"work": name of a function below, "run": folder,
-…}. Importing PyTorch and creating a process group would take most of the time of each.
+…}. Importing PyTorch and creating a process group would take most of the time of each. A job with ``fork`` is done in a
+process that is forked for it, which has process groups of its own and may be killed.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
+import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +23,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conf.load import load
-from hlatctl.run import files
+from hlatctl.cache import remote
+from hlatctl.run import files, processes
+from hlatctl.run.checkpoint import checkpoint_steps
 from hlatctl.run.errors import run_main
+from hlatctl.run.files import JOB_FOLDER_ENV
 from hlatctl.run.paths import RunPaths
 
 if TYPE_CHECKING:
@@ -28,12 +35,13 @@ if TYPE_CHECKING:
     from trainer.parallel.layout import Layout
 
 _POLL_S = 0.2
+_FAMILIES = ("llama3", "qwen3", "deepseek_v3")
 
 
 def train(run: RunPaths, job: dict[str, Any]) -> None:
     """Train an attempt that ends with ``code``, with ``slow_s`` that much slower data on rank 1.
 
-    One process, ``stop_rank``, is asked to stop.
+    One process, ``stop_rank``, is asked to stop. One, ``kill_rank``, is killed in the middle of a step, ``kill_step``.
     """
     from conf.registries import BACKENDS
     from trainer.backends import make_backend
@@ -52,6 +60,8 @@ def train(run: RunPaths, job: dict[str, Any]) -> None:
         _slow_down(training.batches, job["slow_s"])
     if job.get("stop_rank") == backend.rank:
         training.stop.requested = True  # as SIGTERM sets it
+    if job.get("kill_rank") == backend.rank:
+        _kill_within(training, job["kill_step"])
     assert training.run() == job.get("code", 0)
     if journal:
         journal.close()
@@ -65,6 +75,27 @@ def _slow_down(batches: Batches, seconds: float) -> None:
         return honest()
 
     batches.next = late  # type: ignore[method-assign]
+
+
+def _kill_within(training: Any, step: int) -> None:
+    """Kill this process in a step of torchtitan's loop, when the newest checkpoint before it and its copy are there."""
+    run, checkpoint, update = training.run_paths, training.config.checkpoint, training.before_update
+    newest = step - step % checkpoint.every_steps
+
+    def complete() -> bool:
+        if checkpoint.remote_url is None:
+            return newest in checkpoint_steps(run)
+        copies = remote.complete_copies(remote.remote_folder(checkpoint.remote_url, run.run_id))
+        return newest in [copy.step for copy in copies]
+
+    def die() -> None:
+        if training.engine.step == step:
+            while not complete():
+                time.sleep(_POLL_S / 10)
+            os.kill(os.getpid(), signal.SIGKILL)
+        update()
+
+    training.before_update = die
 
 
 def drift(run: RunPaths, job: dict[str, Any]) -> list[float]:
@@ -161,6 +192,43 @@ def muon(run: RunPaths, job: dict[str, Any]) -> None:
 _WORK = {"train": train, "drift": drift, "exchanges": exchanges, "muon": muon}
 
 
+def _do(job: dict[str, Any]) -> Any:
+    return _WORK[job["work"]](RunPaths(Path(job["run"])), job)
+
+
+def _do_in_fork(job: dict[str, Any], meeting_place: Path) -> None:
+    """Do a job in a new process, which knows what this one has imported and nothing of its process groups."""
+    _import_engine()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        processes.end_with_parent(parent)
+        meeting_place.mkdir(exist_ok=True)
+        os.environ.update({JOB_FOLDER_ENV: os.fspath(meeting_place), **job.get("env", {})})
+        code = 1
+        try:
+            code = run_main(lambda: _do(job) or 0)
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if "kill_rank" not in job:
+        assert code == 0, code
+    elif job["kill_rank"] == int(os.environ["RANK"]):
+        assert code == -signal.SIGKILL
+    else:
+        assert code > 0, "a process ends if another one dies"
+
+
+def _import_engine() -> None:
+    from trainer.torchtitan import cpu
+
+    cpu.adapt()
+    for name in ("trainer.torchtitan.training", *(f"torchtitan.models.{family}" for family in _FAMILIES)):
+        importlib.import_module(name)
+
+
 def main() -> int:
     """Do the jobs of each file, until the process that writes them ends."""
     from trainer.parallel import layout
@@ -172,7 +240,8 @@ def main() -> int:
         while not file.exists():
             os.kill(parent, 0)
             time.sleep(_POLL_S)
-        results = [_WORK[job["work"]](RunPaths(Path(job["run"])), job) for job in files.read_json(file)]
+        jobs = [(folder / f"{number}-{place}", job) for place, job in enumerate(files.read_json(file))]
+        results = [_do_in_fork(job, own) if job.get("fork") else _do(job) for own, job in jobs]
         if os.environ.get("RANK", "0") == "0":
             files.write_json(folder / f"{number}.done", results)
     return 0
