@@ -12,12 +12,15 @@ import os
 import resource
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf.environment import check_torchtitan
 from conf.load import load
 from conf.schema import Config
-from hlatctl.run.errors import run_main
+from hlatctl.run.errors import CheckpointError, ConfigError, run_main
+
+if TYPE_CHECKING:
+    from torchtitan.protocols.model_spec import ModelSpec
 
 #: Limit of memory. Importing torchtitan and building a model without storage takes 0.4 GB.
 _MEMORY_BYTES = 16 << 30
@@ -33,9 +36,27 @@ def settings(config: Config) -> dict[str, Any]:
     _prepare(config)
     from trainer.torchtitan.configuration import trainer_config
 
-    titan: dict[str, Any] = trainer_config(config).to_dict()
+    made = trainer_config(config)
+    check_export(config, made.model_spec)
+    titan: dict[str, Any] = made.to_dict()
     spec = titan.pop("model_spec")
     return {"model": {"name": spec["name"], "flavor": spec["flavor"]}, **titan}
+
+
+def check_export(config: Config, spec: ModelSpec) -> None:
+    """Check that milestones can be evaluated. Raises a ConfigError if transformers has no such model."""
+    if not config.eval.enabled:
+        return
+    from trainer.convert.torchtitan import adapter_of, hugging_face_config
+
+    try:
+        hugging_face_config(spec)
+        adapter_of(spec)
+    except CheckpointError as error:
+        raise ConfigError(
+            f"eval.enabled=true: no checkpoint can be evaluated: {error.message}",
+            hint="set eval.enabled=false; checkpoints can't be exported to Hugging Face either",
+        ) from None
 
 
 def counts(config: Config) -> dict[str, Any]:

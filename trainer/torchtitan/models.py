@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: The package of torchtitan's own models, by their short names.
 _MODELS = "torchtitan.models"
+#: Epsilon of the norms of latent queries, keys and values: in transformers it is no setting of the model.
+_LATENT_EPS = 1e-6
 
 
 def model_spec(config: Config) -> ModelSpec:
@@ -179,9 +181,14 @@ def _shape_of(model: Any) -> dict[str, Any]:
         return {}
 
 
-def _flavors(module: Any) -> str:
+def flavors(module: Any) -> list[str]:
+    """Return the flavors of a module that lists them, as torchtitan's own do."""
     tables = [value for key, value in vars(module).items() if key.endswith("_configs") and isinstance(value, dict)]
-    return f"use one of: {', '.join(name for table in tables for name in table)}" if tables else ""
+    return [name for table in tables for name in table]
+
+
+def _flavors(module: Any) -> str:
+    return f"use one of: {', '.join(names)}" if (names := flavors(module)) else ""
 
 
 def _normal(std: float) -> dict[str, Any]:
@@ -348,25 +355,28 @@ def _deepseek_v3(model: ModelConfig) -> ModelSpec:
 
     parts = _Parts(model)
     rope = parts.rope("ComplexRoPE", model.qk_rope_head_dim)
-    layers = [
-        DeepSeekV3TransformerBlock.Config(
-            attention=deepseek_v3.make_mla_attention_config(
-                layer_id=layer,
-                dim=model.hidden_size,
-                n_heads=model.num_heads,
-                q_lora_rank=model.q_lora_rank or 0,
-                kv_lora_rank=model.kv_lora_rank or 0,
-                qk_nope_head_dim=model.qk_nope_head_dim,
-                qk_rope_head_dim=model.qk_rope_head_dim,
-                v_head_dim=model.v_head_dim,
-                attn_backend="flex",
-                linear_init=parts.linear,
-                norm_init={"weight": nn.init.ones_},
-                depth_init=parts.output,
-                rope=rope,
-            ),
-            **parts.besides_attention(layer),
+
+    def attention(layer: int) -> Any:
+        made = deepseek_v3.make_mla_attention_config(
+            layer_id=layer,
+            dim=model.hidden_size,
+            n_heads=model.num_heads,
+            q_lora_rank=model.q_lora_rank or 0,
+            kv_lora_rank=model.kv_lora_rank or 0,
+            qk_nope_head_dim=model.qk_nope_head_dim,
+            qk_rope_head_dim=model.qk_rope_head_dim,
+            v_head_dim=model.v_head_dim,
+            attn_backend="flex",
+            linear_init=parts.linear,
+            norm_init={"weight": nn.init.ones_},
+            depth_init=parts.output,
+            rope=rope,
         )
+        made.kv_norm.eps = made.q_norm.eps = _LATENT_EPS
+        return made
+
+    layers = [
+        DeepSeekV3TransformerBlock.Config(attention=attention(layer), **parts.besides_attention(layer))
         for layer in range(model.num_layers)
     ]
     return _replace(deepseek_v3.model_registry("debugmodel"), model, parts.decoder(deepseek_v3.DeepSeekV3Model, layers))

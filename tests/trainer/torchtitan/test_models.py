@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from conf.schema import Config, ModelConfig
+from conf.schema import Config, EvalConfig, ModelConfig
 from conf.sizes import flops_per_token, has_shape, parameters
 from hlatctl.run.errors import ConfigError, DependencyError, HlatctlError
 
 pytest.importorskip("torchtitan", reason="the extra `torchtitan` is not installed")
 
+from trainer.torchtitan.check import check_export
 from trainer.torchtitan.models import counts_of, model_spec
 
 #: torchtitan's imports use what torch has deprecated.
@@ -136,6 +137,23 @@ def test_a_module_that_can_not_be_used_is_an_error_with_the_reason(package: str,
         counts_of(_named(package, "own"))
     assert isinstance(caught.value, ConfigError | DependencyError)
     assert caught.value.hint
+
+
+def test_a_model_that_transformers_does_not_have_is_refused_if_milestones_are_evaluated() -> None:
+    config = _named("deepseek_v3", "debugmodel")
+    spec = model_spec(config)
+    check_export(config, spec)
+    for layer in spec.model.layers[1:]:
+        layer.moe.router.route_norm = True
+    with pytest.raises(
+        ConfigError, match=r"eval\.enabled=true: no checkpoint .*: router\.route_norm=True: transformers has"
+    ):
+        check_export(config, spec)
+    spec.name = "labs_own"
+    with pytest.raises(ConfigError, match=r"labs_own: its config\.json is not known here") as caught:
+        check_export(config, spec)
+    assert "eval.enabled=false" in caught.value.hint
+    check_export(replace(config, eval=EvalConfig(enabled=False)), spec)
 
 
 @pytest.mark.parametrize(
