@@ -20,6 +20,7 @@ from typing import Any
 from conf import folders, tracking
 from conf.listing import is_url
 from conf.load import decode, flatten, parse_yaml
+from conf.registries import BACKENDS
 from conf.schema import CodeConfig, Config, EvalConfig
 from conf.validate import validate
 from hlatctl.run.errors import ConfigError, nearest, suggest
@@ -63,9 +64,18 @@ def finish(plain: dict[str, Any], folder: Path | None = None, *, to_start: bool 
 
 
 def _typed(plain: dict[str, Any], folder: Path | None = None, *, to_start: bool = True) -> Config:
-    config = _resolve_paths(decode(plain), folder)
+    config = _counted(_resolve_paths(decode(plain), folder))
     validate(config, to_start=to_start)
     return config
+
+
+def _counted(config: Config) -> Config:
+    """Return a configuration with the counts of a model of ``model.module``, which only its backend knows."""
+    model = config.model
+    if not model.module or not model.flavor or model.total_parameters is not None:
+        return config
+    count = BACKENDS.part(config.backend.name, "counts")
+    return config if count is None else count(config)
 
 
 def override_eval(config: Config, overrides: Sequence[str]) -> Config:

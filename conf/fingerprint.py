@@ -36,6 +36,8 @@ _NO_GRAPH_KEYS = (
     "model.name",
     "model.total_parameters",
     "model.active_parameters",
+    "model.flops_per_token",
+    "model.score_flops_per_token",
     "model.initializer_range",
     "model.scaled_initialization",
 )

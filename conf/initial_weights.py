@@ -47,8 +47,10 @@ def check_initial_weights(config: Config) -> None:
             hint=f"`hlatctl fork RUN backend={backend}` converts a run's checkpoint, and `hlatctl checkpoint import "
             f"HF_FOLDER --to DIR --backend {backend}` imports a model in this format",
         )
-    theirs = _model_of(folder)
-    ours = {key: value for key, value in asdict(config.model).items() if key not in _FREE_KEYS}
+    theirs, model = _model_of(folder), asdict(config.model)
+    # The shape of a model with a name is for the planner.
+    keys = ("module", "flavor") if config.model.module else [key for key in model if key not in _FREE_KEYS]
+    ours = {key: model[key] for key in keys}
     differing = [key for key, value in ours.items() if theirs.get(key) != value]
     if differing:
         differences = ", ".join(f"model.{key}={ours[key]} (the weights: {theirs.get(key)})" for key in differing)

@@ -111,7 +111,7 @@ def _module(config: Config) -> Iterator[ConfigError]:
 
 def _shape(config: Config) -> tuple[int, ...]:
     model = config.model
-    return (model.vocab_size, model.hidden_size, model.intermediate_size, model.num_layers, model.num_experts)
+    return (model.hidden_size, model.intermediate_size, model.num_layers, model.num_experts)
 
 
 def _experts(config: Config) -> Iterator[ConfigError]:

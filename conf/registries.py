@@ -156,6 +156,8 @@ class BackendKind(Row):
         package: distribution that it needs on Trainium nodes.
         own_settings: module with ``settings(config)``, which checks a configuration and returns the engine's own one.
             ``python -m MODULE --config FILE`` prints it as JSON.
+        counts: ``counts(config)`` returns the configuration with the counts and the shape of the model of
+            ``model.module``, which this backend can ask another package for.
         software: ``software(config)`` raises a DependencyError if the environment of this process can't train.
         rules: ``rules(config)`` yields an error for each of its other rules that a configuration breaks.
         checkpoint_format: format of its checkpoints, a key of ``hlatctl.run.checkpoint.INDEX_FILES``.
@@ -172,6 +174,7 @@ class BackendKind(Row):
     ignores: tuple[str, ...] = ("parallel.expert_parallel_size", "backend.torchtitan")
     package: str = ""
     own_settings: str = ""
+    counts: str = ""
     software: str = ""
     rules: str = ""
 
@@ -221,6 +224,7 @@ BACKENDS = Registry(
                 }
             ),
             own_settings="trainer.torchtitan.check",
+            counts="flows.runtime.model_counts:counted",
             software="conf.environment:check_torchtitan",
             optimizers=("adamw",),
             data_parallel=("replicate", "fsdp"),

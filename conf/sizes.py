@@ -87,8 +87,8 @@ def parameters(model: ModelConfig) -> Parameters:
     if model.total_parameters is None:
         raise ConfigError(
             f"model.total_parameters=null: unknown for model.module={model.module}",
-            hint="set model.total_parameters and model.active_parameters to the counts in torchtitan's log, "
-            '"Total parameter count"',
+            hint="install torchtitan here (docs/engines.md), or set model.total_parameters and model.active_parameters "
+            'to the counts in its log, "Total parameter count"',
         )
     total, active = model.total_parameters, model.active_parameters or model.total_parameters
     if not has_shape(model):
@@ -160,8 +160,10 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> int:
     recomputation does not count. N are the active parameters without the embedding, which is looked up and not
     multiplied (unless it is also the output projection). With latent attention, half of the second term has the width
     of queries and half that of values. torchtitan's ``get_nparams_and_flops`` counts the same. For a model of
-    ``model.module`` whose shape is unknown, only 6 N with the embedding is counted.
+    ``model.module`` that torchtitan didn't count, and whose shape is unknown, only 6 N with the embedding is counted.
     """
+    if model.flops_per_token is not None:
+        return model.flops_per_token + model.score_flops_per_token * seq_len
     counts = parameters(model)
     multiplied = counts.active - (0 if model.tie_embeddings else counts.embedding)
     scores = model.num_layers * (model.query_width + model.output_width) if has_shape(model) else 0

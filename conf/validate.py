@@ -445,7 +445,13 @@ _DEPENDENCES = (
         lambda config: config.model.rope_scaling != "none",
     ),
     Dependence(
-        ("model.flavor", "model.total_parameters", "model.active_parameters"),
+        (
+            "model.flavor",
+            "model.total_parameters",
+            "model.active_parameters",
+            "model.flops_per_token",
+            "model.score_flops_per_token",
+        ),
         "model.module=NAME",
         lambda config: config.model.module is not None,
     ),

@@ -25,6 +25,11 @@ class ModelConfig:
     """Parameters of `model.flavor`; none: torchtitan counts them, where it is installed."""
     active_parameters: PositiveInt | None = None
     """Parameters of `model.flavor` that one token uses; none: as `total_parameters`."""
+    flops_per_token: PositiveInt | None = None
+    """FLOPs of one token's forward and backward pass in `model.flavor`, without attention's scores; none: torchtitan
+    counts them, where it is installed, otherwise 6 x `active_parameters`."""
+    score_flops_per_token: NonNegativeInt = 0
+    """FLOPs of one token's attention scores in `model.flavor`, for each token of `train.seq_len`."""
     vocab_size: PositiveInt = 8192
     """Rows of the embedding; at least the size of the tokenizer's vocabulary."""
     hidden_size: PositiveInt = 128

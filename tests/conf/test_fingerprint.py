@@ -31,7 +31,7 @@ def corpus(folder: Path) -> Config:
         {"eval__enabled": False},
         {"model__initializer_range": 0.5},
         {"model__scaled_initialization": False},
-        {"model__total_parameters": 10**9},
+        {"model__total_parameters": 10**9, "model__flops_per_token": 10**9},
         {"experiment_name": "other"},
     ],
 )

@@ -104,6 +104,9 @@ class Mixture:
     only: dict[str, Any]
 
 
+_LATENT_KEYS = {
+    key: key for key in ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+}
 _MIXTURES = (
     Mixture(
         model_type="qwen3_moe",
@@ -120,16 +123,26 @@ _MIXTURES = (
             "router_scale": "routed_scaling_factor",
             "router_groups": "n_group",
             "router_limited_groups": "topk_group",
-            "kv_lora_rank": "kv_lora_rank",
-            "q_lora_rank": "q_lora_rank",
-            "qk_nope_head_dim": "qk_nope_head_dim",
-            "qk_rope_head_dim": "qk_rope_head_dim",
-            "v_head_dim": "v_head_dim",
+            **_LATENT_KEYS,
         },
         values={"router_score": "sigmoid", "head_dim": None},
         only={"rope_interleave": True},
     ),
+    Mixture(
+        model_type="deepseek_v2",
+        keys={
+            "num_experts": "n_routed_experts",
+            "num_shared_experts": "n_shared_experts",
+            "num_dense_layers": "first_k_dense_replace",
+            "router_scale": "routed_scaling_factor",
+            **_LATENT_KEYS,
+        },
+        values={"router_score": "softmax", "head_dim": None},
+        only={"topk_method": "greedy", "norm_topk_prob": False},
+    ),
 )
+#: Values of ``model_type`` whose models are torchtitan's by name, because keys of ``model`` can't describe them.
+NAMED = ("gpt_oss",)
 _MIXTURE_KEYS = {
     "experts_per_token": "num_experts_per_tok",
     "expert_intermediate_size": "moe_intermediate_size",
@@ -254,9 +267,9 @@ def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
     if family is None:
         raise CheckpointError(
             f"{file}: model_type={described.get('model_type')!r}: not supported",
-            hint=f"must be one of: {', '.join(families)}",
+            hint=f"must be one of: {', '.join([*families, *NAMED])}",
         )
-    _check_kinds(described, file)
+    check_kinds(described, file)
     missing = [key for key in _KEYS.values() if key not in described]
     if missing:
         raise CheckpointError(f"{file}: lacks {', '.join(missing)}", hint="import a folder of `save_pretrained`")
@@ -322,12 +335,12 @@ def _rope_scaling(model: ModelConfig) -> dict[str, Any] | None:
     return {"rope_type": model.rope_scaling, **{theirs: getattr(model, ours) for ours, theirs in _ROPE_KEYS.items()}}
 
 
-def _rope(described: dict[str, Any]) -> dict[str, Any]:
+def rope_of(described: dict[str, Any]) -> dict[str, Any]:
     """Return the rotary embeddings' values: ``rope_parameters`` of transformers 5, ``rope_scaling`` of 4."""
     return {**_given(described, "rope_parameters", {}), **_given(described, "rope_scaling", {})}
 
 
-def _check_kinds(described: dict[str, Any], file: Path) -> None:
+def check_kinds(described: dict[str, Any], file: Path) -> None:
     """Refuse values that are not decoded and have another type than in any ``config.json``."""
     for key, kind, name in (
         ("rope_parameters", dict, "an object"),
@@ -346,7 +359,7 @@ def _rope_type(rope: dict[str, Any]) -> Any:
 
 
 def _rope_keys(described: dict[str, Any], file: Path) -> dict[str, Any]:
-    rope = _rope(described)
+    rope = rope_of(described)
     keys = {"rope_theta": _given(rope, "rope_theta", _given(described, "rope_theta", 10_000.0))}
     if _rope_type(rope) != "llama3":
         return keys
@@ -365,7 +378,7 @@ def _other_values(described: dict[str, Any], only: dict[str, Any]) -> list[str]:
     layer_types = _given(described, "layer_types", [])
     if any(kind != "full_attention" for kind in layer_types):
         others.append(f"layer_types={layer_types!r}")
-    rope = _rope(described)
+    rope = rope_of(described)
     others += [f"rope_parameters.{key}={value!r}" for key, value in rope.items() if isinstance(value, dict)]
     if _rope_type(rope) not in ("default", "llama3"):
         others.append(f"rope_type={_rope_type(rope)!r}")

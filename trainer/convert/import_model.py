@@ -34,7 +34,7 @@ from hlatctl.run.errors import CheckpointError, run_main
 from hlatctl.run.files import check_size, new_folder, why
 from hlatctl.units import size
 from trainer.checkpoint.shards import save_whole
-from trainer.convert.hugging_face import from_hugging_face, model_config, to_hugging_face
+from trainer.convert.hugging_face import NAMED, from_hugging_face, model_config, to_hugging_face
 from trainer.model.decoder import Llama
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -61,7 +61,7 @@ def import_model(source: Path, target: Path, backend: str = "torch_native") -> d
         StorageError: the target exists, or can't be written.
     """
     model = _read_model(source)
-    backend = "torchtitan" if model.num_experts or model.kv_lora_rank else backend
+    backend = "torchtitan" if model.module or model.num_experts or model.kv_lora_rank else backend
     with new_folder(target) as partial:
         if BACKENDS[backend].checkpoint_format == "dcp":
             from trainer.convert.torchtitan import save_titan  # takes seconds
@@ -89,6 +89,10 @@ def _read_model(source: Path) -> ModelConfig:
     if not source.is_dir():
         raise CheckpointError(f"{source}: no such folder", hint="name a folder that `save_pretrained` wrote")
     described = _read_object(source / _CONFIG)
+    if described.get("model_type") in NAMED:
+        from trainer.convert.torchtitan import named_model  # takes seconds
+
+        return named_model(described, source / _CONFIG)
     return model_config(described, source / _CONFIG)
 
 

@@ -12,11 +12,13 @@ format. It needs host memory for weights and moments.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,7 @@ from hlatctl.run.files import new_folder, reading
 from hlatctl.run.paths import RunPaths
 from trainer.checkpoint import dcp
 from trainer.checkpoint.shards import WEIGHTS, read_tensors, save_whole
-from trainer.convert.hugging_face import Weights, from_hugging_face, to_hugging_face
+from trainer.convert.hugging_face import Weights, check_kinds, from_hugging_face, rope_of, to_hugging_face
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -89,7 +91,70 @@ def adapter_of(spec: ModelSpec) -> Any:
     """Return torchtitan's adapter to and from Hugging Face. Raises a CheckpointError if the family has none."""
     if spec.state_dict_adapter is None:
         raise CheckpointError(f"torchtitan can't convert {spec.name} to Hugging Face's format")
-    return spec.state_dict_adapter(spec.model, None)
+    adapter = spec.state_dict_adapter(spec.model, None)
+    if spec.name == "gpt_oss":
+        return _GptOssAdapter(adapter)
+    return _DeepSeekV2Adapter(adapter) if _is_deepseek_v2(spec) else adapter
+
+
+#: transformers' names of a layer's experts by torchtitan's, and whether a matrix is transposed.
+_GPT_OSS_EXPERTS = {
+    "moe.routed_experts.inner_experts.mlp1_weight_EGD": ("mlp.experts.gate_up_proj", True),
+    "moe.routed_experts.inner_experts.mlp1_bias_EG": ("mlp.experts.gate_up_proj_bias", False),
+    "moe.routed_experts.inner_experts.mlp2_weight_EDF": ("mlp.experts.down_proj", True),
+    "moe.routed_experts.inner_experts.mlp2_bias_ED": ("mlp.experts.down_proj_bias", False),
+}
+
+
+class _GptOssAdapter:
+    """torchtitan's adapter, which skips what it doesn't know, such as its own names of gpt-oss's experts (0.3.0)."""
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+
+    def to_hf(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        theirs = {}
+        for name, tensor in state.items():
+            layer, _, rest = name.partition(".moe.")
+            if known := _GPT_OSS_EXPERTS.get(f"moe.{rest}"):
+                theirs[f"model.{layer}.{known[0]}"] = tensor.mT.contiguous() if known[1] else tensor
+            else:
+                theirs |= self._adapter.to_hf({name: tensor})
+        return theirs
+
+    def from_hf(self, theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return weights by torchtitan's names; a KeyError names one that it doesn't have."""
+        experts = {name: (ours, is_transposed) for ours, (name, is_transposed) in _GPT_OSS_EXPERTS.items()}
+        state: dict[str, Tensor] = {}
+        for name, tensor in theirs.items():
+            layer, _, rest = name.removeprefix("model.").partition(".mlp.")
+            if known := experts.get(f"mlp.{rest}"):
+                state[f"{layer}.{known[0]}"] = tensor.mT.contiguous() if known[1] else tensor
+            elif ours := self._adapter.from_hf({name: tensor}):
+                state |= ours
+            else:
+                raise KeyError(name)
+        return state
+
+
+class _DeepSeekV2Adapter:
+    """DeepSeek-V3's adapter without the router's bias, which DeepSeek-V2 doesn't have."""
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+
+    def to_hf(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        own = {name: tensor for name, tensor in state.items() if not name.endswith(_BALANCE)}
+        return dict(self._adapter.to_hf(own))
+
+    def from_hf(self, theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return dict(self._adapter.from_hf(theirs))
+
+
+def _is_deepseek_v2(spec: ModelSpec) -> bool:
+    """Return whether a model of torchtitan's family `deepseek_v3` is a DeepSeek-V2: its routers have softmax scores."""
+    mixtures = [layer.moe for layer in spec.model.layers if layer.moe is not None]
+    return spec.name == "deepseek_v3" and bool(mixtures) and mixtures[0].router.score_func == "softmax"
 
 
 def _tied(spec: ModelSpec) -> set[str]:
@@ -125,7 +190,13 @@ def hugging_face_config(spec: ModelSpec) -> dict[str, Any]:
             f"{spec.name}: its config.json is not known here",
             hint=f"families that can be exported: {', '.join(_FAMILIES)}",
         )
-    model = spec.model
+    try:
+        return _described_for_hugging_face(spec.model, describe)
+    except AttributeError as error:
+        raise CheckpointError(f"{spec.name}: is built from other parts than torchtitan's family ({error})") from None
+
+
+def _described_for_hugging_face(model: Any, describe: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     return {
         "vocab_size": model.vocab_size,
         "hidden_size": model.dim,
@@ -236,13 +307,11 @@ def _deepseek_v3(model: Any) -> dict[str, Any]:
         return {**described, "intermediate_size": _dense_width(model)}
     mixture = model.layers[first].moe
     router, width = mixture.router, mixture.routed_experts.inner_experts.hidden_dim
-    _only("sigmoid scores, shared experts, and dense layers before the mixtures", {
-        "router.score_func": (router.score_func, "sigmoid"),
+    _only("shared experts, and dense layers before the mixtures", {
         "shared_experts": (mixture.shared_experts is not None, True),
         "dense layers": (sum(dense), first),
     })  # fmt: skip
-    return {
-        **described,
+    described |= {
         "intermediate_size": _dense_width(model, width),
         "moe_intermediate_size": width,
         "n_routed_experts": mixture.num_experts,
@@ -253,6 +322,45 @@ def _deepseek_v3(model: Any) -> dict[str, Any]:
         "norm_topk_prob": router.route_norm,
         "routed_scaling_factor": router.route_scale,
     }
+    if router.score_func == "sigmoid":
+        return described
+    _only("softmax scores without groups and without normalized weights (DeepSeek-V2), or with sigmoid scores", {
+        "router.num_expert_groups": (router.num_expert_groups, None),
+        "router.route_norm": (router.route_norm, False),
+    })  # fmt: skip
+    v2 = {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "topk_method": "greedy"}
+    return {**described, **v2}
+
+
+def _gpt_oss(model: Any) -> dict[str, Any]:
+    mixture, attention = model.layers[0].moe, model.layers[0].attention
+    router, experts = mixture.router, mixture.routed_experts.inner_experts
+    windows = [layer.attention.sliding_window_size for layer in model.layers]
+    _only("normalized softmax scores, without scale, groups and shared experts, and with one size of windows", {
+        "router.score_func": (router.score_func, "softmax"),
+        "router.route_norm": (router.route_norm, True),
+        "router.route_scale": (router.route_scale, 1.0),
+        "router.num_expert_groups": (router.num_expert_groups, None),
+        "shared_experts": (mixture.shared_experts, None),
+        "sizes of windows": (len(set(windows) - {None}) < 2, True),
+    })  # fmt: skip
+    rope = _rope(attention)["rope_scaling"]
+    if rope is not None:  # without these, queries and keys are scaled by the paper's factor, as in torchtitan
+        rope = {key: value for key, value in rope.items() if not key.startswith("mscale")}
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "intermediate_size": experts.hidden_dim,
+        "num_local_experts": mixture.num_experts,
+        "num_experts_per_tok": router.top_k,
+        "swiglu_limit": experts.swiglu_limit,
+        "attention_bias": True,
+        # transformers needs one, even if no layer has a window.
+        "sliding_window": next((window for window in windows if window is not None), 128),
+        "layer_types": ["full_attention" if window is None else "sliding_attention" for window in windows],
+        "rope_scaling": rope,
+        **_grouped_queries(model),
+    }
 
 
 def _only(rule: str, values: Mapping[str, tuple[Any, Any]]) -> None:
@@ -262,7 +370,45 @@ def _only(rule: str, values: Mapping[str, tuple[Any, Any]]) -> None:
 
 
 #: By torchtitan's names of its families.
-_FAMILIES: dict[str, Callable[[Any], dict[str, Any]]] = {"llama3": _llama, "qwen3": _qwen3, "deepseek_v3": _deepseek_v3}
+_FAMILIES: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "llama3": _llama,
+    "qwen3": _qwen3,
+    "deepseek_v3": _deepseek_v3,
+    "gpt_oss": _gpt_oss,
+}
+
+
+def named_model(described: dict[str, Any], file: Path) -> ModelConfig:
+    """Return the flavor of torchtitan's module that a ``config.json`` describes.
+
+    Raises a CheckpointError if it has no such flavor.
+    """
+    from trainer.torchtitan.models import counts_of, flavors, model_spec
+
+    kind = described["model_type"]
+    if described.get("quantization_config"):
+        raise CheckpointError(
+            f"{file}: quantization_config: quantized weights can't be imported",
+            hint="load the model with transformers and Mxfp4Config(dequantize=True), and `save_pretrained` it",
+        )
+    check_kinds(described, file)
+    rope, differing = rope_of(described), {}
+    rope = {"rope_theta": described.get("rope_theta"), **rope}
+    for flavor in flavors(importlib.import_module(f"torchtitan.models.{kind}")):
+        model = replace(ModelConfig(), name=file.parent.name, module=kind, flavor=flavor)
+        config = replace(Config(), model=model)
+        expected = hugging_face_config(model_spec(config))
+        expected |= expected.pop("rope_scaling")
+        given = {**described, **rope}
+        others = [f"{key}={given.get(key)}" for key, value in expected.items() if given.get(key) != value]
+        if not others:
+            return replace(model, **counts_of(config))
+        differing[flavor] = others
+    closest = min(differing, key=lambda flavor: len(differing[flavor]))
+    raise CheckpointError(
+        f"{file}: {', '.join(differing[closest])}: torchtitan's model.module={kind} has no such model",
+        hint=f"the closest flavor is {closest}; flavors: {', '.join(differing)}",
+    )
 
 
 def titan_weights(theirs: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:

@@ -1,17 +1,29 @@
-"""``python -m trainer.torchtitan.check --config FILE``: check a configuration, and print torchtitan's own as JSON."""
+"""``python -m trainer.torchtitan.check --config FILE``: check a configuration, and print torchtitan's own as JSON.
+
+With ``--counts``, print the counts and the shape of ``model.flavor`` instead. ``model.module`` may be anyone's code:
+this process has a limit of memory, and only its answer gets to stdout.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf.environment import check_torchtitan
 from conf.load import load
 from conf.schema import Config
-from hlatctl.run.errors import run_main
+from hlatctl.run.errors import CheckpointError, ConfigError, run_main
+
+if TYPE_CHECKING:
+    from torchtitan.protocols.model_spec import ModelSpec
+
+#: Limit of memory. Importing torchtitan and building a model without storage takes 0.4 GB.
+_MEMORY_BYTES = 16 << 30
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -21,23 +33,62 @@ def settings(config: Config) -> dict[str, Any]:
         ConfigError: torchtitan refuses it, or has no such model or setting.
         DependencyError: a package is missing.
     """
+    _prepare(config)
+    from trainer.torchtitan.configuration import trainer_config
+
+    made = trainer_config(config)
+    check_export(config, made.model_spec)
+    titan: dict[str, Any] = made.to_dict()
+    spec = titan.pop("model_spec")
+    return {"model": {"name": spec["name"], "flavor": spec["flavor"]}, **titan}
+
+
+def check_export(config: Config, spec: ModelSpec) -> None:
+    """Check that milestones can be evaluated. Raises a ConfigError if transformers has no such model."""
+    if not config.eval.enabled:
+        return
+    from trainer.convert.torchtitan import adapter_of, hugging_face_config
+
+    try:
+        hugging_face_config(spec)
+        adapter_of(spec)
+    except CheckpointError as error:
+        raise ConfigError(
+            f"eval.enabled=true: no checkpoint can be evaluated: {error.message}",
+            hint="set eval.enabled=false; checkpoints can't be exported to Hugging Face either",
+        ) from None
+
+
+def counts(config: Config) -> dict[str, Any]:
+    """Return the keys of ``model`` that follow from ``model.module`` and ``model.flavor``. Raises as `settings`."""
+    _prepare(config)
+    from trainer.torchtitan.models import counts_of
+
+    return counts_of(config)
+
+
+def _prepare(config: Config) -> None:
     check_torchtitan(config)
     if config.backend.device == "cpu":
         from trainer.torchtitan import cpu
 
         cpu.adapt()
-    from trainer.torchtitan.configuration import trainer_config
-
-    titan: dict[str, Any] = trainer_config(config).to_dict()
-    spec = titan.pop("model_spec")
-    return {"model": {"name": spec["name"], "flavor": spec["flavor"]}, **titan}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Check a configuration; an error names the problem."""
     parser = argparse.ArgumentParser(prog="trainer.torchtitan.check", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration")
-    print(json.dumps(settings(load(parser.parse_args(argv).config)), default=str))
+    parser.add_argument("--counts", action="store_true", help="count the parameters of model.flavor")
+    arguments = parser.parse_args(argv)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+    sys.stdout.flush()
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    work = counts if arguments.counts else settings
+    text = json.dumps(work(load(arguments.config)), default=str)
+    with open(answer, "w", encoding="utf-8") as stdout:
+        print(text, file=stdout)
     return 0
 
 

@@ -26,7 +26,7 @@ _OURS = {
     "hf_assets_path": "tokenizer.path",
     "dump_folder": "runs_dir",
     "tokenizer": "tokenizer",
-    "dataloader": "data",
+    "dataloader": "data.inputs",
     "validator": "eval",
     "training.local_batch_size": "train.micro_batch_size",
     "training.global_batch_size": "train.global_batch_size",
@@ -54,6 +54,11 @@ _OURS = {
     "metrics.enable_tensorboard": "tracking.mirrors",
     "metrics.enable_wandb": "tracking.mirrors",
     "debug.seed": "seed",
+}
+#: Why some of them have no other owner.
+_WHY = {
+    "dataloader": "; with torchtitan's loaders, a run could continue only with as many processes as before, and no "
+    "batch could be looked up or skipped"
 }
 #: Settings that would have no effect: the journal takes the metrics, and the processes are connected before.
 _WITHOUT_EFFECT = (
@@ -196,7 +201,8 @@ def _pass_through(titan: Trainer.Config, settings: Mapping[str, Any]) -> None:
         here = f"backend.torchtitan.{path}"
         for owned, ours in _OURS.items():
             if path == owned or path.startswith(f"{owned}."):
-                raise ConfigError(f"{here}={value}: this is set by {ours}", hint=f"set {ours}, and {unset(here)}")
+                why = _WHY.get(owned, "")
+                raise ConfigError(f"{here}={value}: this is set by {ours}{why}", hint=f"set {ours}, and {unset(here)}")
         if path in _WITHOUT_EFFECT:
             raise ConfigError(f"{here}={value}: hlatctl doesn't support it", hint=unset(here))
         *sections, name = path.split(".")

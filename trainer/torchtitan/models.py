@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from conf.schema import Config, ModelConfig
+from conf.sizes import has_shape
 from hlatctl.run.errors import ConfigError, DependencyError, suggest
+from hlatctl.units import one_line
 
 if TYPE_CHECKING:
     from torchtitan.protocols.model_spec import ModelSpec
 
 #: The package of torchtitan's own models, by their short names.
 _MODELS = "torchtitan.models"
+#: Epsilon of the norms of latent queries, keys and values: in transformers it is no setting of the model.
+_LATENT_EPS = 1e-6
 
 
 def model_spec(config: Config) -> ModelSpec:
@@ -55,24 +62,133 @@ def _named(config: Config) -> ModelSpec:
         module = importlib.import_module(full)
     except ModuleNotFoundError as error:
         if not full.startswith(error.name or full):
-            raise DependencyError(f"model.module={name}: it imports {error.name}, which is not installed") from None
+            raise DependencyError(
+                f"model.module={name}: it imports {error.name}, which is not installed",
+                hint="install it where the model is checked and where it trains",
+            ) from None
         known = [each.name for each in pkgutil.iter_modules(importlib.import_module(_MODELS).__path__) if each.ispkg]
         hint = suggest(name, known, prefix="model.module=")
         raise ConfigError(f"model.module={name}: there is no module {full}", hint=hint) from None
+    except (Exception, SystemExit) as error:
+        raise _broken(config, "importing it fails", error) from error
     registry = getattr(module, "model_registry", None)
     if registry is None:
-        raise ConfigError(f"model.module={name}: it has no function model_registry, as torchtitan's models have")
+        raise ConfigError(
+            f"model.module={name}: it has no function model_registry, as torchtitan's models have",
+            hint="name the module of a language model, such as model.module=deepseek_v3",
+        )
     if flavor is None:
         raise ConfigError(f"model.flavor=null: {name} has several models", hint=_flavors(module))
     try:
-        return registry(flavor)
-    except KeyError:
+        spec = registry(flavor)
+        flavored: Any = spec.model
+    except KeyError as error:
+        if error.args != (flavor,):
+            raise _broken(config, "model_registry fails", error) from error
         raise ConfigError(f"model.flavor={flavor}: {name} has no such model", hint=_flavors(module)) from None
+    except (Exception, SystemExit) as error:
+        raise _broken(config, "model_registry fails", error) from error
+    if not hasattr(flavored, "vocab_size") or not hasattr(flavored, "get_nparams_and_flops"):
+        raise ConfigError(
+            f"model.module={name}: its model_registry returns no language model of torchtitan",
+            hint="name the module of a language model, such as model.module=deepseek_v3",
+        )
+    found: ModelSpec = spec
+    return found
+
+
+def _broken(config: Config, what: str, error: BaseException) -> ConfigError:
+    """Return an error about foreign code that raised ``error``, whose traceback goes to this process's log."""
+    model = config.model
+    text = one_line(f"{type(error).__name__}: {error}")
+    return ConfigError(
+        f"model.module={model.module} model.flavor={model.flavor}: {what} ({text})",
+        hint="correct the module, or choose another one",
+    )
+
+
+def counts_of(config: Config) -> dict[str, Any]:
+    """Return the counts of the model of ``model.module`` by keys of ``model``, and its shape if they can describe it.
+
+    The model has no storage. torchtitan gives parameters and FLOPs. Parameters that one token uses follow from these:
+    6 FLOPs for each of them, apart from an embedding that is only looked up.
+
+    Raises:
+        ConfigError: there is no such model, or its code fails.
+        DependencyError: the module's package can't be imported.
+    """
+    spec = _named(config)
+    try:
+        with torch.device("meta"):
+            module = spec.model.build()
+        (total, some), (_, more) = (spec.model.get_nparams_and_flops(module, length) for length in (1024, 2048))
+        each = (int(more) - int(some)) // 1024
+        always = int(some) - 1024 * each
+        looked_up = 0 if getattr(spec.model, "enable_weight_tying", False) else module.tok_embeddings.weight.numel()
+        counts = {
+            "total_parameters": int(total),
+            "active_parameters": min(int(total), always // 6 + looked_up),
+            "flops_per_token": always,
+            "score_flops_per_token": each,
+        }
+    except (Exception, SystemExit) as error:
+        raise _broken(config, "its model can't be counted", error) from error
+    if counts["active_parameters"] <= 0 or always <= 0 or each < 0:
+        raise _broken(config, "its model can't be counted", ValueError(f"get_nparams_and_flops gives {counts}"))
+    shape = _shape_of(spec.model)
+    plain = replace(ModelConfig(), module=config.model.module, flavor=config.model.flavor, **counts)
+    with suppress(ConfigError, TypeError, ValueError):
+        if shape and has_shape(replace(plain, **shape)):
+            return {**counts, **shape}
+    return {**counts, "vocab_size": int(spec.model.vocab_size)}
+
+
+def _shape_of(model: Any) -> dict[str, Any]:
+    """Return a model's shape by keys of ``model``; empty if it is built from other parts than torchtitan's families."""
+    try:
+        attention, mixtures = model.layers[0].attention, [layer.moe for layer in model.layers]
+        dense = [layer.feed_forward.w1.out_features for layer in model.layers if layer.feed_forward is not None]
+        shape = {
+            "vocab_size": model.vocab_size,
+            "hidden_size": model.dim,
+            "num_layers": len(model.layers),
+            "num_heads": attention.n_heads,
+            "tie_embeddings": model.enable_weight_tying,
+        }
+        if hasattr(attention, "kv_lora_rank"):
+            latent = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+            shape |= {key: getattr(attention, key) for key in latent}
+            shape |= {"q_lora_rank": attention.q_lora_rank or None, "num_kv_heads": attention.n_heads}
+        else:
+            shape["num_kv_heads"] = attention.n_kv_heads or attention.n_heads
+            shape["head_dim"] = attention.head_dim or model.dim // attention.n_heads
+            shape["qk_norm"] = "none" if getattr(attention, "qk_norm", None) is None else "head"
+        if any(mixture is not None for mixture in mixtures):
+            first = next(number for number, mixture in enumerate(mixtures) if mixture is not None)
+            mixture = mixtures[first]
+            width = mixture.routed_experts.inner_experts.hidden_dim
+            shared = mixture.shared_experts
+            shape |= {
+                "num_experts": mixture.num_experts,
+                "experts_per_token": mixture.router.top_k,
+                "expert_intermediate_size": width,
+                "num_shared_experts": 0 if shared is None else shared.w1.out_features // width,
+                "num_dense_layers": first,
+            }
+            dense.append(width)
+        return {**shape, "intermediate_size": dense[0]}
+    except (AttributeError, IndexError, TypeError, ZeroDivisionError):
+        return {}
+
+
+def flavors(module: Any) -> list[str]:
+    """Return the flavors of a module that lists them, as torchtitan's own do."""
+    tables = [value for key, value in vars(module).items() if key.endswith("_configs") and isinstance(value, dict)]
+    return [name for table in tables for name in table]
 
 
 def _flavors(module: Any) -> str:
-    tables = [value for key, value in vars(module).items() if key.endswith("_configs") and isinstance(value, dict)]
-    return f"use one of: {', '.join(name for table in tables for name in table)}" if tables else ""
+    return f"use one of: {', '.join(names)}" if (names := flavors(module)) else ""
 
 
 def _normal(std: float) -> dict[str, Any]:
@@ -239,25 +355,28 @@ def _deepseek_v3(model: ModelConfig) -> ModelSpec:
 
     parts = _Parts(model)
     rope = parts.rope("ComplexRoPE", model.qk_rope_head_dim)
-    layers = [
-        DeepSeekV3TransformerBlock.Config(
-            attention=deepseek_v3.make_mla_attention_config(
-                layer_id=layer,
-                dim=model.hidden_size,
-                n_heads=model.num_heads,
-                q_lora_rank=model.q_lora_rank or 0,
-                kv_lora_rank=model.kv_lora_rank or 0,
-                qk_nope_head_dim=model.qk_nope_head_dim,
-                qk_rope_head_dim=model.qk_rope_head_dim,
-                v_head_dim=model.v_head_dim,
-                attn_backend="flex",
-                linear_init=parts.linear,
-                norm_init={"weight": nn.init.ones_},
-                depth_init=parts.output,
-                rope=rope,
-            ),
-            **parts.besides_attention(layer),
+
+    def attention(layer: int) -> Any:
+        made = deepseek_v3.make_mla_attention_config(
+            layer_id=layer,
+            dim=model.hidden_size,
+            n_heads=model.num_heads,
+            q_lora_rank=model.q_lora_rank or 0,
+            kv_lora_rank=model.kv_lora_rank or 0,
+            qk_nope_head_dim=model.qk_nope_head_dim,
+            qk_rope_head_dim=model.qk_rope_head_dim,
+            v_head_dim=model.v_head_dim,
+            attn_backend="flex",
+            linear_init=parts.linear,
+            norm_init={"weight": nn.init.ones_},
+            depth_init=parts.output,
+            rope=rope,
         )
+        made.kv_norm.eps = made.q_norm.eps = _LATENT_EPS
+        return made
+
+    layers = [
+        DeepSeekV3TransformerBlock.Config(attention=attention(layer), **parts.besides_attention(layer))
         for layer in range(model.num_layers)
     ]
     return _replace(deepseek_v3.model_registry("debugmodel"), model, parts.decoder(deepseek_v3.DeepSeekV3Model, layers))

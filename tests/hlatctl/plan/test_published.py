@@ -23,7 +23,7 @@ def runs() -> list[PublishedRun]:
 
 
 def test_errors_of_figures_to_which_nothing_was_fitted_are_within_the_goals(runs: list[PublishedRun]) -> None:
-    assert (len(step_errors(runs)), len(memory_errors(runs))) == (59, 19)
+    assert (len(step_errors(runs)), len(memory_errors(runs))) == (62, 19)
     for errors, (median, worst) in ((step_errors(runs), GOALS["step"]), (memory_errors(runs), GOALS["memory"])):
         assert statistics.median(errors) <= median
         assert max(errors) <= worst

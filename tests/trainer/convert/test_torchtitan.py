@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,11 @@ from trainer.model.decoder import Llama
 pytest.importorskip("torchtitan", reason="the extra `torchtitan` is not installed")
 with warnings.catch_warnings():  # its imports use what torch has deprecated
     warnings.simplefilter("ignore")
-    for _family in ("llama3", "qwen3", "deepseek_v3"):
+    for _family in ("llama3", "qwen3", "deepseek_v3", "gpt_oss"):
         importlib.import_module(f"torchtitan.models.{_family}")
+
+from torchtitan.models.gpt_oss import gptoss_configs
+from torchtitan.models.gpt_oss.moe import swiglu
 
 from trainer.checkpoint import dcp
 from trainer.checkpoint.trust import why_incomplete
@@ -38,12 +43,12 @@ from trainer.torchtitan.models import model_spec
 #: Where torchtitan asks for FP32 on a CPU.
 pytestmark = pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")
 
-_KINDS = ("llama3", "qwen3", "qwen3_moe", "deepseek_v3")
+_KINDS = ("llama3", "qwen3", "qwen3_moe", "deepseek_v3", "deepseek_v2", "gpt_oss")
 
 
 def _spec(kind: str) -> Any:
     """A small model of a family, cut from torchtitan's own debug model."""
-    family = "qwen3" if kind == "qwen3_moe" else kind
+    family = {"qwen3_moe": "qwen3", "deepseek_v2": "deepseek_v3"}.get(kind, kind)
     registry = importlib.import_module(f"torchtitan.models.{family}").model_registry
     spec = registry("debugmodel_moe" if kind == "qwen3_moe" else "debugmodel")
     model = spec.model
@@ -51,6 +56,9 @@ def _spec(kind: str) -> Any:
     model.vocab_size = model.tok_embeddings.num_embeddings = model.lm_head.out_features = 128
     for layer in model.layers:
         layer.attention.rope.max_seq_len = 64  # the length of its table
+        if kind == "gpt_oss":
+            layer.attention.sliding_window_size = layer.attention.sliding_window_size and 5
+            layer.moe.routed_experts.inner_experts.swiglu_limit = 0.7
         if layer.moe is not None:
             _few_experts(layer.moe, sigmoid=kind == "deepseek_v3")
         if layer.feed_forward is not None:
@@ -79,19 +87,21 @@ def _model(spec: Any) -> Any:
     model = spec.model.build()
     with torch.no_grad():
         for name, value in model.named_parameters():
-            value.normal_(1.0 if "norm" in name else 0.0, 0.1)
+            value.normal_(1.0 if "norm" in name or "sinks" in name else 0.0, 0.1)
         for name, buffer in model.named_buffers():
             if name.endswith("expert_bias_E"):
-                buffer.copy_(torch.linspace(-0.2, 0.2, len(buffer)) if spec.name == "deepseek_v3" else torch.zeros(1))
+                is_exported = spec.name == "deepseek_v3" and not convert._is_deepseek_v2(spec)
+                buffer.copy_(torch.linspace(-0.2, 0.2, len(buffer)) if is_exported else torch.zeros(1))
     return model
 
 
 def _logits(model: Any, tokens: Tensor) -> Tensor:
+    for layer in model.layers.values():
+        window = 5 if getattr(layer, "attn_mask_key", "") == "sliding_window_mask" else None
+        layer.attention.inner_attention.forward = partial(_attend, window=window)
     for module in model.modules():
-        if hasattr(module, "inner_attention"):
-            module.inner_attention.forward = _attend
-        if hasattr(module, "w1_EFD"):
-            module.forward = lambda rows, counts, experts=module: _experts(experts, rows, counts)
+        if hasattr(module, "w1_EFD") or hasattr(module, "mlp1_weight_EGD"):
+            module.forward = partial(_experts, module)
     positions = torch.arange(tokens.shape[1]).expand_as(tokens)
     with torch.no_grad():
         logits: Tensor = model(tokens, attention_masks=None, positions=positions)
@@ -99,17 +109,35 @@ def _logits(model: Any, tokens: Tensor) -> Tensor:
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, *, attention_masks: Any = None, scale: float | None = None, **_: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    window: int | None,
+    scale: float | None = None,
+    out_transform: Callable[[Tensor, Tensor], Tensor] = lambda out, _: out,
+    **_: Any,
 ) -> Tensor:
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True).transpose(1, 2)
+    """Attend as torchtitan's kernels do, which need a device: with the logarithm of each row's sum, for sinks."""
+    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+    k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    back = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
+    scores = scores.masked_fill((back < 0) | (back >= (window or q.shape[2])), -torch.inf)
+    return out_transform((scores.softmax(-1) @ v).transpose(1, 2), scores.logsumexp(-1).transpose(1, 2))
 
 
 def _experts(experts: Any, rows: Tensor, counts: Tensor) -> Tensor:
     """Compute the experts in FP32, so that logits can be compared; torchtitan computes them in BF16."""
     parts = torch.split(rows, counts.tolist())
-    weights = zip(experts.w1_EFD, experts.w2_EDF, experts.w3_EFD, strict=True)
-    return torch.cat([(F.silu(x @ w1.T) * (x @ w3.T)) @ w2.T for x, (w1, w2, w3) in zip(parts, weights, strict=True)])
+    if hasattr(experts, "w1_EFD"):
+        weights = zip(parts, experts.w1_EFD, experts.w2_EDF, experts.w3_EFD, strict=True)
+        return torch.cat([(F.silu(x @ w1.T) * (x @ w3.T)) @ w2.T for x, w1, w2, w3 in weights])
+    into, out = (experts.mlp1_weight_EGD, experts.mlp1_bias_EG), (experts.mlp2_weight_EDF, experts.mlp2_bias_ED)
+    results = []
+    for x, w1, b1, w2, b2 in zip(parts, *into, *out, strict=True):
+        results.append(swiglu(x @ w1.T + b1, limit=experts.swiglu_limit) @ w2.T + b2)
+    return torch.cat(results)
 
 
 @pytest.fixture(scope="module", params=_KINDS)
@@ -185,18 +213,21 @@ def test_weights_that_the_model_does_not_have_are_not_imported(trained: tuple[An
     spec, _, folder = trained
     weights = convert.TitanWeights(folder, spec)
     theirs = weights.read(list(weights.ours))
-    with pytest.raises(CheckpointError, match=r"model\.layers\.\{\}\.other: .* has no such weight"):
+    with pytest.raises(CheckpointError, match=r"model\.layers\.(\{\}|0)\.other: .* has no such weight"):
         convert.titan_weights(theirs | {"model.layers.0.other": torch.ones(2)}, spec)
     with pytest.raises(CheckpointError, match=r"norm\.weight: is missing"):
         convert.titan_weights({name: value for name, value in theirs.items() if name != "model.norm.weight"}, spec)
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_a_model_that_was_exported_is_imported_for_torchtitan(kind: str, tmp_path: Path) -> None:
-    pytest.importorskip("trainer.torchtitan.models")
+def test_a_model_that_was_exported_is_imported_for_torchtitan(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = _spec(kind)
     for layer in spec.model.layers:
-        layer.attention.rope.scaling = "none"  # YaRN is no key of ours
+        if kind != "gpt_oss":
+            layer.attention.rope.scaling = "none"  # YaRN is no key of ours
+    monkeypatch.setitem(gptoss_configs, "tiny", lambda **_: _spec("gpt_oss").model)
     model = _model(spec)
     state = {name: value for name, value in model.state_dict().items() if not name.endswith("expert_bias_E")}
     dcp.save(model.state_dict(), tmp_path / "saved")
@@ -213,6 +244,7 @@ def test_a_model_that_was_exported_is_imported_for_torchtitan(kind: str, tmp_pat
     assert all(torch.equal(imported[name], value) for name, value in state.items())
     assert (written["model"]["num_experts"], bool(written["model"]["kv_lora_rank"])) == {
         "llama3": (0, False), "qwen3": (0, False), "qwen3_moe": (4, False), "deepseek_v3": (4, True),
+        "deepseek_v2": (4, True), "gpt_oss": (4, False),
     }[kind]  # fmt: skip
 
 
