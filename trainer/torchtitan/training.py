@@ -195,7 +195,7 @@ class Training:
             if self.batches:
                 self.batches.close()
             self.profiling.close()
-            self.engine.close()
+        self.engine.close()  # not after an error: it may wait for the device
         step = self.engine.step
         if self.outcome != "rollback" and step >= self.config.total_steps:
             self.outcome = "finished"
