@@ -1,0 +1,57 @@
+"""How a drill compares the disturbed run with the undisturbed one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from flows.drill.exercise import Trial, compare
+from flows.drill.faults import Seen
+
+_SEEN = Seen(detected_as="killed", detected_s=1.0, recovered_s=2.0, lost_steps=2)
+
+
+def _steps(*losses: float, first: int = 1, norm: float = 2.0) -> list[dict[str, Any]]:
+    numbered = enumerate(losses, first)
+    return [{"kind": "step", "step": step, "loss": loss, "grad_norm": norm} for step, loss in numbered]
+
+
+def _compared(ours: list[dict[str, Any]], undisturbed: list[dict[str, Any]], *, exactly: bool) -> Trial:
+    trial = Trial("kill_process", cast(Any, SimpleNamespace(events=ours)), 4, 5, seen=_SEEN)
+    compare(undisturbed, [trial], exactly=exactly)
+    return trial
+
+
+_UNDISTURBED = _steps(5.0, 4.0, 3.0, 2.0, 1.0, 0.5)
+
+
+@pytest.mark.parametrize("exactly", [True, False])
+def test_the_steps_since_the_restored_checkpoint_must_be_repeated(exactly: bool) -> None:
+    trial = _compared(_steps(9.0, 9.0, 3.0, 2.0, 1.0), _UNDISTURBED, exactly=exactly)
+    assert (trial.failure, trial.losses_equal, trial.largest) == ("", True, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "is_rounding"),
+    [
+        (_steps(3.0, 2.0001, 1.0, first=3), True),
+        (_steps(3.0, 2.01, 1.0, first=3), False),
+        (_steps(3.0, 2.0, 1.0, first=3, norm=2.001), True),
+        (_steps(3.0, 2.0, 1.0, first=3, norm=2.1), False),
+        (_steps(3.0, float("nan"), 1.0, first=3), False),
+        ([], False),
+    ],
+)
+def test_a_cpu_must_repeat_every_bit_and_other_devices_all_but_rounding(
+    ours: list[dict[str, Any]], is_rounding: bool
+) -> None:
+    assert _compared(ours, _UNDISTURBED, exactly=True).failure
+    assert (_compared(ours, _UNDISTURBED, exactly=False).failure == "") == is_rounding
+
+
+def test_only_steps_that_both_runs_logged_are_compared() -> None:
+    """An engine may log every tenth step, and the first one of an attempt."""
+    trial = _compared(_steps(3.0, 2.0, 1.0, first=3), _steps(2.0, first=4), exactly=True)
+    assert (trial.failure, trial.losses_equal) == ("", True)
