@@ -34,6 +34,7 @@ from hlatctl.run.processes import node_name
 from hlatctl.run.step_metrics import texts
 from trainer.backends.base import ENDS, NEWS, STOP, Backend, StepMetrics, Stopwatch
 from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, seed_rng, set_rng_state
+from trainer.checkpoint.remote import Chosen
 from trainer.process import StopRequest
 from trainer.step.inputs import open_batches, read_dataset
 from trainer.step.monitor import DRIFT_EVERY_STEPS, Monitor, MonitorEvent, RankTimes, drift_alarm
@@ -229,9 +230,11 @@ class Training:
         self.profiling = Profiling(run, attempt, backend, self._note)
         dataset = read_dataset(run, backend)
         end_id = int(dataset["tokenizer"]["eos_id"]) if config.data.mask_across_documents else None
-        self.model = backend.build_model(document_end_id=end_id)
-        self.optimizer = backend.optimizer(self.model)
         self.checkpoints = CheckpointManager(config, run, backend, journal, attempt=attempt)
+        chosen = self.checkpoints.choose(max_checkpoint_step)
+        drawn = chosen is None and not config.train.init_from
+        self.model = backend.build_model(document_end_id=end_id, drawn=drawn)
+        self.optimizer = backend.optimizer(self.model)
         self.step = self.first_step = 0
         self.monitor = Monitor()
         self.rank_times = RankTimes(config.recovery.straggler_factor, config.recovery.straggler_steps)
@@ -240,15 +243,15 @@ class Training:
         self.nonfinite_steps = 0
         self.pending: deque[_PendingStep] = deque()
         self.last_finished_s = 0.0
-        restored = self._restore(max_checkpoint_step)
+        restored = self._restore(chosen)
         self.dataset_fingerprint = str(dataset["fingerprint"])
         self.batches, self.added_skips = open_batches(config, run, dataset, backend, restored)
 
-    def _restore(self, max_checkpoint_step: int | None) -> Restored | None:
+    def _restore(self, chosen: Chosen) -> Restored | None:
         """Continue from the newest checkpoint, or otherwise read the weights of ``train.init_from``."""
         tensors = self.optimizer.tensors()
         seed_rng(self.config.seed)
-        restored = self.checkpoints.restore(tensors, max_checkpoint_step)
+        restored = self.checkpoints.restore(tensors, chosen)
         if restored:
             self.step = self.first_step = restored.step
             self.monitor = Monitor(restored.shared["monitor"])

@@ -206,7 +206,7 @@ class Training:
     def restore(self, checkpoints: Checkpoints) -> bool:
         """Continue from the newest checkpoint, or otherwise read the weights of ``train.init_from``."""
         states, settings = checkpoints.states, self._settings()
-        restored: Restored | None = self.checkpoints.restore(states, self._max_checkpoint_step)
+        restored: Restored | None = self.checkpoints.restore(states, self.checkpoints.choose(self._max_checkpoint_step))
         if restored:
             checkpoints.put(states)
             self._set(settings)
