@@ -43,7 +43,7 @@ def main() -> int:
     tensors = backend.optimizer(backend.build_model(document_end_id=None)).tensors()
     journal = JournalWriter(run, train_writer(0)) if backend.rank == 0 else None
     checkpoints = CheckpointManager(config, run, backend, journal)
-    assert checkpoints.restore(tensors) is None
+    assert checkpoints.restore(tensors, checkpoints.choose()) is None
     own = {"loader": [[1, backend.rank]], "rng": rng_state()}
     for step in (1, 2):
         _fill(tensors, step)
@@ -53,7 +53,7 @@ def main() -> int:
         _print(backend, f"save {step}, to a verified checkpoint", time.perf_counter() - began_s)
     _fill(tensors, 0)
     began_s = time.perf_counter()
-    restored = checkpoints.restore(tensors)
+    restored = checkpoints.restore(tensors, checkpoints.choose())
     _print(backend, "restore", time.perf_counter() - began_s)
     assert restored is not None
     assert restored.step == 2

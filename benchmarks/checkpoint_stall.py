@@ -69,7 +69,7 @@ def _measure(config: Config, folder: Path) -> tuple[dict[str, list[float]], list
         run = RunPaths(folder / mode)
         own = replace(config, checkpoint=replace(config.checkpoint, mode=mode, keep=1))
         managers[mode] = CheckpointManager(own, run, backend, JournalWriter(run, "train-rank00000"))
-        managers[mode].restore(optimizer.tensors())
+        managers[mode].restore(optimizer.tensors(), managers[mode].choose())
     for step in range(1, _SAVES + 1):
         for mode, checkpoints in managers.items():
             started = time.perf_counter()

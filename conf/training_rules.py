@@ -1,4 +1,6 @@
-"""Rules that the trainer and the simulation share: saving and deleting checkpoints, exit codes, and the learning rate.
+"""Rules that the trainer, the flows and the simulation share about training.
+
+They are about saving and deleting checkpoints, exit codes, the learning rate, and how much rounding may change.
 
 Everything here is pure. Milestones and permanent steps are properties of ``conf.schema.Config``.
 """
@@ -17,6 +19,17 @@ SaveReason = Literal["final", "stop", "milestone", "permanent", "interval"]
 REQUIRED: frozenset[SaveReason] = frozenset({"final", "stop", "milestone"})
 #: Training waits until a save for one of these reasons is complete.
 BLOCKING: frozenset[SaveReason] = frozenset({"final", "stop"})
+
+#: Processors and devices round differently: the largest relative difference of a loss between two of them. Norms of
+#: gradients and moments sum rounded values, so they differ more.
+LOSS_TOLERANCE, NORM_TOLERANCE, TENSOR_TOLERANCE = 1e-3, 1e-2, 0.1
+
+
+def relative_difference(now: float, then: float) -> float:
+    """Return the relative difference of two numbers; infinite if they differ and one isn't finite."""
+    difference = abs(now - then) / max(abs(then), 1e-12) if now != then else 0.0
+    return difference if math.isfinite(difference) else math.inf
+
 
 Outcome = Literal["finished", "stop", "rollback", "amend"]
 #: Exit code of a training process that ends without an error. After ``stop`` (SIGTERM) and ``amend`` (the next attempt

@@ -362,7 +362,7 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
         for left_over in due_milestones(ctx):
             evaluations.add(left_over)
         while (number := next_attempt(ctx.refresh(), ctx.config)) is not None:
-            if ctx.config.eval.placement == "between" and not ctx.training_lives():
+            if ctx.config.eval_placement == "between" and not ctx.training_lives():
                 evaluations.finish()
             _keep_up(ctx, caller)
             decision = caller.call(f"train attempt {number}", partial(run_attempt, ctx, number, evaluations.announce))
@@ -371,7 +371,7 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
             else:
                 ctx.pause(decision.wait_s)
         announce_milestones(ctx, evaluations.add)
-        if ctx.config.eval.placement == "between":
+        if ctx.config.eval_placement == "between":
             evaluations.finish()  # on the nodes of training
         ctx.launcher.release(ctx.run.root)
         for announced_by_others in due_milestones(ctx):  # `hlatctl eval`, which may have failed since then

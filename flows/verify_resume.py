@@ -8,7 +8,6 @@ compared too: a wrong moment of a row that no step uses changes no loss. The run
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ import conf.load
 from conf.data_changes import added_skips
 from conf.of_run import of_run
 from conf.schema import Config
+from conf.training_rules import LOSS_TOLERANCE, NORM_TOLERANCE, TENSOR_TOLERANCE, relative_difference
 from flows.launch.base import launcher_for
 from flows.pretrain import adopt_checkpoint
 from flows.runtime.context import FlowContext, is_simulated
@@ -35,9 +35,6 @@ from hlatctl.run.paths import RunPaths, cache_dir
 from hlatctl.run.provenance import package_versions
 from hlatctl.run.state import RunState
 
-#: Processors and devices round differently: the largest relative difference of a loss between two of them. Norms of
-#: gradients and moments sum rounded values, so they differ more.
-TOLERANCE, NORM_TOLERANCE, TENSOR_TOLERANCE = 1e-3, 1e-2, 0.1
 #: More steps than any run has, so that no checkpoint is written.
 _NEVER_STEPS = 1 << 40
 #: More checkpoints than the training writes: one at the end of the steps, and one when it stops.
@@ -88,7 +85,9 @@ class Comparison:
         if self.must_equal:
             return self.first_different is None and self.first_tensor is None
         measured = (self.largest, self.largest_norm, self.largest_tensor)
-        return all(m <= most for m, most in zip(measured, (TOLERANCE, NORM_TOLERANCE, TENSOR_TOLERANCE), strict=True))
+        return all(
+            m <= most for m, most in zip(measured, (LOSS_TOLERANCE, NORM_TOLERANCE, TENSOR_TOLERANCE), strict=True)
+        )
 
 
 def verify(
@@ -234,7 +233,9 @@ def _train_started(run: RunPaths, attempt: int) -> Event:
 def _compare(base: int, expected: Steps, losses: Steps, conditions: list[str], config: Config) -> Comparison:
     different = [step for step in expected if expected[step] != losses[step]]
     pairs = [(losses[step], expected[step]) for step in different]
-    largest, largest_norm = (max((_relative(now[i], then[i]) for now, then in pairs), default=0.0) for i in (0, 1))
+    largest, largest_norm = (
+        max((relative_difference(now[i], then[i]) for now, then in pairs), default=0.0) for i in (0, 1)
+    )
     return Comparison(
         from_step=base,
         steps=len(losses),
@@ -245,12 +246,6 @@ def _compare(base: int, expected: Steps, losses: Steps, conditions: list[str], c
         conditions=conditions,
         must_equal=not conditions and (config.backend.device == "cpu" or not different),
     )
-
-
-def _relative(now: float, then: float) -> float:
-    """Return the relative difference of two numbers; infinite if they differ and one isn't finite."""
-    difference = abs(now - then) / max(abs(then), 1e-12) if now != then else 0.0
-    return difference if math.isfinite(difference) else math.inf
 
 
 def _compare_tensors(

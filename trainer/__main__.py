@@ -13,9 +13,8 @@ from conf.load import load
 from conf.of_run import of_run
 from conf.schema import Config
 from hlatctl.run import files
-from hlatctl.run.errors import run_main
 from hlatctl.run.paths import RunPaths
-from trainer.process import answer_signal, follow_launcher, keep_evidence_in, show_stacks_when_asked
+from trainer.process import answer_signal, follow_launcher, keep_evidence_in, run_rank, show_stacks_when_asked
 
 if TYPE_CHECKING:
     from trainer.backends.base import Backend
@@ -39,14 +38,14 @@ def main(argv: list[str] | None = None) -> int:
     from trainer.backends import make_backend
 
     backend = make_backend(config)
-    try:
-        if arguments.compile_only:
-            return _compile_only(config, run, backend)
-        if arguments.check_coverage:
-            return _check_coverage(config, run, backend)
-        return _train(config, run, backend, arguments.attempt, arguments.max_checkpoint_step)
-    finally:
-        backend.close()
+    if arguments.compile_only:
+        code = _compile_only(config, run, backend)
+    elif arguments.check_coverage:
+        code = _check_coverage(config, run, backend)
+    else:
+        code = _train(config, run, backend, arguments.attempt, arguments.max_checkpoint_step)
+    backend.close()  # not after an error: see `run_rank`
+    return code
 
 
 def _keep_to_own_cache(config: Config) -> None:
@@ -116,4 +115,4 @@ if __name__ == "__main__":
     follow_launcher()
     answer_signal()
     show_stacks_when_asked()
-    sys.exit(run_main(main))
+    run_rank(main)

@@ -14,7 +14,6 @@ import os
 import platform
 import resource
 import shutil
-import sys
 import tempfile
 import time
 import uuid
@@ -30,13 +29,13 @@ from conf.sizes import FAST_CHECKPOINTS, fast_dir_bytes, runs_dir_bytes
 from hlatctl.node import NODES_ENV
 from hlatctl.run import files
 from hlatctl.run.checkpoint import checkpoint_steps, steps_in
-from hlatctl.run.errors import DependencyError, PreflightError, StorageError, run_main
+from hlatctl.run.errors import DependencyError, PreflightError, StorageError
 from hlatctl.run.files import JOB_FOLDER_ENV, reading
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.processes import node_name
 from hlatctl.run.provenance import package_versions, versions_of
 from trainer.checkpoint.trust import Tiers
-from trainer.process import follow_launcher
+from trainer.process import follow_launcher, run_rank
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -356,16 +355,14 @@ def main(argv: list[str] | None = None) -> int:
     backend = make_backend(config)
     if module := config.backend.kind.own_settings:
         importlib.import_module(module).settings(config)
-    try:
-        workers = backend.gather(measure(config, run, backend))
-        backend.gather(None)
-        if backend.rank == 0:
-            conclude(run, workers)
-    finally:
-        backend.close()
+    workers = backend.gather(measure(config, run, backend))
+    backend.gather(None)
+    if backend.rank == 0:
+        conclude(run, workers)
+    backend.close()  # not after an error: see `run_rank`
     return 0
 
 
 if __name__ == "__main__":
     follow_launcher()
-    sys.exit(run_main(main))
+    run_rank(main)

@@ -13,14 +13,41 @@ import os
 import signal
 import sys
 import threading
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
-from hlatctl.run import files, processes, rank_output
+from hlatctl.run import files, processes, rank_output, startup
+from hlatctl.run.errors import HlatctlError, tell
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import collectives_name, stacks_name
+
+
+def run_rank(main: Callable[[], int]) -> NoReturn:
+    """Run the main function of a rank, and end its process with the function's exit code.
+
+    After an error, the process prints it and ends without cleaning up. Leaving a process group, and Python's own exit,
+    may wait for operations that the other ranks never finish; torchrun ends these only when this process has ended.
+    """
+    startup.begin()
+    try:
+        code = main()
+    except HlatctlError as error:
+        code = tell(error)
+    except SystemExit:  # wrong arguments
+        raise
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    else:
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 class StopRequest:

@@ -96,6 +96,16 @@ class Config:
         return 0 if (wanted.device or self.backend.device) == "cpu" else wanted.tensor_parallel_size
 
     @property
+    def eval_placement(self) -> Literal["beside", "between"]:
+        """When milestones are evaluated: while training runs, or between two attempts."""
+        return self.eval.placement or ("between" if self.eval_shares_devices else "beside")
+
+    @property
+    def eval_shares_devices(self) -> bool:
+        """Whether evaluations compute on the devices of training: on one machine nobody gives them others."""
+        return self.cluster.jobs_run == "here" and self.eval_devices > 0
+
+    @property
     def micro_batch_size(self) -> int:
         """Sequences per process and forward pass."""
         return self.train.micro_batch_size or self.train.global_batch_size // self.data_parallel_size

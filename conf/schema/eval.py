@@ -119,9 +119,10 @@ class EvalConfig:
     """Which waiting milestone is evaluated next: the one that waits longest, or the newest checkpoint."""
     concurrent: PositiveInt = 1
     """Milestones evaluated at the same time. On one machine they share its cores and memory."""
-    placement: Literal["beside", "between"] = "beside"
+    placement: Literal["beside", "between"] | None = None
     """`beside`: while training runs, at low priority on one machine, as jobs of their own on a cluster. `between`:
-    training ends its attempt at each milestone, and its nodes evaluate before the next attempt."""
+    training ends its attempt at each milestone, and its nodes evaluate before the next attempt. None: `between` on one
+    machine whose devices train and evaluate, otherwise `beside`."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Number format of the evaluated model; none: `float32` with `hf`, `bfloat16` with `vllm` and `neuron`."""
     device: DeviceName | None = None

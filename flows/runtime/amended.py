@@ -97,7 +97,7 @@ def pause_step(state: RunState, config: Config) -> int | None:
 
     It is the first milestone after the attempt's start that is not evaluated, except the last step.
     """
-    if config.eval.placement != "between" or state.attempt is None:
+    if config.eval_placement != "between" or state.attempt is None:
         return None
     start, ceiling = state.attempt.resumed_from_step, state.attempt.max_checkpoint_step
     if start is None:  # it has not loaded its checkpoint yet

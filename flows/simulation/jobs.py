@@ -301,7 +301,7 @@ class Training:
     def _pauses(self) -> bool:
         """Return whether the attempt ends at this milestone, as the driver orders a real trainer to do."""
         milestone_tokens = self._config.milestones.get(self._step)
-        if self._config.eval.placement != "between" or milestone_tokens is None:
+        if self._config.eval_placement != "between" or milestone_tokens is None:
             return False
         return not (self._cluster.run.eval(milestone_tokens) / "results.json").is_file()
 

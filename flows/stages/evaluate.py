@@ -205,7 +205,7 @@ def _run_beside_training(
     at normal priority: an evaluation keeps its finished tasks and generated answers.
     """
     job, stays = replace(_job(ctx, name, *argv), devices=devices), reattach and _stays(ctx)
-    if ctx.config.eval.placement == "between" and ctx.heeds_stop:
+    if ctx.config.eval_placement == "between" and ctx.heeds_stop:
         run_job(ctx, replace(job, nodes=1, keeps_nodes=ctx.launcher.keeps_nodes), reattach=reattach, stays=stays)
         return
     if _yields(ctx, step):
@@ -281,7 +281,7 @@ class Evaluations:
         with self._lock:
             self._waiting.append(milestone_tokens)
         self._held += 1
-        if self._ctx.config.eval.placement == "beside":
+        if self._ctx.config.eval_placement == "beside":
             self._start()
 
     def announce(self, milestone_tokens: int) -> None:

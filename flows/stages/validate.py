@@ -21,6 +21,7 @@ from flows.runtime.programs import ask, ask_about
 from flows.stages import run_stage
 from hlatctl import machine_checks
 from hlatctl.cache.remote import unusable
+from hlatctl.plan.evaluation import check_shared_devices
 from hlatctl.plan.memory import check_memory
 from hlatctl.run.checkpoint import checkpoint_steps
 from hlatctl.run.errors import ConfigError, DependencyError, HlatctlError, LaunchError
@@ -88,7 +89,8 @@ def refused(config: Config) -> list[HlatctlError]:
 
 def _checks(config: Config, *, begun: bool = False) -> list[Callable[[], object]]:
     """Return the checks beyond the configuration's own rules, cheapest first."""
-    checks: list[Callable[[], object]] = [partial(check, config) for check in (check_memory, _software, _own_tasks)]
+    rules = (check_memory, check_shared_devices, _software, _own_tasks)
+    checks: list[Callable[[], object]] = [partial(check, config) for check in rules]
     if is_simulated(config):
         return checks  # corpus, weights and the suite's packages are on the cluster, and CI has none of them
     wanted, backend = config.eval, config.backend

@@ -17,7 +17,9 @@ from typing import Any
 
 from conf.schema import Config, EvalConfig, EvalGroupConfig
 from conf.sizes import BF16_BYTES, FP32_BYTES, checkpoint_bytes, export_bytes, parameters
+from hlatctl.plan.memory import memory as training_memory
 from hlatctl.plan.sections import DERIVED, GIVEN, MEASURED, Figure, Section
+from hlatctl.run.errors import ConfigError
 from hlatctl.units import count, counted, duration, size
 
 #: Share of the peak that reading prompts is assumed to reach. `hlatctl status` shows measured times.
@@ -116,6 +118,25 @@ def evaluation_cost(
         times_s=_times_s(config, groups, on_device),
         interval_s=None if step_s is None else step_s * min(every_steps, config.total_steps),
     )
+
+
+def check_shared_devices(config: Config) -> None:
+    """Refuse evaluations during training on devices whose memory has no room for both, if that is known.
+
+    Raises:
+        ConfigError: names the device's memory and both needs.
+    """
+    if not config.eval.enabled or config.eval_placement == "between" or not config.eval_shares_devices:
+        return
+    device_bytes, need_bytes = config.cluster.hardware.memory_bytes, training_memory(config).need_bytes
+    weights_bytes = evaluation_cost(config, None).weights_bytes
+    if device_bytes is not None and need_bytes + weights_bytes > device_bytes:
+        raise ConfigError(
+            f"eval.placement=beside: training needs {size(need_bytes)} of a device and the evaluated model "
+            f"{size(weights_bytes)} (eval.runner={config.eval.runner}); cluster.hardware.memory_bytes={device_bytes} "
+            f"({size(device_bytes)}) has no room for both",
+            hint="set eval.placement=between, or eval.device=cpu",
+        )
 
 
 def peak_of_device(config: Config) -> float | None:
@@ -304,7 +325,7 @@ def _time(config: Config, cost: EvaluationCost) -> list[Figure]:
         return figures
     share = total_s / config.eval.concurrent / cost.interval_s
     at_once = f", {config.eval.concurrent} at once" if config.eval.concurrent > 1 else ""
-    behind = "; evaluation falls behind training" if share > 1 and config.eval.placement == "beside" else ""
+    behind = "; evaluation falls behind training" if share > 1 and config.eval_placement == "beside" else ""
     text = f"evaluation takes {share:.2g} of the {duration(cost.interval_s)} between milestones{at_once}{behind}"
     return [*figures, Figure("share of training's time", share, text, DERIVED)]
 

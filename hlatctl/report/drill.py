@@ -89,6 +89,12 @@ def _row(event: Event) -> list[str]:
         f"{event['detected_s']:.1f} s",
         "training continued" if recovered_s is None else f"{recovered_s:.1f} s",
         f"{event['lost_steps']:,}",
-        "equal" if event["losses_equal"] else "DIFFER",
+        _losses(event),
         f"NOT RECOVERED: {event['failure']}" if event["failure"] else "recovered",
     ]
+
+
+def _losses(event: Event) -> str:
+    if event["losses_equal"]:
+        return "equal"
+    return "DIFFER" if event["failure"] else f"within {event['largest']:.1g}"

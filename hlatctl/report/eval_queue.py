@@ -142,7 +142,7 @@ def _arrivals_s(state: RunState, config: Config) -> list[float] | None:
     If training waits for evaluations, no milestone arrives while one is waiting.
     """
     steps, pace_s = _left_steps(state, config), seconds_per_step(state)
-    if not steps or config.eval.placement == "between":
+    if not steps or config.eval_placement == "between":
         return []
     return None if pace_s is None else [pace_s * step for step in steps]
 

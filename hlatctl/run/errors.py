@@ -305,10 +305,15 @@ def run_main(main: Callable[[], int]) -> int:
     try:
         return main()
     except HlatctlError as error:
-        if not os.environ.get(ERROR_TOLD_ENV):
-            print(f"{error.word}: {printable(str(error))}", file=sys.stderr)
-        leave(error, os.environ.get(ERROR_FILE_ENV))
-        return error.exit_code
+        return tell(error)
+
+
+def tell(error: HlatctlError) -> int:
+    """Print a process's error and leave it for the launching process, as :func:`run_main`; return the exit code."""
+    if not os.environ.get(ERROR_TOLD_ENV):
+        print(f"{error.word}: {printable(str(error))}", file=sys.stderr)
+    leave(error, os.environ.get(ERROR_FILE_ENV))
+    return error.exit_code
 
 
 def leave(error: HlatctlError, path: str | None) -> None:

@@ -396,7 +396,8 @@ OF_RUNS: dict[str, Kind] = {
     "drill_outcome": _kind(
         "drill: one for each fault",
         "fault! text; title! text; failure! text (empty if the run recovered); skipped! text (why the fault was not "
-        "tried); detected_as text; detected_s number; recovered_s number; lost_steps whole; losses_equal flag",
+        "tried); detected_as text; detected_s number; recovered_s number; lost_steps whole; losses_equal flag; "
+        "largest number (largest relative difference of a loss from the undisturbed run's)",
         _drill_outcome,
     ),
     "drill_baseline": _kind(

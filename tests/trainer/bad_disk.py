@@ -1,22 +1,22 @@
 """Run instead of ``-m trainer``: the disk fails during the second checkpoint; not a test by itself.
 
-``BAD_DISK=hang`` writes half a shard and never returns; ``BAD_DISK=fail`` fails only on rank 1.
+``BAD_DISK=hang`` writes half a shard and never returns; ``BAD_DISK=fail`` fails only on rank 1. Leaving the process
+group never ends then, as NCCL's does while another rank is missing from a collective.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
+import torch.distributed as dist
 from torch import Tensor
 
-from hlatctl.run.errors import run_main
 from trainer.__main__ import main
 from trainer.backends.torch_native import TorchNative
 from trainer.checkpoint.shards import ShardFile
-from trainer.process import follow_launcher
+from trainer.process import follow_launcher, run_rank
 
 _SECOND = ".tmp-step-00000100-attempt-0001"
 _save = TorchNative.save
@@ -38,4 +38,5 @@ def _badly(backend: TorchNative, tensors: dict[str, Tensor], folder: Path) -> Sh
 if __name__ == "__main__":
     follow_launcher()
     TorchNative.save = _badly  # type: ignore[assignment, method-assign]
-    sys.exit(run_main(main))
+    dist.destroy_process_group = lambda *_: time.sleep(3600)
+    run_rank(main)

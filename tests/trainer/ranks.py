@@ -15,11 +15,12 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conf.load import load
@@ -140,6 +141,32 @@ def exchanges(run: RunPaths, job: dict[str, Any]) -> dict[str, int]:
     return dict(counted.counts)
 
 
+def formats(run: RunPaths, job: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the number formats of what each kind of a layer's modules gets, during a micro-batch."""
+    from trainer.backends.torch_native import TorchNative
+
+    config = load(run.config)
+    backend = TorchNative(config)
+    model = backend.build_model(document_end_id=None)
+    backend.optimizer(model).zero_grad()
+    found: dict[str, set[str]] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            tensors = [value for value in inputs if isinstance(value, Tensor)]
+            found.setdefault(name, set()).add(" ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors))
+
+        return hook
+
+    for layer in model.blocks():
+        for name, module in layer.named_modules():
+            module.register_forward_pre_hook(note(name or "layer"))
+    share = config.train.global_batch_size // backend.data_parallel_size
+    tokens = torch.randint(config.model.vocab_size, (share, config.train.seq_len))
+    backend.forward_backward(model, tokens, tokens)
+    return {name: sorted(seen) for name, seen in found.items()}
+
+
 def piece(name: str, whole: Tensor, layout: Layout) -> Tensor:
     """Return this process's piece of a whole parameter."""
     from trainer.model.decoder import slice_dim
@@ -189,7 +216,7 @@ def muon(run: RunPaths, job: dict[str, Any]) -> None:
         torch.testing.assert_close(local(values[name]), expected, rtol=0, atol=0, msg=f"{run.root}: {name}")
 
 
-_WORK = {"train": train, "drift": drift, "exchanges": exchanges, "muon": muon}
+_WORK = {"train": train, "drift": drift, "exchanges": exchanges, "formats": formats, "muon": muon}
 
 
 def _do(job: dict[str, Any]) -> Any:

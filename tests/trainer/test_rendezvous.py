@@ -192,6 +192,7 @@ def test_hosts_are_connected_with_few_others_and_exchange_everything_afterwards(
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    opened = dict(map(int, line.split(": ")) for line in result.stdout.splitlines())
+    rows = [line.split(": ") for line in result.stdout.splitlines()]
+    opened = {int(rank): int(count) for rank, count in rows}
     assert opened.keys() == set(range(12))
     assert max(count for rank, count in opened.items() if rank) < 2 * 11

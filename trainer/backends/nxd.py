@@ -141,7 +141,7 @@ class Nxd(TorchDistributed):
         state.initialize_kv_group(kv_replicas)
         return SharedHeads.of(model, self.rank, tp_ranks, state.get_kv_shared_group(as_list=True))
 
-    def build_model(self, *, document_end_id: int | None) -> Llama:
+    def build_model(self, *, document_end_id: int | None, drawn: bool = True) -> Llama:
         """Build the model in host memory, then move it to the device, a few processes of a node at a time."""
         from trainer.backends.nxd_parts import NxdParts, WithLoss
 
@@ -152,7 +152,9 @@ class Nxd(TorchDistributed):
         )
         for parameter in llama.parameters():
             parameter.data = parameter.data.to(dtype)  # but rotary tables stay FP32
-        initialize(llama, config.model, config.seed)
+        self._drawn = drawn
+        if drawn:
+            initialize(llama, config.model, config.seed)
         self._numbers = parts.numbers
         for layer in llama.blocks():
             layer.recompute = config.parallel.activation_checkpointing == "full"
@@ -175,7 +177,7 @@ class Nxd(TorchDistributed):
                 replication = shard.replication // self.data_parallel_size
                 shards[name] = replace(shard, sharded=True, replication=replication)
         optimizer = NxdAdamW(shards, config.optimizer, self._nxd_config, dtype=self._precision.weights)
-        if self._precision.weights != self._precision.compute:  # master weights have more bits than the parameters
+        if self._drawn and self._precision.weights != self._precision.compute:  # master weights have more bits
             for name, shard in shards.items():
                 shape = list(shard.parameter.shape)
                 optimizer.write_weights(name, initial_slice(name, shape, model.parts, config.model, config.seed))

@@ -76,7 +76,7 @@ class TorchNative(TorchDistributed):
         """See :class:`trainer.backends.base.Backend`."""
         return int(self._facts.runs_behind_host)
 
-    def build_model(self, *, document_end_id: int | None) -> Llama:
+    def build_model(self, *, document_end_id: int | None, drawn: bool = True) -> Llama:
         """Build and shard the model on the meta device, then allocate and initialize this process's part."""
         config, layout = self._config, self._layout
         with torch.device("meta"):
@@ -92,7 +92,9 @@ class TorchNative(TorchDistributed):
         prepare(model, layout, self._precision, compile_backend=compiler)
         model.to_empty(device=self.device)
         self._numbers = model.parts.numbers
-        initialize(model, config.model, config.seed)
+        if drawn:
+            initialize(model, config.model, config.seed)
+        model.rotary.fill()
         if config.parallel.pipeline_parallel_size > 1:
             from trainer.parallel.pipeline import Pipeline  # importing torch's pipelining takes half a second
 

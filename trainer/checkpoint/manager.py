@@ -31,7 +31,7 @@ from hlatctl.run.files import reading
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend, Member
-from trainer.checkpoint.remote import Fetcher, Uploader
+from trainer.checkpoint.remote import Chosen, Fetcher, Uploader
 from trainer.checkpoint.together import Together, on_rank0
 from trainer.checkpoint.trust import CheckpointRecords, Tiers, Verifier
 from trainer.checkpoint.writer import STATE, Save, Shards, Storage, Writer
@@ -151,15 +151,11 @@ class CheckpointManager:
         """Count a finite step for the checkpoints before it."""
         self._records.healthy_step()
 
-    def restore(self, tensors: dict[str, Tensor], max_step: int | None = None) -> Restored | None:
-        """Read the newest valid checkpoint into the tensors; return None if none was ever written.
+    def restore(self, tensors: dict[str, Tensor], chosen: Chosen) -> Restored | None:
+        """Read the checkpoint from :meth:`choose` into the tensors; return None if there is none.
 
-        Raises a CheckpointError if checkpoints were written and none is valid.
-
-        Args:
-            max_step: ignore newer checkpoints.
+        Raises a CheckpointError if it doesn't have these tensors.
         """
-        chosen = self._choose(max_step)
         if self._config.checkpoint.mode == "async":
             # Allocate now, so that too little memory is an error before training, and the first save is fast.
             self._host = self._storage.reserve(tensors)
@@ -171,8 +167,22 @@ class CheckpointManager:
         ranks = RankStates(**states)
         return Restored(step=step, shared=shared, loader=ranks.loader, rng=ranks.rng_for(self._backend.rank))
 
-    def _newest_valid(self, max_step: int | None) -> tuple[int, str] | None:
-        """Return step and folder of the newest checkpoint that all ranks find valid; None if none was ever written."""
+    def choose(self, max_step: int | None = None) -> Chosen:
+        """Return step and folder of the newest checkpoint that all ranks find valid; None if none was ever written.
+
+        It is fetched if the remote folder has a newer one. Raises a CheckpointError if checkpoints were written and
+        none is valid.
+
+        Args:
+            max_step: ignore newer checkpoints.
+        """
+        if self._fetcher is None or self._uploader is None:
+            return self._newest_valid(max_step)
+        chosen, missing = self._fetcher.choose(lambda: self._newest_valid(max_step), max_step)
+        self._uploader.offer(missing)
+        return chosen
+
+    def _newest_valid(self, max_step: int | None) -> Chosen:
         self._together.on_rank0(self._records.start)
         candidates = self._records.candidates(max_step)
         while True:
@@ -185,14 +195,6 @@ class CheckpointManager:
             if reason is None:
                 self._records.chosen(step)
                 return step, os.fspath(folder)
-
-    def _choose(self, max_step: int | None) -> tuple[int, str] | None:
-        """Return step and folder of the checkpoint to restore, fetched if the remote folder has a newer one."""
-        if self._fetcher is None or self._uploader is None:
-            return self._newest_valid(max_step)
-        chosen, missing = self._fetcher.choose(lambda: self._newest_valid(max_step), max_step)
-        self._uploader.offer(missing)
-        return chosen
 
     def begin_from(self, folder: Path, tensors: dict[str, Tensor]) -> None:
         """Read only the weights of another run's checkpoint, or of an imported model, into the tensors.

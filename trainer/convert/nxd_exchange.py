@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -22,10 +21,11 @@ from conf.of_run import of_run
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.checkpoint import read_manifest, write_manifest
-from hlatctl.run.errors import CheckpointError, ConfigError, run_main
+from hlatctl.run.errors import CheckpointError, ConfigError
 from hlatctl.run.files import new_folder, parse_json, reading
 from hlatctl.run.paths import RunPaths, step_name
 from trainer.checkpoint.shards import INDEX, ShardIndex, StoredChunk, compose, read_index
+from trainer.process import run_rank
 
 if TYPE_CHECKING:
     from trainer.backends.nxd import Nxd
@@ -134,17 +134,15 @@ def main(argv: list[str] | None = None) -> int:
     from trainer.backends.nxd import Nxd
 
     backend = Nxd(config)
-    try:
-        if arguments.source is None:
-            written = to_library(backend, run, arguments.step, arguments.to.absolute())
-        else:
-            written = from_library(backend, config, arguments.source.absolute(), arguments.to.absolute())
-    finally:
-        backend.close()
+    if arguments.source is None:
+        written = to_library(backend, run, arguments.step, arguments.to.absolute())
+    else:
+        written = from_library(backend, config, arguments.source.absolute(), arguments.to.absolute())
+    backend.close()  # not after an error: see `run_rank`
     if backend.rank == 0:
         print(json.dumps(written))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    run_rank(main)

@@ -437,7 +437,7 @@ def build(config: ModelConfig, *, seq_len: int, seed: int) -> Llama:
 
 @torch.no_grad()
 def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
-    """Fill this process's parameters or slices, and the rotary tables.
+    """Fill this process's parameters or slices.
 
     Each parameter is drawn whole on the CPU, one by one, and this process keeps its slice. So the processes don't
     communicate.
@@ -452,7 +452,6 @@ def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
             parameter.to_local().copy_(shard.to_local())
         else:
             parameter.copy_(value)
-    model.rotary.fill()
 
 
 def initial_slice(name: str, shape: list[int], parts: Parts, config: ModelConfig, seed: int) -> Tensor:

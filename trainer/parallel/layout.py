@@ -132,7 +132,8 @@ def _shard(model: Llama, layout: Layout, precision: Precision) -> None:
     parallel = layout.config.parallel
     is_hybrid = "replicate" in (layout.mesh.mesh_dim_names or ())
     mesh = layout.mesh["replicate", "dp"] if is_hybrid else layout.mesh["dp"]
-    policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32)
+    # A layer's inputs have their formats: activations that of the computation, and rotary tables FP32.
+    policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     again = parallel.data_parallel == "fsdp" and parallel.reshard_after_forward == "always"
     blocks: list[FSDPModule] = [
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=again) for layer in model.blocks()

@@ -54,7 +54,8 @@ class Training(training.Training):
     ) -> None:
         super().__init__(config, run, backend, journal, attempt=attempt, max_checkpoint_step=max_checkpoint_step)
         self.backend = backend
-        self.model = backend.build_model(document_end_id=self.document_end_id)
+        drawn = self.chosen is None and not config.train.init_from
+        self.model = backend.build_model(document_end_id=self.document_end_id, drawn=drawn)
         self.optimizer = backend.optimizer(self.model)
         flops = flops_per_token(config.model, config.train.seq_len)
         self.figures = training.StepFigures(config, backend.device, self.peak_flops_per_s, flops)

@@ -8,6 +8,7 @@ plain text that fits 120 columns; PyTorch's own is twice as wide.
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -110,8 +111,13 @@ class Profiling:
         self._done_steps += 1
 
     def close(self) -> None:
-        """Drop an incomplete profile when training ends."""
+        """Drop an incomplete profile when training ends.
+
+        After an error it isn't stopped: that waits for the device, which may wait for the other ranks.
+        """
         if self._order:
+            if sys.exception():
+                self._recorder = None
             self._drop(self._order, "training ended before the last of its steps")
 
     def _finish(self, order: ProfileOrder, step: int) -> None:

@@ -211,12 +211,12 @@ class Training:
         storage: Storage | None = None,
     ) -> None:
         self.config, self.run_paths, self.member, self.journal = config, run, member, journal
-        self.max_checkpoint_step = max_checkpoint_step
         self.policy, self.stop = CheckpointPolicy(config), StopRequest()
         self.orders = Orders(run, attempt, ahead=member.steps_ahead) if attempt and member.rank == 0 else None
         self.profiling = Profiling(run, attempt, member, self.note)
         self.dataset = read_dataset(run, member)
         self.checkpoints = CheckpointManager(config, run, member, journal, attempt=attempt, storage=storage)
+        self.chosen = self.checkpoints.choose(max_checkpoint_step)
         self.monitor, self.line = Monitor(), StepLine(config)
         self.rank_times = RankTimes(config.recovery.straggler_factor, config.recovery.straggler_steps)
         self.hosts: list[str] = member.gather(node_name())
@@ -237,8 +237,8 @@ class Training:
         return int(self.dataset["tokenizer"]["eos_id"]) if self.config.data.mask_across_documents else None
 
     def restore(self, tensors: dict[str, Any]) -> Restored | None:
-        """Read the newest checkpoint into the tensors, or otherwise the weights of ``train.init_from``."""
-        restored = self.checkpoints.restore(tensors, self.max_checkpoint_step)
+        """Read the chosen checkpoint into the tensors, or otherwise the weights of ``train.init_from``."""
+        restored = self.checkpoints.restore(tensors, self.chosen)
         if restored:
             self.monitor = Monitor(restored.shared["monitor"])
             set_rng_state(restored.rng)

@@ -179,7 +179,7 @@ class Training(training.Training):
                 self.checkpoints.finish(lambda: self.stop.requested)
         finally:
             self.close()
-            self.engine.close()
+        self.engine.close()  # not after an error: it may wait for the device
         return self.end(self.engine.step, self.outcome)
 
     def begin(self, checkpoints: Checkpoints) -> bool:

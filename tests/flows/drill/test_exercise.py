@@ -3,35 +3,59 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from conf.schema import ClusterConfig, Config, ParallelConfig
-from flows.drill.exercise import _compare, _Trial
+from flows.drill.exercise import Trial, compare
 from flows.drill.faults import FAULTS, Seen
 
+_SEEN = Seen(detected_as="killed", detected_s=1.0, recovered_s=2.0, lost_steps=2)
 
-def _arena(losses: dict[int, float]) -> Any:
-    return SimpleNamespace(
-        events=[{"kind": "step", "step": step, "loss": loss, "grad_norm": 1.0} for step, loss in losses.items()]
-    )
+
+def _steps(*losses: float, first: int = 1, norm: float = 2.0) -> list[dict[str, Any]]:
+    numbered = enumerate(losses, first)
+    return [{"kind": "step", "step": step, "loss": loss, "grad_norm": norm} for step, loss in numbered]
+
+
+def _compared(ours: list[dict[str, Any]], undisturbed: list[dict[str, Any]], *, exactly: bool) -> Trial:
+    trial = Trial("kill_process", cast(Any, SimpleNamespace(events=ours)), 4, 5, seen=_SEEN)
+    compare(undisturbed, [trial], exactly=exactly)
+    return trial
+
+
+_UNDISTURBED = _steps(5.0, 4.0, 3.0, 2.0, 1.0, 0.5)
+
+
+@pytest.mark.parametrize("exactly", [True, False])
+def test_the_steps_since_the_restored_checkpoint_must_be_repeated(exactly: bool) -> None:
+    trial = _compared(_steps(9.0, 9.0, 3.0, 2.0, 1.0), _UNDISTURBED, exactly=exactly)
+    assert (trial.failure, trial.losses_equal, trial.largest) == ("", True, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("drilled", "equal"),
+    ("ours", "is_rounding"),
     [
-        ({10: 5.0, 20: 4.0, 21: 3.9, 30: 3.0}, True),  # an attempt that began at step 21
-        ({10: 5.0, 20: 4.0, 30: 3.1}, False),
-        ({21: 3.9}, False),
+        (_steps(3.0, 2.0001, 1.0, first=3), True),
+        (_steps(3.0, 2.01, 1.0, first=3), False),
+        (_steps(3.0, 2.0, 1.0, first=3, norm=2.001), True),
+        (_steps(3.0, 2.0, 1.0, first=3, norm=2.1), False),
+        (_steps(3.0, float("nan"), 1.0, first=3), False),
+        ([], False),
     ],
 )
-def test_steps_that_both_runs_journal_are_compared(drilled: dict[int, float], equal: bool) -> None:
-    seen = Seen(detected_as="killed", detected_s=1.0, recovered_s=2.0, lost_steps=10)
-    trial = _Trial("kill_process", _arena(drilled), first_step=20, last_step=30, seen=seen)
-    _compare(_arena({1: 6.0, 10: 5.0, 20: 4.0, 30: 3.0}), [trial])
-    assert trial.losses_equal == equal
-    assert bool(trial.failure) != equal
+def test_a_cpu_must_repeat_every_bit_and_other_devices_all_but_rounding(
+    ours: list[dict[str, Any]], is_rounding: bool
+) -> None:
+    assert _compared(ours, _UNDISTURBED, exactly=True).failure
+    assert (_compared(ours, _UNDISTURBED, exactly=False).failure == "") == is_rounding
+
+
+def test_only_steps_that_both_runs_logged_are_compared() -> None:
+    """An engine may log every tenth step, and the first one of an attempt."""
+    trial = _compared(_steps(3.0, 2.0, 1.0, first=3), _steps(2.0, first=4), exactly=True)
+    assert (trial.failure, trial.losses_equal) == ("", True)
 
 
 @pytest.mark.parametrize(

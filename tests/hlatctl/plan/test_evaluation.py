@@ -11,7 +11,14 @@ import pytest
 from conf.compose import compose, groups
 from conf.schema import Config
 from conf.sizes import parameters
-from hlatctl.plan.evaluation import CHARACTERS_PER_TOKEN, UTILISATION, evaluation_cost, evaluation_section
+from hlatctl.plan.evaluation import (
+    CHARACTERS_PER_TOKEN,
+    UTILISATION,
+    check_shared_devices,
+    evaluation_cost,
+    evaluation_section,
+)
+from hlatctl.run.errors import ConfigError
 from tests.hlatctl.plan.conftest import with_hardware
 
 
@@ -110,6 +117,48 @@ def test_evaluation_slower_than_training_is_said_unless_training_waits(hlat_7b: 
     assert fast.endswith("evaluation falls behind training")
     assert not texts(evaluated(hlat_7b, placement="between"), 0.01)["share of training's time"].endswith("training")
     assert texts(hlat_7b, 0.01) != texts(evaluated(hlat_7b, concurrent=4), 0.01)
+
+
+def on_one_machine(trains_on: str, **keys: Any) -> Config:
+    """Return a run of a small model on this machine's own devices."""
+    config = compose(["backend.device=" + trains_on, "cluster.hardware.memory_bytes=67108864"])
+    return evaluated(config, **keys)
+
+
+@pytest.mark.parametrize(
+    ("device", "keys", "expected"),
+    [
+        ("cuda", {}, "between"),
+        ("cuda", {"placement": "beside"}, "beside"),
+        ("cuda", {"device": "cpu"}, "beside"),
+        ("cuda", {"runner": "vllm"}, "between"),
+        ("cpu", {}, "beside"),
+        ("cpu", {"device": "cuda"}, "between"),
+    ],
+)
+def test_one_machines_devices_evaluate_only_while_they_dont_train(
+    device: str, keys: dict[str, Any], expected: str
+) -> None:
+    assert on_one_machine(device, **keys).eval_placement == expected
+
+
+def test_jobs_of_a_cluster_evaluate_during_training(hlat_7b: Config) -> None:
+    assert evaluated(hlat_7b, device="cuda").eval_placement == "beside"
+
+
+def test_sharing_a_device_with_training_is_refused_if_both_dont_fit() -> None:
+    small = on_one_machine("cuda", placement="beside")
+    with pytest.raises(ConfigError, match=r"eval\.placement=beside: training needs .* has no room for both") as caught:
+        check_shared_devices(small)
+    assert caught.value.hint == "set eval.placement=between, or eval.device=cpu"
+    for fits in (
+        on_one_machine("cuda"),
+        on_one_machine("cuda", placement="beside", device="cpu"),
+        on_one_machine("cpu"),
+        with_hardware(small, memory_bytes=None),
+        with_hardware(small, memory_bytes=1 << 40),
+    ):
+        check_shared_devices(fits)
 
 
 def test_without_a_peak_the_time_is_unknown(hlat_7b: Config) -> None:

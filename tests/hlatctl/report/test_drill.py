@@ -79,6 +79,12 @@ def test_failed_recoveries_are_named_and_skipped_faults_are_not_failures() -> No
     ]
 
 
+def test_losses_of_a_device_that_rounds_differently_each_time_say_by_how_much_they_differ() -> None:
+    drilled = drill([BASELINE, {**KILLED, "losses_equal": False, "largest": 3.1e-4}])
+    assert drilled is not None
+    assert rows(drilled)[0][-2:] == ["within 0.0003", "recovered"]
+
+
 def test_the_newest_outcome_of_a_fault_counts() -> None:
     drilled = drill([outcome("kill_process", "kill -9 of a process", failure="gone"), BASELINE, KILLED])
     assert drilled is not None

@@ -421,6 +421,18 @@ def test_shard_missing_from_the_manifest_is_rejected(trained: RunPaths) -> None:
     assert why_incomplete(trained.checkpoint(24)) == "more.safetensors: not in the manifest"
 
 
+def test_weights_that_a_checkpoint_replaces_are_not_drawn(
+    trained: RunPaths, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That would take minutes of a large model's every attempt, and no checkpoint leaves one undefined."""
+    whole = read_tensors(trained.checkpoint(24), bool)
+    shutil.rmtree(trained.checkpoint(24))
+    monkeypatch.delattr("trainer.model.decoder.initial_value")
+    assert train_here(trained, 2) == 0
+    again = read_tensors(trained.checkpoint(24), bool)
+    assert all(torch.equal(again[name], whole[name]) for name in whole)
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(which=st.integers(0), where=st.integers(0), how=WAYS)
 def test_damage_to_any_file_never_gives_other_numbers(trained: RunPaths, which: int, where: int, how: str) -> None:
@@ -436,7 +448,8 @@ def test_damage_to_any_file_never_gives_other_numbers(trained: RunPaths, which: 
     try:
         damage(path, how, where)
         try:
-            restored = CheckpointManager(config, trained, backend, None).restore(tensors)
+            manager = CheckpointManager(config, trained, backend, None)
+            restored = manager.restore(tensors, manager.choose())
         except CheckpointError:
             return
         # A flipped bit in the manifest's white space doesn't change its content.
