@@ -44,7 +44,7 @@ def counted(config: Config, *, timeout_s: float = _TIMEOUT_S) -> Config:
 
 
 @cache
-def _asked(backend: str, device: str, module: str, flavor: str, timeout_s: float) -> dict[str, Any]:
+def _asked(backend: str, device: Any, module: str, flavor: str, timeout_s: float) -> dict[str, Any]:
     default = Config()
     config = replace(
         default,

@@ -125,7 +125,7 @@ def counts_of(config: Config) -> dict[str, Any]:
         each = (int(more) - int(some)) // 1024
         always = int(some) - 1024 * each
         looked_up = 0 if getattr(spec.model, "enable_weight_tying", False) else module.tok_embeddings.weight.numel()
-        counts = {
+        counts: dict[str, Any] = {
             "total_parameters": int(total),
             "active_parameters": min(int(total), always // 6 + looked_up),
             "flops_per_token": always,
