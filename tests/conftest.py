@@ -20,6 +20,9 @@ from xdist.scheduler.loadfile import LoadFileScheduling
 from flows.tracking import local_server, prefect_api
 from tests import compositions
 
+# Before torch is imported. Its threads spin while they wait, which takes the cores of other workers and processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A busy machine is no failure, and a test run leaves nothing in the tree.
 settings.register_profile("hlatctl", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("hlatctl")
@@ -32,13 +35,20 @@ FIRST = (
     "e2e/test_train.py",
     "e2e/test_checkpoint.py",
     "e2e/test_sweep.py",
+    "e2e/test_torchtitan.py",
     "e2e/test_survival.py",
-    "trainer/test_layouts.py",
-    "flows/tracking/",
-    "trainer/test_cache.py",
-    "trainer/test_processes.py",
+    "e2e/test_fork.py",
+    "kubernetes/test_training.py",
+    "e2e/test_amend.py",
     "test_readme.py",
+    "flows/tracking/",
+    "trainer/test_layouts.py",
+    "trainer/torchtitan/",
     "eval/test_milestone.py",
+    "eval/serving/",
+    "trainer/test_processes.py",
+    "trainer/test_cache.py",
+    "e2e/",
 )
 #: Files that share what is expensive to start, by what they share; one worker runs them.
 _TOGETHER = {"a Slurm cluster": ("slurm/",), "runs": FIRST[2:5]}
