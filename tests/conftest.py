@@ -20,6 +20,9 @@ from xdist.scheduler.loadfile import LoadFileScheduling
 from flows.tracking import local_server, prefect_api
 from tests import compositions
 
+# Before torch is imported. Its threads spin while they wait, which takes the cores of other workers and processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A busy machine is no failure, and a test run leaves nothing in the tree.
 settings.register_profile("hlatctl", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("hlatctl")
