@@ -16,6 +16,7 @@ import pytest
 from hlatctl.cli.main import main
 from hlatctl.run.journal import Event, read_events
 from hlatctl.run.paths import RunPaths
+from tests.foreign import install
 from tests.waiting import WAIT_S
 
 SENTENCE = "the model reads a page and then another page until it says the next word"
@@ -116,6 +117,44 @@ class Cli:
             except OSError:
                 continue
         return [pid for _, pid in sorted(by_rank)]
+
+
+class WithPackage(Cli):
+    """The command in an environment with a package that a test has installed into the folder."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**super().env, "PYTHONPATH": os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])}
+
+
+_PACED_ROW = """
+from conf.registries import OptimizerKind
+
+PACED = OptimizerKind(code="paced.optimizer:Paced.of")
+"""
+_PACED = """
+import time
+from trainer.optim.adamw import AdamW
+
+class Paced(AdamW):
+    def step(self, **options):
+        time.sleep(0.05)
+        super().step(**options)
+"""
+
+
+class Paced(WithPackage):
+    """The command for a training that something happens to: each step sleeps.
+
+    Such a training goes on until commands, servers and new processes have started. At full speed it would take the
+    processors from these, and a run of so many steps would have to be repeated for comparison.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        modules = {"paced/__init__.py": "", "paced/rows.py": _PACED_ROW, "paced/optimizer.py": _PACED}
+        install(folder, "paced", modules, {"hlatctl.optimizers": {"paced": "paced.rows:PACED"}})
+        self.overrides.append("optimizer.name=paced")
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import Cli, WithPackage
 from tests.foreign import install
 
 pytestmark = pytest.mark.processes
@@ -51,12 +50,6 @@ _ENTRY_POINTS = {
     "hlatctl.launchers": {"tray": "acme.rows:TRAY", "jam": "acme.rows:JAM"},
     "hlatctl.optimizers": {"lion": "acme.rows:LION", "typo": "acme.rows:LYON"},
 }
-
-
-class WithPackage(Cli):
-    @property
-    def env(self) -> dict[str, str]:
-        return {**super().env, "PYTHONPATH": os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])}
 
 
 @pytest.fixture(scope="module")

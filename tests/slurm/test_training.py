@@ -12,7 +12,7 @@ import pytest
 from flows.recovery.node_ledger import Entry, record
 from hlatctl.run.fold import read_state
 from hlatctl.run.paths import nodes_file
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import Cli, Paced
 from tests.e2e.driver import Driver
 from tests.slurm.lab import Lab
 from tests.waiting import wait_for
@@ -20,13 +20,13 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.processes
 
 #: More than a test waits for: it ends such a run.
-ENDLESS = ("train.tokens=50M", "train.max_steps=90000", "checkpoint.every_steps=20")
+ENDLESS = ("train.tokens=50M", "train.max_steps=90000", "checkpoint.every_steps=10")
 
 
 @pytest.fixture(scope="module")
 def cli(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Cli:
     """The command on the lab, with one corpus for all runs."""
-    cli = Cli(tmp_path_factory.mktemp("slurm"))
+    cli = Paced(tmp_path_factory.mktemp("slurm"))
     cli.overrides += ["cluster=slurm", "cluster.nodes=2", "cluster.processes_per_node=1"]
     return cli
 
