@@ -44,15 +44,25 @@ def _recomputing(how: str) -> Case:
     return Case(f"activation_checkpointing={how}", {"parallel": {"activation_checkpointing": how}})
 
 
+def _titan(name: str, changes: Changes | None = None, *flags: str) -> Case:
+    return Case(name, {"backend": {"name": "torchtitan"}, **(changes or {})}, program="titan_loop", flags=flags)
+
+
 #: To which the others are compared.
 OURS = Case("hlatctl")
 #: The plain loop compiles longest, so it is last.
-_BF16 = (Case("torchtitan", program="titan_loop"), OURS, Case("plain PyTorch loop", program="plain_loop"))
+_BF16 = (
+    _titan("torchtitan by itself", None, "--alone"),
+    _titan("hlatctl, backend=torchtitan"),
+    OURS,
+    Case("plain PyTorch loop", program="plain_loop"),
+)
 _LOSS = Case("the loss alone", program="loss_case")
 _PROFILE = Case("profile", flags=("--profile",))
 _SWITCHES = (
     Case("not compiled", {"backend": {"compile": False}}),
-    Case("torchtitan, FSDP's mixed precision", program="titan_loop", flags=("--fsdp",)),
+    _titan("torchtitan, mask_across_documents", {"data": {"mask_across_documents": True}}),
+    _titan("torchtitan, all recomputed", {"parallel": {"activation_checkpointing": "full"}}),
     Case("host waits for the device", flags=("--wait",)),
     Case("precision=bf16_sr", {"precision": {"name": "bf16_sr"}}),
     *map(_recomputing, ("selective", "full")),
@@ -113,4 +123,6 @@ def config_of(case: Case, folder: Path, device: str) -> Config:
     }
     for group, keys in case.changes.items():
         groups[group] = {**groups.get(group, {}), **keys}
+    if small and groups["backend"]["name"] == "torchtitan":
+        groups["backend"]["compile"] = False  # it isn't compiled for a CPU
     return load.decode({"runs_dir": os.fspath(folder), **groups})

@@ -1,131 +1,132 @@
-"""The peer: torchtitan's Llama 3 on the same model shape, batch and tokens.
+"""torchtitan's loop in processes that are already connected: under hlatctl, and by itself with equal settings.
 
-Written for torchtitan 0.2.2, whose functions do the work as its own trainer calls them: model, initial weights,
-``torch.compile`` of each block and of the loss, autocast to BF16 on one device, clipping and fused AdamW. ``--fsdp``
-shards over the one device instead, which is its mixed precision on several. Data loading, metrics, checkpoints and the
-schedule of the learning rate are not used. Prints what it measured as JSON.
+Both have the same configuration, model, loader and batches. By itself, torchtitan logs every step with its own
+processor of metrics and saves nothing. Under hlatctl the journal has every step, and the processes agree on requests to
+stop. ``python -m benchmarks.titan_loop RUN [--alone]`` trains a prepared run in one process, and prints what it took as
+JSON.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-
 from benchmarks import peers
-from conf.devices import DEVICES
 from conf.load import load
-from conf.schema import Config, ModelConfig
+from conf.schema import Config
+from hlatctl.run.journal import read_events
+from hlatctl.run.paths import RunPaths
+
+
+@dataclass
+class Trained:
+    """What a training took: seconds of each step, the parameters of this process's part, and the last logged loss."""
+
+    steps_s: list[float]
+    parameters: int
+    loss: float
+
+
+def managed(config: Config, run: RunPaths, process: Any) -> Trained:
+    """Train with torchtitan under hlatctl, without checkpoints."""
+    from trainer.step.training import train_journal
+    from trainer.torchtitan.training import Training
+
+    journal = train_journal(run, process, 1)
+    training = Training(config, run, process, journal, attempt=1)
+    steps_s = _timed(training.engine)
+    training.checkpoints.save = lambda *_, **__: None  # type: ignore[method-assign] # of the last step
+    training.run()
+    if journal:
+        journal.close()
+    losses = [event["loss"] for event in read_events(run) if event["kind"] == "step"]
+    return Trained(steps_s, _parameters(training.engine), losses[-1] if losses else math.nan)
+
+
+def alone(config: Config, run: RunPaths, process: Any) -> Trained:
+    """Train with torchtitan by itself."""
+    from torchtitan.components.metrics import MetricsProcessor
+    from torchtitan.trainer import Trainer
+
+    from trainer.step.inputs import open_batches, read_dataset
+    from trainer.torchtitan import torch_2_13
+    from trainer.torchtitan.configuration import trainer_config
+    from trainer.torchtitan.data import Loader, NoTokenizer
+    from trainer.torchtitan.training import Rates
+
+    class Batches:
+        document_end_id = None
+
+        def __init__(self) -> None:
+            self.next_batch = open_batches(config, run, read_dataset(run, process), process, None)[0].next
+
+    class Alone(Trainer):
+        def init_distributed(self) -> Any:
+            return process.dims
+
+    titan = trainer_config(config)
+    titan.tokenizer, titan.dataloader = NoTokenizer.Config(), Loader.Config(_training=Batches())  # type: ignore[arg-type]
+    titan.lr_scheduler = Rates.Config(_of=config)
+    engine = Alone(titan)
+    if engine.parallel_dims.pp_enabled:
+        torch_2_13.take_micro_batches(engine.pp_schedule)
+    steps_s, losses = _timed(engine), list[float]()
+    log: Callable[..., None] = MetricsProcessor.log
+
+    def note(step: int, loss: float, *others: Any, **more: Any) -> None:
+        losses.append(loss)
+        log(engine.metrics_processor, step, loss, *others, **more)
+
+    engine.metrics_processor.log = note
+    engine.train()
+    engine.close()
+    return Trained(steps_s, _parameters(engine), losses[-1] if losses else math.nan)
+
+
+def _parameters(engine: Any) -> int:
+    return sum(parameter.numel() for part in engine.model_parts for parameter in part.parameters())
+
+
+def _timed(engine: Any) -> list[float]:
+    """Return the list that gets the seconds of each step, from one question whether to continue to the next."""
+    steps_s: list[float] = []
+    last: list[float] = []
+    asked = engine.should_continue_training
+
+    def ask() -> bool:
+        now_s = time.perf_counter()
+        if last:
+            steps_s.append(now_s - last.pop())
+        last.append(now_s)
+        return bool(asked())
+
+    engine.should_continue_training = ask
+    return steps_s
 
 
 def main() -> None:
-    """Train some steps and print what was measured."""
+    """Train, and print a line of JSON that ``measured.Measured`` reads."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--alone", action="store_true")
+    arguments = parser.parse_args()
     peers.add_packages()
-    from torchtitan.components.loss import build_cross_entropy_loss
-    from torchtitan.components.optimizer import build_optimizers
-    from torchtitan.distributed import utils as distributed
-    from torchtitan.tools.utils import GarbageCollection
+    from trainer.step.training import memory_bytes
+    from trainer.torchtitan.process import Process
 
-    parser = peers.arguments()
-    parser.add_argument("--fsdp", action="store_true")
-    given = parser.parse_args()
-    config, device = load(given.config), torch.device(given.device)
-    job, dims = _job(config), _one_device()
-    mesh = _mesh(device, given.config.with_name("titan-store")) if given.fsdp else None
-    model = _model(config, job, dims, device, mesh)
-    optimizers = build_optimizers([model], job.optimizer, dims)
-    loss_of, amp = build_cross_entropy_loss(job), distributed.maybe_enable_amp(dims, "bfloat16", device.type)
-    collector = GarbageCollection(gc_freq=job.training.gc_freq)
-    batches, times = peers.micro_batches(config, given, device), peers.StepTimes(device)
-    for number, parts in enumerate(batches, 1):
-        collector.run(number)
-        optimizers.zero_grad()
-        total = torch.zeros((), device=device)
-        for tokens in parts:
-            with nullcontext() if given.fsdp else amp:
-                logits = model(tokens[:, :-1].contiguous())
-                loss = loss_of(logits, tokens[:, 1:].contiguous()) / config.tokens_per_step
-            del logits  # before the backward pass, for less memory
-            loss.backward()
-            total += loss.detach()
-        distributed.clip_grad_norm_(list(model.parameters()), config.optimizer.max_grad_norm, foreach=True)
-        optimizers.step()
-        times.end_step()
-    peers.report(model, times, device, total)
-    if mesh is not None:
-        dist.destroy_process_group()
-
-
-def _job(config: Config) -> Any:
-    from torchtitan.config import JobConfig
-
-    job = JobConfig()
-    job.compile.enable = True
-    job.training.seq_len = config.train.seq_len
-    job.optimizer.lr = config.optimizer.lr
-    job.optimizer.beta1, job.optimizer.beta2 = config.optimizer.beta1, config.optimizer.beta2
-    job.optimizer.weight_decay = config.optimizer.weight_decay
-    return job
-
-
-def _one_device() -> Any:
-    from torchtitan.distributed import ParallelDims
-
-    return ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
-
-
-def _model(config: Config, job: Any, dims: Any, device: torch.device, mesh: DeviceMesh | None) -> nn.Module:
-    """Build the model on the meta device and compile it, then allocate and initialize it."""
-    from torchtitan.models.llama3 import Transformer, parallelize_llama
-    from torchtitan.models.llama3.infra.parallelize import apply_fsdp
-
-    with torch.device("meta"):
-        model = Transformer(_shape(config.model, config.train.seq_len))
-    parallelize_llama(model, dims, job)
-    if mesh is not None:
-        apply_fsdp(model, mesh, param_dtype=torch.bfloat16, reduce_dtype=torch.float32, pp_enabled=False)
-    model.to_empty(device=device)
-    with torch.no_grad():
-        model.init_weights()
-    return model  # type: ignore[no-any-return]
-
-
-def _shape(model: ModelConfig, seq_len: int) -> Any:
-    """Return torchtitan's arguments of the model.
-
-    Raises:
-        ValueError: torchtitan 0.2.2 has no such model.
-    """
-    from torchtitan.models.llama3 import TransformerModelArgs
-
-    if model.tie_embeddings or model.query_width != model.hidden_size or model.qk_norm != "none":
-        raise ValueError("torchtitan's Llama 3 needs untied embeddings, heads of hidden / heads and no norm of heads")
-    return TransformerModelArgs(
-        dim=model.hidden_size,
-        n_layers=model.num_layers,
-        n_heads=model.num_heads,
-        n_kv_heads=model.num_kv_heads,
-        vocab_size=model.vocab_size,
-        # It rounds multiplier x 8/3 x dim up to a multiple: of the intermediate size, if that is not exceeded.
-        multiple_of=model.intermediate_size,
-        ffn_dim_multiplier=model.intermediate_size / (4 * model.hidden_size),
-        norm_eps=model.rms_norm_eps,
-        rope_theta=model.rope_theta,
-        max_seq_len=seq_len,
-    )
-
-
-def _mesh(device: torch.device, store: Path) -> DeviceMesh:
-    """Return a mesh of this process alone, which meets itself in the file ``store``."""
-    store.unlink(missing_ok=True)
-    group = DEVICES[device.type].process_group
-    dist.init_process_group(group, init_method=f"file://{store.absolute()}", rank=0, world_size=1)
-    return init_device_mesh(device.type, (1,), mesh_dim_names=("fsdp",))
+    run = RunPaths(arguments.run)
+    config = load(run.config)
+    process = Process(config)
+    trained = (alone if arguments.alone else managed)(config, run, process)
+    printed = {**vars(trained), "peak_bytes": memory_bytes(process.device)[1]}
+    process.close()
+    print(json.dumps(printed))
 
 
 if __name__ == "__main__":

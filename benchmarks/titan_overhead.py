@@ -1,8 +1,7 @@
 """What managing a training costs: a step with torchtitan under hlatctl, and with torchtitan started by itself.
 
-Both have the same configuration, model, loader and batches, in the same two processes, in turns. Alone, torchtitan logs
-every step with its own processor of metrics and saves nothing. Under hlatctl the journal has every step, and the
-processes agree on requests to stop. Checkpoints are left out: ``checkpoint_stall`` measures them.
+Both run in the same two processes, in turns (``titan_loop``). Checkpoints are left out: ``checkpoint_stall`` measures
+them.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
+from benchmarks.titan_loop import alone, managed
 from conf.compose import compose
 from conf.load import dump, load
-from conf.schema import Config
 from hlatctl import node
 from hlatctl.run import files
 from hlatctl.run.files import JOB_FOLDER_ENV
@@ -71,8 +68,8 @@ def _measure(root: Path) -> None:
                 files.write_text(own / "config.yaml", RunPaths(root).config.read_text(encoding="utf-8"))
                 files.write_text(own / "dataset.json", RunPaths(root).dataset.read_text(encoding="utf-8"))
             process.gather(None)
-            steps = _managed(config, RunPaths(own), process) if kind == "managed" else _alone(config, own, process)
-            times_s[kind] += steps[_WARM_UP:]
+            train = managed if kind == "managed" else alone
+            times_s[kind] += train(config, RunPaths(own), process).steps_s[_WARM_UP:]
     if process.rank == 0:
         medians_s = {kind: statistics.median(steps) for kind, steps in times_s.items()}
         for kind, median_s in medians_s.items():
@@ -83,70 +80,6 @@ def _measure(root: Path) -> None:
         more = medians_s["managed"] / medians_s["alone"] - 1.0
         print(f"  managed takes {more:+.2%} (goal <= {_GOAL:+.0%}), {_ROUNDS} rounds of {_STEPS} steps each, in turns")
     process.close()
-
-
-def _timed(engine: Any) -> list[float]:
-    """Return the list that gets the seconds of each step, from one question whether to continue to the next."""
-    steps_s: list[float] = []
-    last: list[float] = []
-    asked = engine.should_continue_training
-
-    def ask() -> bool:
-        now_s = time.perf_counter()
-        if last:
-            steps_s.append(now_s - last.pop())
-        last.append(now_s)
-        return bool(asked())
-
-    engine.should_continue_training = ask
-    return steps_s
-
-
-def _managed(config: Config, run: RunPaths, process: Any) -> list[float]:
-    from trainer.step.training import train_journal
-    from trainer.torchtitan.training import Training
-
-    journal = train_journal(run, process, 1)
-    training = Training(config, run, process, journal, attempt=1)
-    steps_s = _timed(training.engine)
-    training.checkpoints.save = lambda *_, **__: None  # type: ignore[method-assign] # of the last step
-    training.run()
-    if journal:
-        journal.close()
-    return steps_s
-
-
-def _alone(config: Config, folder: Path, process: Any) -> list[float]:
-    from torchtitan.trainer import Trainer
-
-    from trainer.step.inputs import open_batches, read_dataset
-    from trainer.torchtitan import torch_2_13
-    from trainer.torchtitan.configuration import trainer_config
-    from trainer.torchtitan.data import Loader, NoTokenizer
-    from trainer.torchtitan.training import Rates
-
-    run = RunPaths(folder)
-
-    class Batches:
-        document_end_id = None
-
-        def __init__(self) -> None:
-            self.next_batch = open_batches(config, run, read_dataset(run, process), process, None)[0].next
-
-    class Alone(Trainer):
-        def init_distributed(self) -> Any:
-            return process.dims
-
-    titan = trainer_config(config)
-    titan.tokenizer, titan.dataloader = NoTokenizer.Config(), Loader.Config(_training=Batches())  # type: ignore[arg-type]
-    titan.lr_scheduler = Rates.Config(_of=config)
-    engine = Alone(titan)
-    if engine.parallel_dims.pp_enabled:
-        torch_2_13.take_micro_batches(engine.pp_schedule)
-    steps_s = _timed(engine)
-    engine.train()
-    engine.close()
-    return steps_s
 
 
 if __name__ == "__main__":
