@@ -240,8 +240,8 @@ def resume(device: str, folder: Path) -> Figures:
 
 def torchtitan_resume(device: str, folder: Path) -> Figures:
     """Check the same with torchtitan, whose documents are masked by FlexAttention."""
-    masked = {"data": {"mask_across_documents": True}, "backend": {"name": "torchtitan", "compile": device != "cpu"}}
-    return _resumed(config_of(folder, device, masked))
+    backend = {"name": "torchtitan", "compile": device != "cpu"}
+    return _resumed(config_of(folder, device, {"data": {"mask_across_documents": True}, "backend": backend}))
 
 
 def _resumed(config: Config) -> Figures:

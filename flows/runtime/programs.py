@@ -102,7 +102,8 @@ def ask(module: str, *argv: str, timeout_s: float | None = None, show_talk: bool
         try:
             output, talk = _answer(process, timeout_s, interrupts=yields)
         except subprocess.TimeoutExpired:
-            raise LaunchError(f"{module}: no answer after {timeout_s:g} s") from None
+            hint = "this machine is busy or its disk is slow; repeat the command when it is idle"
+            raise LaunchError(f"{module}: no answer after {timeout_s:g} s", hint=hint) from None
         if process.returncode:
             last_line = ((talk or "").strip().splitlines() or ["no output"])[-1]
             raise load_error(error_file) or LaunchError(f"{module}: failed ({last_line})")

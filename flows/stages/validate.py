@@ -28,7 +28,10 @@ from hlatctl.run.errors import ConfigError, DependencyError, HlatctlError, Launc
 from hlatctl.run.files import private_folder
 from hlatctl.run.provenance import package_versions
 
-_TIMEOUT_S = 120
+#: Time limit of a check in a process of its own: importing an engine from a slow disk takes minutes.
+_TIMEOUT_S = 900
+#: Time limit of object storage's answer.
+_REMOTE_TIMEOUT_S = 120
 
 
 def validate(ctx: FlowContext) -> None:
@@ -157,7 +160,7 @@ def check_remote(config: Config, run_id: str) -> None:
     if url is None or is_simulated(config):
         return
     try:
-        ask("hlatctl.cache.remote", "--url", url, "--new-run", run_id, timeout_s=_TIMEOUT_S)
+        ask("hlatctl.cache.remote", "--url", url, "--new-run", run_id, timeout_s=_REMOTE_TIMEOUT_S)
     except LaunchError as error:
         raise unusable(url, error.message) from None
 

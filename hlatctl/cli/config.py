@@ -115,7 +115,7 @@ def _of_engine(config: Config) -> dict[str, Any]:
     module = config.backend.kind.own_settings
     if not module or not can_train(config):
         return {}
-    settings: dict[str, Any] = json.loads(ask_about(module, config, timeout_s=120.0))
+    settings: dict[str, Any] = json.loads(ask_about(module, config))
     return settings
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.processes
 RUN, STEPS, MILESTONE, LAST = "beside", 20, 5_120, 10_240
 SMALL = (f"train.max_steps={STEPS}", "eval.enabled=true", "eval.limit=4", "eval.validation_tokens=2048")
 TASKS = "eval.tasks=[validation,smoke_mmlu]"
+#: The engine that shards the weights over nodes, where it is installed.
+ENGINE = ("backend=torchtitan", "parallel=fsdp") if find_spec("torchtitan") else ()
 
 
 def scores(cli: Cli, run_id: str) -> Any:
@@ -41,14 +44,15 @@ def test_two_nodes_train_and_evaluate_beside_it_with_the_losses_and_scores_of_on
     lab.wait_until_idle()
     cluster = ("cluster=slurm", "cluster.nodes=2", "cluster.processes_per_node=1")
     beside = ("eval.cluster.partition=scavenge", "eval.cluster.extra=['--hold']", f"eval.every_tokens={MILESTONE}")
-    run = cli.start_train(RUN, *SMALL, TASKS, *cluster, *beside)
+    run = cli.start_train(RUN, *SMALL, *ENGINE, TASKS, *cluster, *beside)
 
     try:
         wait_for(lambda: cli.events(RUN, "attempt_ended") or run.poll() is not None)
         assert [event["cause"] for event in cli.events(RUN, "attempt_ended")] == ["finished"], run.communicate()[0]
         (waits,) = held(lab)  # one after another
         assert (waits.partition, waits.nodes, waits.name.split("/")[-1]) == ("scavenge", "1", f"export-{MILESTONE}")
-        local = cli.start_train("local", *SMALL, TASKS, "eval.every_tokens=1M")  # beside the other's evaluations
+        # beside the other's evaluations
+        local = cli.start_train("local", *SMALL, *ENGINE, TASKS, "eval.every_tokens=1M")
         try:
             wait_for(lambda: release(lab) or run.poll() is not None)
             output, _ = run.communicate()

@@ -2,12 +2,12 @@
 
 The fixture ``ranks`` starts them and writes files of jobs: lists of {"work": name of a function below, "run": folder,
 …}. Importing PyTorch and creating a process group would take most of the time of each. A job with ``fork`` is done in a
-process that is forked for it, which has process groups of its own and may be killed.
+process that is forked for it, has process groups of its own and may be killed.
 """
 
 from __future__ import annotations
 
-import importlib
+import gc
 import itertools
 import os
 import signal
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from trainer.parallel.layout import Layout
 
 _POLL_S = 0.2
-_FAMILIES = ("llama3", "qwen3", "deepseek_v3")
 
 
 def train(run: RunPaths, job: dict[str, Any]) -> None:
@@ -220,18 +220,20 @@ _WORK = {"train": train, "drift": drift, "exchanges": exchanges, "formats": form
 
 
 def _do(job: dict[str, Any]) -> Any:
+    os.environ.update(job.get("env", {}))
     return _WORK[job["work"]](RunPaths(Path(job["run"])), job)
 
 
-def _do_in_fork(job: dict[str, Any], meeting_place: Path) -> None:
-    """Do a job in a new process, which knows what this one has imported and nothing of its process groups."""
-    _import_engine()
+def _do_in_fork(job: dict[str, Any], folder: Path) -> Any:
+    """Do a job in a new process, which has what this one has imported and cached, and process groups of its own."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        gc.collect()  # gloo's threads end with the last user of a group; a process that forks should have none
     parent = os.getpid()
     child = os.fork()
     if child == 0:
         processes.end_with_parent(parent)
-        meeting_place.mkdir(exist_ok=True)
-        os.environ.update({JOB_FOLDER_ENV: os.fspath(meeting_place), **job.get("env", {})})
+        _meet_in(folder / "fork")
         code = 1
         try:
             code = run_main(lambda: _do(job) or 0)
@@ -240,6 +242,7 @@ def _do_in_fork(job: dict[str, Any], meeting_place: Path) -> None:
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    _meet_in(folder / "later")
     if "kill_rank" not in job:
         assert code == 0, code
     elif job["kill_rank"] == int(os.environ["RANK"]):
@@ -248,12 +251,9 @@ def _do_in_fork(job: dict[str, Any], meeting_place: Path) -> None:
         assert code > 0, "a process ends if another one dies"
 
 
-def _import_engine() -> None:
-    from trainer.torchtitan import cpu
-
-    cpu.adapt()
-    for name in ("trainer.torchtitan.training", *(f"torchtitan.models.{family}" for family in _FAMILIES)):
-        importlib.import_module(name)
+def _meet_in(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ[JOB_FOLDER_ENV] = os.fspath(folder)
 
 
 def main() -> int:
