@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hlatctl.run.fold import read_state
 from hlatctl.run.paths import table_name, trace_name
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import Paced
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
 
-def test_a_running_job_is_profiled_without_a_restart(cli: Cli) -> None:
+def test_a_running_job_is_profiled_without_a_restart(tmp_path: Path) -> None:
+    cli = Paced(tmp_path)
     driver = cli.start_train("profiled", "train.max_steps=1000000", "train.tokens=1T", "checkpoint.every_steps=100000")
     try:
         wait_for(lambda: driver.poll() is not None or cli.events("profiled", "step"))
