@@ -88,6 +88,7 @@ RULES: tuple[AmendmentRule, ...] = (
     AmendmentRule("train.micro_batch_size", "next_attempt", _GRAPHS),
     AmendmentRule("train.z_loss", "next_attempt", _NOTHING),
     AmendmentRule("train.on_nonfinite", "next_attempt", _NOTHING),
+    AmendmentRule("train.on_spike", "next_attempt", _NOTHING),
     AmendmentRule("train.max_nonfinite_steps", "next_attempt", _NOTHING),
     AmendmentRule("fork.", "never", "the run has begun from this checkpoint"),
     AmendmentRule("checkpoint.mode", "next_attempt", _NOTHING),

@@ -41,6 +41,7 @@ class Device:
         captures_graphs: it can capture the work of a step once and replay it.
         memory: where the memory of a step is counted: by the device's module of PyTorch, by the host, or nowhere.
         profiled: PyTorch's profiler sees its kernels.
+        variables: environment variables of its memory allocator, unless ``backend.env`` has them.
         hang_variables: environment variables with which its communication library keeps evidence of a collective that
             times out; ``{logs}`` is the folder of the attempt's logs.
         loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
@@ -65,6 +66,7 @@ class Device:
     captures_graphs: bool = False
     memory: Literal["device", "host", "unknown"] = "device"
     profiled: bool = True
+    variables: dict[str, str] = field(default_factory=dict)
     hang_variables: dict[str, str] = field(default_factory=dict)
     loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
     fp8_capability: tuple[int, int] | None = None
@@ -79,6 +81,24 @@ class Device:
 
 #: The backend between hosts for communication that must not wait for the device, such as writing checkpoints.
 HOST_PROCESS_GROUP = "gloo"
+
+#: Dense peaks in FP8, BF16 and FP32 by the name with which PyTorch knows a GPU, 10**12 FLOP/s; 0: no such format.
+#: From NVIDIA's and AMD's data sheets. PyTorch counts the two halves of an MI250X as two devices.
+_GPU_TERA_FLOPS_PER_S = {
+    "NVIDIA A100": (0, 312, 19.5),
+    "NVIDIA L40S": (733, 362, 91.6),
+    "NVIDIA H100 80GB HBM3": (1979, 989, 67),
+    "NVIDIA H100 NVL": (1671, 835, 60),
+    "NVIDIA H100 PCIe": (1513, 756, 51),
+    "NVIDIA H200": (1979, 989, 67),
+    "NVIDIA GH200": (1979, 989, 67),
+    "NVIDIA B200": (4500, 2250, 75),
+    "NVIDIA GB200": (5000, 2500, 80),
+    "AMD Instinct MI250X": (0, 191.5, 47.9),
+    "AMD Instinct MI300X": (2615, 1307, 163.4),
+    "AMD Instinct MI325X": (2615, 1307, 163.4),
+    "AMD Instinct MI355X": (5000, 2500, 157.3),
+}
 
 #: By ``backend.device``.
 DEVICES = {
@@ -99,15 +119,12 @@ DEVICES = {
         hang_variables={"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_DUMP_TEMP_FILE": "{logs}/nccl-rank-"},
         fp8_capability=(8, 9),
         resources=("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu"),
+        variables={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
         peak_flops_per_s={
-            ("NVIDIA A100", "bfloat16"): 312e12,
-            ("NVIDIA A100", "float32"): 19.5e12,
-            ("NVIDIA H100 80GB HBM3", "float8"): 1979e12,
-            ("NVIDIA H100 80GB HBM3", "bfloat16"): 989e12,
-            ("NVIDIA H100 80GB HBM3", "float32"): 67e12,
-            ("NVIDIA H200", "float8"): 1979e12,
-            ("NVIDIA H200", "bfloat16"): 989e12,
-            ("NVIDIA H200", "float32"): 67e12,
+            (name, dtype): tera * 1e12
+            for name, peaks in _GPU_TERA_FLOPS_PER_S.items()
+            for dtype, tera in zip(("float8", "bfloat16", "float32"), peaks, strict=True)
+            if tera
         },
     ),
     # TorchNeuron (Neuron SDK 2.33, torch-neuronx 2.14). The names of process group, compiler and variable are from its

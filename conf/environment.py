@@ -88,7 +88,8 @@ class Collision:
 def variables(config: Config) -> dict[str, str]:
     """Return the variables to set for training processes, in addition to those of every job."""
     backend = config.backend
-    values = {name: str(value) for name, value in backend.env.items() if value is not None}
+    values = {name: text for name, text in DEVICES[backend.device].variables.items() if name not in backend.env}
+    values |= {name: str(value) for name, value in backend.env.items() if value is not None}
     if backend.compiler_flags:
         values[COMPILER_FLAGS] = " ".join(backend.compiler_flags)
     if backend.device == "neuron":

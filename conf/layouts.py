@@ -382,6 +382,11 @@ def _of_foreign_loss(config: Config, here: str) -> Iterator[ConfigError]:
             f"train.on_nonfinite=skip: with {here}, the update happens before the loss is known",
             hint="set train.on_nonfinite=rollback",
         )
+    if config.train.on_spike == "skip":
+        yield ConfigError(
+            f"train.on_spike=skip: with {here}, the update happens before the loss is known",
+            hint="leave train.on_spike=keep; `hlatctl data skip` excludes a bad batch",
+        )
 
 
 def of_torchtitan(config: Config) -> Iterator[ConfigError]:

@@ -71,6 +71,9 @@ class TrainConfig:
     skip the batch."""
     max_nonfinite_steps: PositiveInt = 3
     """Consecutive skipped updates before the run stops (`skip`); rollbacks are limited like other restarts."""
+    on_spike: Literal["keep", "skip"] = "keep"
+    """If the loss or the gradient norm is 6 standard deviations above the mean of the last 128 steps: `keep` or `skip`
+    the update."""
 
 
 @dataclass(frozen=True, kw_only=True)

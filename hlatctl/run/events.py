@@ -249,9 +249,9 @@ OF_RUNS: dict[str, Kind] = {
     ),
     "alarm": _kind(
         "train rank 0, flow",
-        "step whole; what text (`gradient_norm`, `loss_to_zero`, `weight_drift`, `disk_full`, `checkpoint_failed`, "
-        "`remote_copy`; from the flow `evaluation_behind`, once until no milestone waits); message text; code text "
-        "(with `checkpoint_failed`: of the error, or empty)",
+        "step whole; what text (`gradient_norm`, `update_skipped`, `loss_to_zero`, `weight_drift`, `disk_full`, "
+        "`checkpoint_failed`, `remote_copy`; from the flow `evaluation_behind`, once until no milestone waits); "
+        "message text; code text (with `checkpoint_failed`: of the error, or empty)",
         _message,
     ),
     "warning": _kind("flow, train rank 0", "message text", _message),

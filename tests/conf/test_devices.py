@@ -16,7 +16,9 @@ from conf.devices import DEVICES, DeviceName
         ("NVIDIA H200", "float8", 1979e12),
         ("NVIDIA A100-SXM4-80GB", "bfloat16", 312e12),
         ("NVIDIA A100-SXM4-80GB", "float8", None),
-        ("NVIDIA H100 PCIe", "bfloat16", None),  # slower than the H100 80GB HBM3
+        ("NVIDIA H100 PCIe", "bfloat16", 756e12),  # slower than the H100 80GB HBM3
+        ("AMD Instinct MI250X/MI250", "bfloat16", 191.5e12),  # PyTorch's device is a half
+        ("AMD Instinct MI250X/MI250", "float8", None),
         ("NVIDIA GeForce RTX 4090", "bfloat16", None),
     ],
 )

@@ -33,6 +33,15 @@ def test_a_laptop_gets_no_variable_of_the_device() -> None:
     assert unset(Config()) == ()
 
 
+@pytest.mark.parametrize(
+    ("env", "value"),
+    [({}, "expandable_segments:True"), ({"PYTORCH_ALLOC_CONF": "a:b"}, "a:b"), ({"PYTORCH_ALLOC_CONF": None}, None)],
+)
+def test_a_gpus_allocator_can_grow_its_segments(env: dict[str, str | None], value: str | None) -> None:
+    config = config_with(backend__device="cuda", backend__env=env)
+    assert variables(config).get("PYTORCH_ALLOC_CONF") == value
+
+
 def test_what_casts_behind_the_models_back_is_unset() -> None:
     assert unset(nxd()) == ("XLA_DOWNCAST_BF16", "XLA_USE_BF16")
 

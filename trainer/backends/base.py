@@ -86,7 +86,8 @@ class StepMetrics:
         grad_norm: norm of the whole model's gradients before clipping; counts each parameter once.
         param_norm: norm of the whole model's parameters before the update; counts each parameter once.
         others: the model's :class:`trainer.model.decoder.StepNumbers` by name; ``hlatctl.run.step_metrics`` can
-            describe them.
+            can describe them.
+        skipped: the parameters were not updated.
     """
 
     loss: float
@@ -94,6 +95,7 @@ class StepMetrics:
     grad_norm: float
     param_norm: float
     others: Mapping[str, float] = field(default_factory=dict)
+    skipped: bool = False
 
     @classmethod
     def of(cls, sums: Sequence[float], names: Sequence[str] = ()) -> StepMetrics:
@@ -125,6 +127,10 @@ class StepMetrics:
     def finite(self) -> bool:
         """Whether the loss and the gradient norm are finite."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+#: The largest loss and gradient norm of a step that updates the parameters; None: every finite one does.
+Limits = tuple[float, float] | None
 
 
 class Optimizer(Protocol):
@@ -216,13 +222,13 @@ class Backend(Member, Protocol):
         """
 
     def update(
-        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, step: int, signal: int = 0
+        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, step: int, signal: int = 0, limits: Limits = None
     ) -> Callable[[], StepMetrics]:
         """Update with the clipped gradients of the whole batch; return a reader of the step's metrics.
 
         The share of the loss from :meth:`forward_backward` and this process's signal (``STOP``, ``NEWS``, ``ENDS``) are
         summed over all processes, with the gradients. The device may do all this later, so the reader may wait for it.
-        An eager device skips an update that is not finite.
+        An eager device skips an update that is not finite, or whose loss or gradient norm is above ``limits``.
         """
 
     def drift(self, optimizer: Optimizer) -> float:

@@ -23,7 +23,15 @@ from conf.environment import CASTING
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DependencyError
 from trainer import rendezvous
-from trainer.backends.base import HostStopwatch, Optimizer, StepMetrics, Stopwatch, TorchDistributed, largest_difference
+from trainer.backends.base import (
+    HostStopwatch,
+    Limits,
+    Optimizer,
+    StepMetrics,
+    Stopwatch,
+    TorchDistributed,
+    largest_difference,
+)
 from trainer.checkpoint.shards import ShardFile, ShardIndex, load_tensors, save_tensors
 from trainer.model.decoder import Llama, StepNumbers, initial_slice, initialize
 from trainer.model.precision import PRECISIONS
@@ -208,7 +216,7 @@ class Nxd(TorchDistributed):
         return self.data_parallel_size * self._config.parallel.tensor_parallel_size
 
     def update(
-        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, step: int, signal: int = 0
+        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, step: int, signal: int = 0, limits: Limits = None
     ) -> Callable[[], StepMetrics]:
         """Add the update to the step's graph. A step closure fetches the metrics in another thread."""
         from torch_xla.core.xla_model import add_step_closure

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from trainer import rendezvous
 from trainer.backends.base import (
     DeviceStopwatch,
     HostStopwatch,
+    Limits,
     Optimizer,
     StepMetrics,
     Stopwatch,
@@ -153,7 +155,7 @@ class TorchNative(TorchDistributed):
         return loss_of(model, hidden, targets, self._layout)
 
     def update(
-        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, step: int, signal: int = 0
+        self, optimizer: Optimizer, loss_share: Tensor, *, lr: float, step: int, signal: int = 0, limits: Limits = None
     ) -> Callable[[], StepMetrics]:
         """Update with the clipped gradients, or skip the update. Only the device must know immediately which."""
         assert isinstance(optimizer, AdamW)
@@ -168,19 +170,23 @@ class TorchNative(TorchDistributed):
         shares = torch.cat((*own, numbers))
         self.reduce_sum(shares)
         loss, _, squared_norm = shares[:3].unbind()
-        skip = 1.0 - (loss.isfinite() & squared_norm.isfinite()).to(torch.float32)
+        updates = loss.isfinite() & squared_norm.isfinite()
+        if limits:
+            updates &= (loss <= limits[0]) & (squared_norm.sqrt() <= limits[1])
+        skip = 1.0 - updates.to(torch.float32)
         divisor = clip_divisor(squared_norm, self._config.optimizer.max_grad_norm)
         optimizer.step(lr=lr, number=step, divisor=divisor, skip=skip)
-        return self._later(shares, names)
+        return self._later(torch.cat((skip.reshape(1), shares)), names)
 
-    def _later(self, sums: Tensor, names: list[str]) -> Callable[[], StepMetrics]:
-        """Start copying a step's sums to the host; the returned function waits for them."""
-        host = sums.to("cpu", non_blocking=True)
+    def _later(self, numbers: Tensor, names: list[str]) -> Callable[[], StepMetrics]:
+        """Start copying to the host whether a step was skipped, and its sums; the returned function waits for them."""
+        host = numbers.to("cpu", non_blocking=True)
         copied = self._mark()
 
         def read() -> StepMetrics:
             copied()
-            return StepMetrics.of(host.tolist(), names)
+            skipped, *sums = host.tolist()
+            return replace(StepMetrics.of(sums, names), skipped=bool(skipped))
 
         return read
 

@@ -16,7 +16,7 @@ from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend, StepMetrics, Stopwatch
 from trainer.checkpoint.manager import seed_rng
 from trainer.step import training
-from trainer.step.monitor import DRIFT_EVERY_STEPS, drift_alarm
+from trainer.step.monitor import DRIFT_EVERY_STEPS, drift_alarm, skipped_alarm
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ class Training(training.Training):
         loss_share = self.backend.forward_backward(self.model, inputs, targets)
         own_time.stop()
         lr, signal = learning_rate(self.step, self.config), self.signal(self.step)
-        metrics = self.backend.update(self.optimizer, loss_share, lr=lr, step=self.step, signal=signal)
+        limits = self.monitor.update_limits.limits if self.config.train.on_spike == "skip" else None
+        metrics = self.backend.update(self.optimizer, loss_share, lr=lr, step=self.step, signal=signal, limits=limits)
         self.backend.step_boundary()
         batch, wait_s = self.batches.batch, self.batches.wait_s
         self.pending.append(_PendingStep(self.step, batch, started_s, lr, wait_s, own_time, metrics))
@@ -167,6 +168,8 @@ class Training(training.Training):
     def _watch(self, step: int, metrics: StepMetrics, step_s: float) -> None:
         """Journal what the monitors report about the step, and after the first one the compile counters."""
         events = self.monitor.observe(step, metrics.loss, metrics.grad_norm)
+        if metrics.skipped:
+            events.append(skipped_alarm(step, metrics.loss, metrics.grad_norm))
         first = step == self.first_step + 1
         if self.backend.world_size > 1 and (first or step % DRIFT_EVERY_STEPS == 0):
             events += drift_alarm(step, self.backend.drift(self.optimizer))

@@ -80,6 +80,39 @@ DRIFT_EVERY_STEPS = 100
 RANK_TIMES_EVERY_STEPS = 20
 
 
+#: Steps whose mean and standard deviation a step is compared with before its update, how many of them there must be,
+#: and how many deviations above the mean are too many (the skip-step optimizers of OLMo-core, which trained OLMo 2).
+UPDATE_WINDOW_STEPS, UPDATE_LEAST_STEPS, UPDATE_DEVIATIONS = 128, 64, 6.0
+
+
+class UpdateLimits:
+    """The loss and the gradient norm above which an update is skipped; checkpoints store the state."""
+
+    def __init__(self, state: dict[str, Any] | None = None) -> None:
+        state = state or {}
+        self._losses: deque[float] = deque(state.get("losses", []), maxlen=UPDATE_WINDOW_STEPS)
+        self._norms: deque[float] = deque(state.get("norms", []), maxlen=UPDATE_WINDOW_STEPS)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The windows, as JSON."""
+        return {"losses": list(self._losses), "norms": list(self._norms)}
+
+    def observe(self, loss: float, grad_norm: float) -> None:
+        """Add a step, also one whose update was skipped."""
+        self._losses.append(loss)
+        self._norms.append(grad_norm)
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The limits of the loss and of the gradient norm; infinite until enough steps are known."""
+        if len(self._losses) < UPDATE_LEAST_STEPS:
+            return math.inf, math.inf
+        windows = self._losses, self._norms
+        loss, norm = (statistics.fmean(each) + UPDATE_DEVIATIONS * statistics.stdev(each) for each in windows)
+        return loss, norm
+
+
 @dataclass(frozen=True)
 class MonitorEvent:
     """An event to journal."""
@@ -102,6 +135,7 @@ class Monitor:
         self._spike: dict[str, Any] | None = state.get("spike")
         self._leaking = bool(state.get("leaking"))
         self._norm_alarm = NormAlarm(state.get("norm_alarm"))
+        self.update_limits = UpdateLimits(state.get("update_limits"))
 
     @property
     def state(self) -> dict[str, Any]:
@@ -112,10 +146,12 @@ class Monitor:
             "spike": self._spike,
             "leaking": self._leaking,
             "norm_alarm": self._norm_alarm.state,
+            "update_limits": self.update_limits.state,
         }
 
     def observe(self, step: int, loss: float, grad_norm: float) -> list[MonitorEvent]:
         """Add a step and return its events, usually none."""
+        self.update_limits.observe(loss, grad_norm)
         message = self._norm_alarm.observe(step, grad_norm)
         alarms = [MonitorEvent("alarm", {"step": step, "what": "gradient_norm", "message": message})] if message else []
         return [*self._observe_norm(step, grad_norm), *alarms, *self._observe_loss(step, loss)]
@@ -145,6 +181,15 @@ class Monitor:
             "true. Does the model see what it has to predict (a wrong mask, or targets that are not shifted)?"
         )
         return [MonitorEvent("alarm", {"step": step, "what": "loss_to_zero", "message": message})]
+
+
+def skipped_alarm(step: int, loss: float, grad_norm: float) -> MonitorEvent:
+    """Return the alarm for a step whose update was skipped (``train.on_spike=skip``)."""
+    message = (
+        f"step {step}: the update is skipped: the loss {loss:.4g} or the gradient norm {grad_norm:.3g} is more than "
+        f"{UPDATE_DEVIATIONS:g} standard deviations above the mean of the last {UPDATE_WINDOW_STEPS} steps"
+    )
+    return MonitorEvent("alarm", {"step": step, "what": "update_skipped", "message": message})
 
 
 def drift_alarm(step: int, difference: float) -> list[MonitorEvent]:

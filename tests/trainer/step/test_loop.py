@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,10 +136,10 @@ def test_spikes_are_journalled_with_the_mean_they_exceed(
 
 
 @pytest.fixture
-def poisoned_at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def poisoned_at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function that makes the loss of the n-th batch of this process NaN, every time it is used."""
 
-    def poison(step: int) -> None:
+    def poison(step: int, factor: float = math.nan) -> None:
         seen: list[bytes] = []
         honest = TorchNative._loss
 
@@ -146,8 +147,7 @@ def poisoned_at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             key = targets.numpy().tobytes()
             if key not in seen:
                 seen.append(key)
-            factor = float("nan") if seen.index(key) == step - 1 else 1.0
-            return honest(self, model, hidden, targets) * factor
+            return honest(self, model, hidden, targets) * (factor if seen.index(key) == step - 1 else 1.0)
 
         monkeypatch.setattr(TorchNative, "_loss", loss)
 
@@ -186,6 +186,21 @@ def test_a_host_that_runs_ahead_of_the_device_trains_the_same_bits(
         monkeypatch.undo()
     assert steps[0] == steps[1]
     assert [row[0] for row in steps[0]] == [1, 2, 3, 4, 6, 7, 8, 9]
+
+
+def test_the_update_of_a_bad_batch_is_skipped_with_on_spike_skip(
+    train_run: TrainRun, events_of: EventsOf, poisoned_at_step: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    for action in ("keep", "skip"):
+        poisoned_at_step(70, factor=1000.0)
+        runs.append(train_run(train={"on_spike": action, "tokens": 72 * 128}))
+        monkeypatch.undo()
+    kept, skipped = ([event["loss"] for event in events_of(run, "step")] for run in runs)
+    assert kept[:70] == skipped[:70]
+    assert kept[70] != skipped[70]
+    assert [files.read_json(run.checkpoint(72) / "state.json")["optimizer_steps"] for run in runs] == [72, 71]
+    assert [event["step"] for event in events_of(runs[1], "alarm") if event["what"] == "update_skipped"] == [70]
 
 
 def test_too_many_skipped_updates_end_the_run(

@@ -7,11 +7,25 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from pathlib import Path
 
+import pytest
 import torch
 
-from trainer.step.monitor import ALARM_WINDOW_STEPS, Monitor, MonitorEvent, NormAlarm, RankTimes, drift_alarm
+from trainer.step.monitor import (
+    ALARM_WINDOW_STEPS,
+    UPDATE_DEVIATIONS,
+    UPDATE_LEAST_STEPS,
+    UPDATE_WINDOW_STEPS,
+    Monitor,
+    MonitorEvent,
+    NormAlarm,
+    RankTimes,
+    UpdateLimits,
+    drift_alarm,
+)
 
 
 def _observe(monitor: Monitor, norms: list[float], *, first_step: int = 1, loss: float = 3.0) -> list[MonitorEvent]:
@@ -174,3 +188,17 @@ def test_a_restored_alarm_continues_like_the_saved_one() -> None:
         before = _alarms(norms[:cut], first)
         second = NormAlarm(json.loads(json.dumps(first.state)))
         assert before + _alarms(norms[cut:], second, cut + 1) == expected
+
+
+def test_limits_of_an_update_follow_the_last_steps_and_survive_a_checkpoint() -> None:
+    limits = UpdateLimits()
+    for step in range(UPDATE_LEAST_STEPS):
+        assert limits.limits == (math.inf, math.inf)
+        limits.observe(2.0 + step % 2, 0.5)
+    loss, norm = limits.limits
+    assert loss == pytest.approx(2.5 + UPDATE_DEVIATIONS * statistics.stdev([2.0, 3.0] * 32))
+    assert norm == 0.5
+    assert UpdateLimits(limits.state).limits == (loss, norm)
+    for _ in range(UPDATE_WINDOW_STEPS):
+        limits.observe(1.0, 1.0)
+    assert limits.limits == (1.0, 1.0)
