@@ -353,7 +353,8 @@ def main(argv: list[str] | None = None) -> int:
     from trainer.backends import make_backend
 
     backend = make_backend(config)
-    if module := config.backend.kind.own_settings:
+    module = config.backend.kind.own_settings
+    if module and config.cluster.jobs_run != "here":  # there `flows.stages.validate` has asked it, in this environment
         importlib.import_module(module).settings(config)
     workers = backend.gather(measure(config, run, backend))
     backend.gather(None)

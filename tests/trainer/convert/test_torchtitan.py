@@ -27,14 +27,6 @@ from trainer.convert.serve import Parts
 from trainer.model.decoder import Llama
 
 pytest.importorskip("torchtitan", reason="the extra `torchtitan` is not installed")
-with warnings.catch_warnings():  # its imports use what torch has deprecated
-    warnings.simplefilter("ignore")
-    for _family in ("llama3", "qwen3", "deepseek_v3", "gpt_oss"):
-        importlib.import_module(f"torchtitan.models.{_family}")
-
-from torchtitan.models.gpt_oss import gptoss_configs
-from torchtitan.models.gpt_oss.moe import swiglu
-
 from trainer.checkpoint import dcp
 from trainer.checkpoint.trust import why_incomplete
 from trainer.convert import torchtitan as convert
@@ -44,6 +36,15 @@ from trainer.torchtitan.models import model_spec
 pytestmark = pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")
 
 _KINDS = ("llama3", "qwen3", "qwen3_moe", "deepseek_v3", "deepseek_v2", "gpt_oss")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _families() -> None:
+    """Import torchtitan's families, which takes seconds, and only in the process that runs these tests."""
+    with warnings.catch_warnings():  # its imports use what torch has deprecated
+        warnings.simplefilter("ignore")
+        for family in ("llama3", "qwen3", "deepseek_v3", "gpt_oss"):
+            importlib.import_module(f"torchtitan.models.{family}")
 
 
 def _spec(kind: str) -> Any:
@@ -133,6 +134,8 @@ def _experts(experts: Any, rows: Tensor, counts: Tensor) -> Tensor:
     if hasattr(experts, "w1_EFD"):
         weights = zip(parts, experts.w1_EFD, experts.w2_EDF, experts.w3_EFD, strict=True)
         return torch.cat([(F.silu(x @ w1.T) * (x @ w3.T)) @ w2.T for x, w1, w2, w3 in weights])
+    from torchtitan.models.gpt_oss.moe import swiglu
+
     into, out = (experts.mlp1_weight_EGD, experts.mlp1_bias_EG), (experts.mlp2_weight_EDF, experts.mlp2_bias_ED)
     results = []
     for x, w1, b1, w2, b2 in zip(parts, *into, *out, strict=True):
@@ -223,6 +226,8 @@ def test_weights_that_the_model_does_not_have_are_not_imported(trained: tuple[An
 def test_a_model_that_was_exported_is_imported_for_torchtitan(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from torchtitan.models.gpt_oss import gptoss_configs
+
     spec = _spec(kind)
     for layer in spec.model.layers:
         if kind != "gpt_oss":
