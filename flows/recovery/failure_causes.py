@@ -281,6 +281,17 @@ def _first_failure(log_tail: str) -> _Failure | None:
     return first[0] if first else None
 
 
+def has_killed_process(log_tail: str) -> bool:
+    """Return whether a signal from outside ended the process that failed first."""
+    first = _first_failure(log_tail)
+    return first is not None and first.was_killed
+
+
+def names_no_cause(log_tail: str) -> bool:
+    """Return whether a log has only what processes see when a process of another node fails."""
+    return not has_killed_process(log_tail) and all(map(_SECONDARY.search, exception_lines(log_tail)))
+
+
 def failed_host(log_tail: str) -> str:
     """Return the host of the process that failed first, according to torchrun; empty: unknown."""
     first = _first_failure(log_tail)

@@ -250,7 +250,7 @@ def job_error(job: Job, status: Status, *, more_oom_kills: bool = False) -> Hlat
     error = load_error(job.error_file)
     if error and not status.verdict:
         return error
-    tail = ending_tail(job, status)
+    status, tail = ending_of(job, status)
     ending = failure_causes.end_without_error(status, tail, more_oom_kills=more_oom_kills)
     how = "was lost" if status.exit_code is None else f"failed with exit code {status.exit_code}"
     is_cancelled = ending.cause == "cancelled"
@@ -266,14 +266,22 @@ def _timed_out(ctx: FlowContext, job: Job, key: str, limit_s: float) -> LaunchEr
     )
 
 
-def ending_tail(job: Job, status: Status) -> str:
-    """Return the last lines of a job: those of the nodes to blame, then those of the first node.
+def ending_of(job: Job, status: Status) -> tuple[Status, str]:
+    """Return the status of an ended job and its last lines: those of the nodes to blame, then of the first node.
 
-    Reads one log per node to blame, however many nodes there are; ranks of the others only saw connections close.
+    Usually the first node to end is to blame, and ranks of the others only saw connections close. But the node of a
+    killed process can be slow to end. So if the lines name no cause, the other nodes' logs are searched for a killed
+    process, and its node is to blame.
     """
     ranks = [status.hosts.index(host) for host in status.blamed_hosts if host in status.hosts][:_MOST_NODES]
     logs = [rank_output.node_log(job.log, rank) for rank in ranks if rank]
-    return "\n".join(filter(None, map(_tail, (*logs, job.log))))
+    tail = "\n".join(filter(None, map(_tail, (*logs, job.log))))
+    if not status.verdict and len(status.hosts) > 1 and failure_causes.names_no_cause(tail):
+        for rank, host in enumerate(status.hosts):
+            text = _tail(rank_output.node_log(job.log, rank))
+            if failure_causes.has_killed_process(text):
+                return replace(status, blamed_hosts=(host,)), f"{text}\n{tail}"
+    return status, tail
 
 
 def _tail(path: Path) -> str:

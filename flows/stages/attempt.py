@@ -22,7 +22,7 @@ from flows.recovery import failure_causes, policy
 from flows.runtime.amended import Orders, config_words, follow, note_begun, pause_step
 from flows.runtime.context import FlowContext, make_job
 from flows.runtime.driver import Clock
-from flows.runtime.jobs import JobWatch, ending_tail
+from flows.runtime.jobs import JobWatch, ending_of
 from flows.stages.compile import cache_env, local_cache, warm_wrapper
 from flows.stages.preflight import is_due, preflight
 from hlatctl.run import fence
@@ -230,7 +230,8 @@ class Attempt:
         return decision
 
     def _ending(self, status: Status, error: HlatctlError | None) -> failure_causes.Ending:
-        ctx, state, tail = self._ctx, self._ctx.state, ending_tail(self._job, status)
+        ctx, state = self._ctx, self._ctx.state
+        status, tail = ending_of(self._job, status)
         ending = failure_causes.classify(
             status=status,
             attempt=state.attempts[-1],

@@ -124,9 +124,10 @@ def main() -> None:
     # With a GPU's facts; a fake tensor can't be pinned.
     DEVICES[NAME] = replace(DEVICES["cuda"], process_group="fake", pins_host_memory=False)
     dist.init_process_group("fake", rank=0, world_size=config.world_size, store=FakeStore())
+    from trainer import rendezvous
     from trainer.backends import torch_native
 
-    setattr(torch_native, "HOST_PROCESS_GROUP", "fake")  # noqa: B010 - gloo would look for the other ranks
+    setattr(rendezvous, "HOST_PROCESS_GROUP", "fake")  # noqa: B010 - gloo would look for the other ranks
     setattr(functional, "scaled_dot_product_attention", flash)  # noqa: B010 - for all modules
     backend = torch_native.TorchNative(config)
     setattr(backend, "gather", lambda mine: [mine])  # noqa: B010 - there are no other ranks

@@ -16,7 +16,7 @@ from conf.schema import Config
 from flows import control, pretrain
 from flows.launch.base import Job, Status
 from flows.runtime.context import FlowContext, cache_root, open_context
-from flows.runtime.jobs import JobWatch, alone, job_error, run_job
+from flows.runtime.jobs import JobWatch, alone, ending_of, job_error, run_job
 from flows.stages.data import prepare_data
 from hlatctl.run import files
 from hlatctl.run.errors import StoppedError
@@ -119,6 +119,21 @@ def test_the_reason_is_read_from_the_log_of_the_node_to_blame(tmp_path: Path) ->
     assert job_error(job, status).message == "job train: failed with exit code 1 (ValueError: the reason)"
     alone = Status(state="failed", exit_code=1, hosts=("a",), blamed_hosts=("a",))
     assert "Connection closed by peer" in job_error(job, alone).message
+
+
+def test_the_node_of_a_killed_process_is_to_blame_even_if_another_node_ends_first(tmp_path: Path) -> None:
+    job = Job(name="train", run_dir=tmp_path, argv=(), launch_dir=tmp_path, log_dir=tmp_path, nodes=3)
+    summary = "Root Cause (first observed failure):\n  host      : localhost\n  exitcode  : {} (pid: 7)\n"
+    broken = "[rank0]: RuntimeError: Connection reset by peer [10.0.0.7]:3\n" + summary.format(1)
+    job.log.write_text(broken)
+    (tmp_path / "train.node-1.log").write_text(broken)
+    (tmp_path / "train.node-2.log").write_text(summary.format(-9))
+    first = Status(state="failed", exit_code=1, hosts=("a", "b", "c"), blamed_hosts=("a",))
+    status, _ = ending_of(job, first)
+    assert status.blamed_hosts == ("c",)
+    assert job_error(job, first).code == "killed"
+    job.log.write_text("[rank0]: ValueError: the reason\n" + summary.format(1))
+    assert ending_of(job, first)[0] == first, "it names a cause of its own"
 
 
 def test_the_last_line_of_a_log_is_no_cause(tmp_path: Path) -> None:
