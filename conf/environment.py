@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conf.devices import DEVICES
+from conf.registries import BACKENDS
 from conf.schema import Config
 from hlatctl.run.errors import DependencyError
 from hlatctl.run.provenance import package_versions
@@ -83,6 +84,17 @@ class Collision:
     def __str__(self) -> str:
         used = "unset" if self.configured is None else repr(self.configured)
         return f"{self.name}: is {self.present!r} in this environment; the configuration's value is used: {used}"
+
+
+def can_train(config: Config) -> bool:
+    """Return whether the environment of this process has what the backend needs."""
+    check = BACKENDS.part(config.backend.name, "software")
+    try:
+        if check:
+            check(config)
+    except DependencyError:
+        return False
+    return True
 
 
 def variables(config: Config) -> dict[str, str]:

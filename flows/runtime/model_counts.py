@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from conf.registries import BACKENDS
+from conf.environment import can_train
 from conf.schema import Config, ModelConfig
 from flows.runtime.programs import ask_about
-from hlatctl.run.errors import ConfigError, DependencyError, LaunchError
+from hlatctl.run.errors import ConfigError, LaunchError
 
 _TIMEOUT_S = 300.0
 
@@ -25,11 +25,7 @@ def counted(config: Config, *, timeout_s: float = _TIMEOUT_S) -> Config:
             value than the model.
         DependencyError: the module needs a package that isn't installed.
     """
-    check = BACKENDS.part(config.backend.name, "software")
-    try:
-        if check:
-            check(config)
-    except DependencyError:
+    if not can_train(config):
         return config
     model, default = config.model, ModelConfig()
     asked = _asked(config.backend.name, config.backend.device, model.module or "", model.flavor or "", timeout_s)

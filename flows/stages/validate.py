@@ -100,7 +100,7 @@ def _checks(config: Config, *, begun: bool = False) -> list[Callable[[], object]
     is_here, is_torch = config.cluster.jobs_run == "here", not backend.kind.torch_xla
     if is_here and is_torch and backend.device != "cpu":
         checks.append(partial(ask_about, "trainer.device_check", config, timeout_s=_TIMEOUT_S))
-    if backend.kind.own_settings and (is_here or can_train(config)):
+    if backend.kind.own_settings and (is_here or environment.can_train(config)):
         checks.append(partial(ask_about, backend.kind.own_settings, config, timeout_s=_TIMEOUT_S))
     if not begun:
         checks.append(partial(check_initial_weights, config))
@@ -120,17 +120,6 @@ def _software(config: Config) -> None:
     check = BACKENDS.part(config.backend.name, "software")
     if check and config.cluster.jobs_run == "here":  # elsewhere, preflight checks the nodes' environment
         check(config)
-
-
-def can_train(config: Config) -> bool:
-    """Return whether the environment of this process has what the backend needs."""
-    check = BACKENDS.part(config.backend.name, "software")
-    try:
-        if check:
-            check(config)
-    except DependencyError:
-        return False
-    return True
 
 
 def _own_tasks(config: Config) -> None:

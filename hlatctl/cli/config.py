@@ -109,8 +109,8 @@ def show(overrides: Overrides = None, config_dir: ConfigDirs = None, as_json: Js
 
 
 def _of_engine(config: Config) -> dict[str, Any]:
+    from conf.environment import can_train
     from flows.runtime.programs import ask_about
-    from flows.stages.validate import can_train
 
     module = config.backend.kind.own_settings
     if not module or not can_train(config):
