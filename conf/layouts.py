@@ -49,7 +49,10 @@ def _model(config: Config) -> Iterator[ConfigError]:
     if config.tokenizer.path is None and trained > model.vocab_size:
         yield ConfigError(
             f"tokenizer.train_vocab_size={trained}: does not fit model.vocab_size={model.vocab_size}",
-            hint=f"set model.vocab_size={trained} or more",
+            # A flavor of model.module has its own vocabulary.
+            hint=f"set tokenizer.train_vocab_size={model.vocab_size} or less"
+            if model.module
+            else f"set model.vocab_size={trained} or more",
         )
     if config.tokenizer.path is None and trained < _MIN_TRAIN_VOCAB_SIZE:
         yield ConfigError(

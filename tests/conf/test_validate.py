@@ -570,6 +570,11 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
         ),
         ({**_TITAN, **_MODULE}, "model.total_parameters=null: unknown for model.module=gpt_oss"),
         (
+            {**_TITAN, **_MODULE, "model__total_parameters": 10**9, "model__vocab_size": 2048},
+            "tokenizer.train_vocab_size=8192: does not fit model.vocab_size=2048\n"
+            "hint: set tokenizer.train_vocab_size=2048 or less",
+        ),
+        (
             {**_TITAN, **_MODULE, "model__total_parameters": 5, "model__active_parameters": 6},
             "model.active_parameters=6: more than model.total_parameters=5",
         ),
