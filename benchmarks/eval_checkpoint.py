@@ -23,7 +23,7 @@ from hlatctl.run.paths import RunPaths
 _SHAPE = ModelConfig(
     vocab_size=32_000, hidden_size=1024, intermediate_size=2816, num_layers=24, num_heads=16, num_kv_heads=16
 )
-_WAYS: dict[str, list[str]] = {"export": [], "direct": ["--link"]}
+_WAYS: dict[str, list[str]] = {"export": [], "direct": ["--link", "only"]}
 _ROUNDS, _TOKENS = 2, 128
 
 

@@ -27,6 +27,7 @@ from hlatctl.run.contract import Contracts
 from hlatctl.run.files import private_folder
 from hlatctl.run.journal import JournalWriter, eval_writer
 from hlatctl.run.lease import Holder, hold
+from hlatctl.run.model_folder import read_link
 
 _LEASE_POLL_S = 0.5
 
@@ -101,6 +102,11 @@ def _prepare(subject: Subject, config: Config, scratch: Path) -> tuple[plan.Eval
     model.check_folder(subject.model_folder)
     if any(task.is_code for task in planned.tasks) and (note := programs.without_sandbox(config.eval.code)):
         planned.notes.append(note)
+    if (link := read_link(subject.model_folder)) and link.left_out:
+        planned.notes.append(
+            f"transformers' model has no place for {len(link.left_out)} tensors, such as {link.left_out[0]}; it was "
+            "evaluated without them"
+        )
     external, folder = subject.from_elsewhere, subject.model_folder
     text = validation.held_out(None if external else subject.run, config) if planned.validation else None
     return planned, text, contract.make(config, planned, text, scratch, folder=folder, from_elsewhere=external)

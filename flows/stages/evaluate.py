@@ -35,7 +35,7 @@ from hlatctl.run.errors import HlatctlError, StoppedError
 from hlatctl.run.evaluations import in_words, skipped_in_words
 from hlatctl.run.fold import BEHIND
 from hlatctl.run.lease import driver_pid, is_held
-from hlatctl.run.model_folder import Link, fingerprint, read_link, write_link
+from hlatctl.run.model_folder import Link, fingerprint, read_link
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import MilestoneState
 
@@ -161,10 +161,8 @@ def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int, asked: 
     ctx.message(f"{title(milestone_tokens)}: started")
     if model == made and not _is_usable(ctx, made, int(step), weights):
         export = ["-m", "trainer.convert.export", "--run-dir", run_dir, "--step", step, "--to", os.fspath(made)]
-        export += ["--link"] if ctx.config.eval.reads_checkpoints else []
+        export += ["--link", "only" if ctx.config.eval.reads_checkpoints else "also"]
         _run_beside_training(ctx, int(step), f"export-{milestone_tokens}{own}", *export)
-        if made.is_dir() and not read_link(made):  # a copy; a simulated job leaves no folder
-            write_link(made, run_dir=ctx.run.root, step=int(step), manifest_sha256=weights)
     name = f"eval-{milestone_tokens}{own}"
     argv = ["-m", "eval", "--run-dir", run_dir, "--milestone-tokens", str(milestone_tokens), "--step", step]
     argv += ["--model", os.fspath(model), "--weights", weights, "--try", str(number)]

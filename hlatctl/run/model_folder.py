@@ -6,7 +6,8 @@ A folder with ``checkpoint.json`` has everything except the weights, which are i
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +78,18 @@ class Link:
     Args:
         run_dir: absolute path of the run.
         manifest_sha256: identifies the checkpoint, whose files were verified.
+        left_out: the checkpoint's tensors that the Hugging Face model lacks.
     """
 
     run_dir: str
     step: int
     manifest_sha256: str
+    left_out: tuple[str, ...] = field(default=(), compare=False)
 
 
-def write_link(folder: Path, *, run_dir: Path, step: int, manifest_sha256: str) -> None:
+def write_link(folder: Path, *, run_dir: Path, step: int, manifest_sha256: str, left_out: Sequence[str] = ()) -> None:
     """Write the link into a model's folder."""
-    link = Link(run_dir=os.fspath(run_dir), step=step, manifest_sha256=manifest_sha256)
+    link = Link(run_dir=os.fspath(run_dir), step=step, manifest_sha256=manifest_sha256, left_out=tuple(left_out))
     files.write_sealed_json(folder / LINK, asdict(link))
 
 
@@ -95,7 +98,10 @@ def read_link(folder: Path) -> Link | None:
     try:
         record = files.read_sealed_json(folder / LINK)
         return Link(
-            run_dir=str(record["run_dir"]), step=int(record["step"]), manifest_sha256=str(record["manifest_sha256"])
+            run_dir=str(record["run_dir"]),
+            step=int(record["step"]),
+            manifest_sha256=str(record["manifest_sha256"]),
+            left_out=tuple(map(str, record["left_out"])),
         )
     except (OSError, *DAMAGED):
         return None

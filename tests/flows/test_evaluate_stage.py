@@ -178,11 +178,10 @@ def jobs(ctx: FlowContext, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, t
         folder = Path(argv[argv.index("--to") + 1])
         assert not folder.exists()
         files.write_json(folder / "config.json", {})
-        if "--link" not in argv:
+        if argv[argv.index("--link") + 1] == "also":
             (folder / "model.safetensors").touch()
-        if "--link" in argv:
-            manifest = read_manifest(ctx.run.checkpoint(step))
-            write_link(folder, run_dir=ctx.run.root, step=step, manifest_sha256=manifest.sha256)
+        manifest = read_manifest(ctx.run.checkpoint(step))
+        write_link(folder, run_dir=ctx.run.root, step=step, manifest_sha256=manifest.sha256)
 
     monkeypatch.setattr(evaluate_stage, "_run_beside_training", run)
     ctx.event("milestone", milestone_tokens=100, tokens=100, step=7)
@@ -208,7 +207,7 @@ def test_a_runner_that_can_read_checkpoints_gets_a_link_and_later_tries_use_it(
     ctx.refresh()
     assert evaluate_milestone(ctx, 100) == "failed"
     assert [name for name, _ in jobs] == ["export-100", "eval-100", "eval-100"]
-    assert "--link" in jobs[0][1]
+    assert "only" in jobs[0][1]
 
 
 @pytest.mark.parametrize(
@@ -246,18 +245,18 @@ def test_a_model_that_the_runner_can_not_read_is_written_anew(
     _set(ctx, monkeypatch, max_retries=0)
     ctx.refresh()
     for runner, tokens, expected in (
-        ("hf", 100, ["--link"]),
-        ("hf", 101, ["--link"]),  # the checkpoint was written anew
-        ("vllm", 101, [""]),
+        ("hf", 100, ["only"]),
+        ("hf", 101, ["only"]),  # the checkpoint was written anew
+        ("vllm", 101, ["also"]),
         ("hf", 101, []),  # reads the copy that is there
-        ("hf", 102, ["--link"]),  # but not that of other weights
+        ("hf", 102, ["only"]),  # but not that of other weights
     ):
         _write_checkpoint(ctx, tokens=tokens)
         _set(ctx, monkeypatch, runner=runner)
         jobs.clear()
         assert evaluate_milestone(ctx, 100) == "failed"
         exports = [argv for name, argv in jobs if name.startswith("export")]
-        assert ["--link" if "--link" in argv else "" for argv in exports] == expected
+        assert [argv[argv.index("--link") + 1] for argv in exports] == expected
 
 
 def test_tasks_that_were_skipped_are_named_on_the_terminal(

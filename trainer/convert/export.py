@@ -1,8 +1,8 @@
 """``python -m trainer.convert.export --run-dir RUN [--step N] --to DIR``: export a checkpoint to Hugging Face.
 
 Reads only the weights, a few gigabytes at a time. Splits the coalesced layers and changes nothing else, so logits are
-equal. With ``--link``, the folder links to the checkpoint instead of copying its weights; only ``eval`` reads
-such a folder. Prints a summary as one line of JSON.
+equal. With ``--link``, the folder also names the checkpoint; with ``--link=only`` it has no weights, and only ``eval``
+reads such a folder. Prints a summary as one line of JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -36,14 +36,20 @@ _SHARD_BYTES = 5 << 30
 
 
 def export(
-    config: Config, run: RunPaths, step: int | None, target: Path, dtype: str | None = None, *, link: bool = False
+    config: Config,
+    run: RunPaths,
+    step: int | None,
+    target: Path,
+    dtype: str | None = None,
+    *,
+    link: Literal["", "also", "only"] = "",
 ) -> dict[str, Any]:
     """Write the Hugging Face folder atomically.
 
     Args:
         step: step of the checkpoint; None: the newest valid one.
         dtype: dtype of the exported weights, one of :data:`DTYPES`; None: the checkpoint's.
-        link: link to the checkpoint's weights instead of writing them; they keep the checkpoint's dtype.
+        link: link to the checkpoint, besides its weights or instead of them; linked ones keep the checkpoint's dtype.
 
     Returns:
         ``{"step", "tokens", "to", "parameters", "dtype", "bytes", "left_out"}``; the last one are names of weights that
@@ -63,8 +69,14 @@ def export(
         named = dtype or str(stored).removeprefix("torch.")
         shutil.copytree(tokenizer["path"], partial, dirs_exist_ok=True)
         if link:
-            write_link(partial, run_dir=run.root, step=manifest.step, manifest_sha256=manifest.sha256)
-        size = 0 if link else _write_weights(weights, partial, named)
+            write_link(
+                partial,
+                run_dir=run.root,
+                step=manifest.step,
+                manifest_sha256=manifest.sha256,
+                left_out=weights.left_out,
+            )
+        size = 0 if link == "only" else _write_weights(weights, partial, named)
         ids = {key: tokenizer[key] for key in ("bos_id", "eos_id")}
         described = weights.config(seq_len=config.train.seq_len, dtype=named, **ids)
         files.write_json(partial / "config.json", described)
@@ -157,9 +169,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--step", type=int, help="default: the newest valid checkpoint")
     parser.add_argument("--to", type=Path, required=True, help="new folder")
-    weights = parser.add_mutually_exclusive_group()
-    weights.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
-    weights.add_argument("--link", action="store_true", help="link to the checkpoint's weights instead of writing them")
+    parser.add_argument("--dtype", choices=DTYPES, help="of written weights; default: the checkpoint's")
+    parser.add_argument("--link", choices=("also", "only"), default="", help="link to the checkpoint; only: no weights")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
     target = arguments.to.absolute()

@@ -162,7 +162,7 @@ def exported(run: RunPaths) -> Path:
 
 @pytest.fixture(scope="module")
 def linked(run: RunPaths) -> Path:
-    return _written(run, "linked", "--link")
+    return _written(run, "linked", "--link", "only")
 
 
 def _written(run: RunPaths, name: str, *flags: str) -> Path:
@@ -217,6 +217,16 @@ def test_scores_answers_and_contracts_are_equal_and_nothing_is_measured_twice(
     write_link(unreadable, run_dir=tmp_path / "nowhere", step=STEP, manifest_sha256="")
     milestone.evaluate(replace(subject, run=RunPaths(tmp_path / "exported"), model_folder=unreadable))
     assert _stored(RunPaths(tmp_path / "exported")) == stored[0]
+
+    unbalanced = tmp_path / "unbalanced"
+    shutil.copytree(linked, unbalanced)
+    of = _link(linked)
+    named = ["layers.0.bias"]
+    write_link(unbalanced, run_dir=run.root, step=of.step, manifest_sha256=of.manifest_sha256, left_out=named)
+    again = replace(subject, run=_run_to_evaluate(run, held_out, tmp_path / "again"), model_folder=unbalanced)
+    noted = [files.read_json(path)["notes"] for path in milestone.evaluate(again)]
+    assert noted
+    assert all("layers.0.bias" in notes[-1] for notes in noted)
 
 
 def _run_to_evaluate(run: RunPaths, held_out: Path, root: Path) -> RunPaths:

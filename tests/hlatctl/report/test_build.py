@@ -56,8 +56,8 @@ def numbers_of(run: RunPaths) -> Numbers:
 
 
 def test_page_equals_the_golden_file(make_run: MakeRun) -> None:
-    # Without figures, because their text depends on matplotlib's version; with two lines as its configuration, because a
-    # new key is no change of the page.
+    # Without figures, because their text depends on matplotlib's version; with a short configuration, because
+    # a new key is no change of the page.
     record = replace(record_of(make_run()), texts=_TEXTS)
     compare("index.html", report_page.render_page(record, {}, "run_name: a <b>\ntrain:\n  max_steps: 20\n"))
 
