@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from conf.devices import DEVICES
 from conf.registries import BACKENDS
 from conf.schema import Config
-from hlatctl.run.errors import DependencyError
+from hlatctl.run.errors import DependencyError, install
 from hlatctl.run.provenance import package_versions
 from hlatctl.run.redact import MASK, hide, is_secret_name
 
@@ -44,10 +44,7 @@ TORCHTITAN_PACKAGES = ("torchtitan", "torchtitan-neuron")
 _FIRST_TORCH_NEURON = (2, 10)
 
 #: The torchtitan that ``trainer/torchtitan`` is written for: beginning of its version, and how to install it.
-_TORCHTITAN, _INSTALL_TORCHTITAN = (
-    "0.3.",
-    "pip install 'hlatctl[torchtitan]', then pip install --no-deps torchtitan==0.3.0 (docs/engines.md)",
-)
+_TORCHTITAN, _INSTALL_TORCHTITAN = "0.3.", "pip install --no-deps torchtitan==0.3.0 (docs/engines.md)"
 #: What torchtitan 0.3 can't be imported without, or trains with, besides torch and what hlatctl[train] installs.
 _TORCHTITAN_NEEDS = (
     "datasets",
@@ -193,8 +190,8 @@ def check_torchtitan(config: Config) -> None:
     """Raise a DependencyError if this environment lacks what torchtitan needs, or has versions that don't work."""
     names = (*TORCHTITAN_PACKAGES, *_TORCHTITAN_NEEDS, *_WITH_TORCHTITAN_NEURON)
     if problem := torchtitan_problem(config, package_versions(names)):
-        on_neuron = config.backend.device == "neuron"
-        raise DependencyError(problem, hint=_INSTALL_TORCHTITAN_NEURON if on_neuron else _INSTALL_TORCHTITAN)
+        how = f"{install('torchtitan')}, then {_INSTALL_TORCHTITAN}"
+        raise DependencyError(problem, hint=_INSTALL_TORCHTITAN_NEURON if config.backend.device == "neuron" else how)
 
 
 def _dotted(version: tuple[int, int]) -> str:

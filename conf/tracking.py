@@ -19,7 +19,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from conf.schema import Config
-from hlatctl.run.errors import ConfigError, DependencyError
+from hlatctl.run.errors import ConfigError, DependencyError, install
 from hlatctl.run.files import open_regular, read_text, why
 from hlatctl.run.registry import Registry, Row
 
@@ -111,7 +111,7 @@ def check_mirrors(config: Config) -> None:
         if kind.package and (spec is None or not spec.has_location):
             raise DependencyError(
                 f"tracking.mirrors contains {name}: the package {kind.package} is not installed",
-                hint=f"pip install 'hlatctl[{kind.package}]', or tracking.mirrors=[]",
+                hint=f"{install(kind.package)}, or tracking.mirrors=[]",
             )
         if kind.check:
             kind.check(config)

@@ -21,7 +21,7 @@ from flows.runtime.context import is_simulated
 from flows.runtime.programs import Conversation, ask, conversation
 from flows.targets import FolderTarget, Target
 from hlatctl.run.checkpoint import folder_steps
-from hlatctl.run.errors import CheckpointError, ConfigError, DependencyError, EvaluationError, LaunchError
+from hlatctl.run.errors import CheckpointError, ConfigError, DependencyError, EvaluationError, LaunchError, install
 from hlatctl.run.files import private_folder
 from hlatctl.run.fold import read_state
 from hlatctl.run.lease import driver_pid
@@ -158,7 +158,7 @@ def opened(source: Source, *, needs_device: bool, say: Say) -> Iterator[Model]:
     """
     for package in ("torch", "transformers"):
         if importlib.util.find_spec(package) is None:
-            raise DependencyError(f"the package {package} is not installed", hint="pip install 'hlatctl[eval]'")
+            raise DependencyError(f"the package {package} is not installed", hint=install("eval"))
     with private_folder("generate") as own:
         scratch = os.fspath(own.path)
         with conversation("eval.generate", "--scratch", scratch, folder=own.path, yields=source.yields) as talk:

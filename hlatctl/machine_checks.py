@@ -18,7 +18,7 @@ from conf.validate import code_tasks
 from hlatctl.cache.remote import check_writable
 from hlatctl.run import processes
 from hlatctl.run.checks import Check
-from hlatctl.run.errors import DependencyError, StorageError
+from hlatctl.run.errors import DependencyError, StorageError, install
 from hlatctl.units import size
 
 _MIN_PYTHON = (3, 11)
@@ -59,7 +59,7 @@ def _python() -> Check:
 
 
 def _packages(role: str, packages: tuple[str, ...]) -> Check:
-    name, command = f"packages ({role})", f"pip install 'hlatctl[{role}]'"
+    name, command = f"packages ({role})", install(role)
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if len(missing) == len(packages):
         return Check(

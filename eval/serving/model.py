@@ -26,7 +26,7 @@ from conf.devices import DEVICES
 from conf.registries import LAUNCHERS
 from conf.schema import Config
 from hlatctl.run import files, processes, startup
-from hlatctl.run.errors import DependencyError, EvaluationError, HlatctlError, first_line, from_record
+from hlatctl.run.errors import DependencyError, EvaluationError, HlatctlError, first_line, from_record, install
 from hlatctl.run.files import why
 from hlatctl.run.model_folder import WEIGHTS, Link, check_sizes, lacking, read_link
 from hlatctl.run.processes import node_name
@@ -321,7 +321,7 @@ def importing() -> Iterator[None]:
 
 def missing_package(name: str | None) -> DependencyError:
     """Return the error for a package that the evaluation needs."""
-    return DependencyError(f"the package {name} is not installed", hint="pip install 'hlatctl[eval]'")
+    return DependencyError(f"the package {name} is not installed", hint=install("eval"))
 
 
 def package_folder(name: str, distribution: str) -> Path:

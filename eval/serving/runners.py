@@ -19,7 +19,7 @@ from eval.harness import quiet, wrap
 from eval.serving import memory
 from eval.serving.model import DTYPE, Loaded, device_name, is_there
 from eval.serving.pool import Pool
-from hlatctl.run.errors import DependencyError, EvaluationError
+from hlatctl.run.errors import DependencyError, EvaluationError, install
 
 #: lm-evaluation-harness reads this distribution's version when its class for vLLM is imported.
 _VLLM_DISTRIBUTION = "vllm"
@@ -31,13 +31,13 @@ class _Optional:
 
     package: str
     distribution: str
-    hint: str
+    command: str = ""
 
 
 _OPTIONAL = {
-    "vllm": _Optional("vllm", _VLLM_DISTRIBUTION, "pip install 'hlatctl[vllm]' in an environment of its own"),
+    "vllm": _Optional("vllm", _VLLM_DISTRIBUTION),
     "neuron": _Optional(
-        "optimum.neuron", "optimum-neuron", "pip install 'optimum[neuronx]' in an environment with the Neuron SDK"
+        "optimum.neuron", "optimum-neuron", "install the Neuron SDK, and pip install 'optimum[neuronx]'"
     ),
 }
 #: The device that vLLM computes on unless the configuration sets a CPU.
@@ -82,7 +82,8 @@ def check(name: str) -> None:
         spec = None
     if spec is None:
         raise DependencyError(
-            f"eval.runner={name}: the package {optional.package} is not installed", hint=optional.hint
+            f"eval.runner={name}: the package {optional.package} is not installed",
+            hint=f"{optional.command or install(name)}, in an environment of its own",
         )
     if name == "vllm":
         _check_vllm_distribution()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from conf.load import token_count
 from conf.schema import Config, SweepConfig
 from conf.space import Axis, Space
-from hlatctl.run.errors import ConfigError, DependencyError
+from hlatctl.run.errors import ConfigError, DependencyError, install
 from hlatctl.run.evaluations import is_better_low
 from hlatctl.run.state import RunState
 from hlatctl.run.sweep import SweepState, TrialState
@@ -114,9 +114,7 @@ class Study:
         try:
             shares = self._optuna.importance.get_param_importances(study, evaluator=evaluator)
         except ImportError as error:
-            raise DependencyError(
-                f"importances of axes need scikit-learn ({error})", hint="pip install 'hlatctl[head]'"
-            ) from None
+            raise DependencyError(f"importances of axes need scikit-learn ({error})", hint=install("head")) from None
         return {key: float(share) for key, share in shares.items()}
 
     def tell(self, trial: TrialState) -> None:
@@ -185,7 +183,7 @@ def _import() -> Any:
         import optuna
     except ImportError as error:
         raise DependencyError(
-            f"a sweep needs optuna, which can't be imported ({error})", hint="pip install 'hlatctl[head]'"
+            f"a sweep needs optuna, which can't be imported ({error})", hint=install("head")
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from conf.schema import Config
 from flows.tracking import ui_record
 from hlatctl.run import files
-from hlatctl.run.errors import DependencyError, HlatctlError, StorageError
+from hlatctl.run.errors import DependencyError, HlatctlError, StorageError, install
 from hlatctl.run.files import DAMAGED, locked_file
 from hlatctl.run.paths import RunPaths, mlflow_database
 from hlatctl.run.redact import hide
@@ -110,7 +110,7 @@ def connect(uri: str, runs_dir: Path | None = None) -> MlflowClient:
     except ImportError as error:
         raise DependencyError(
             f"tracking.enabled=true: mlflow can't be imported ({error})",
-            hint="pip install 'hlatctl[head]', or tracking.enabled=false",
+            hint=f"{install('head')}, or tracking.enabled=false",
         ) from None
 
 

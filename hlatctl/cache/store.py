@@ -27,7 +27,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, TypeVar
 
 from hlatctl.cache.trust import belongs_to_us, require_own
-from hlatctl.run.errors import DependencyError, StorageError
+from hlatctl.run.errors import DependencyError, StorageError, install
 
 NEURON, INDUCTOR, TORCH_NEURON = "neuron", "inductor", "torch_neuron"
 #: Written by ``hlatctl.cache.graphs``.
@@ -288,8 +288,12 @@ def _is_folder(entry: dict[str, Any]) -> bool:
 
 def _missing(url: str, what: str) -> DependencyError:
     named = _PACKAGE.search(what)
-    other = f", '{named[1]}' for {url.partition('://')[0]}://" if named and named[1] not in ("s3fs", "gcsfs") else ""
-    hint = f"pip install 'hlatctl[s3]' for s3://, 'hlatctl[gcs]' for gs://{other}"
+    other = (
+        f", pip install '{named[1]}' for {url.partition('://')[0]}://"
+        if named and named[1] not in ("s3fs", "gcsfs")
+        else ""
+    )
+    hint = f"{install('s3')} for s3://, {install('gcs')} for gs://{other}"
     return DependencyError(f"{url}: needs a package that is not installed ({what})", hint=hint)
 
 

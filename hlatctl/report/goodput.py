@@ -26,7 +26,7 @@ from hlatctl.plan.budget import COMPARED_TOKENS, baseline_usd_per_4m_tokens
 from hlatctl.plan.budget import cost as planned_cost
 from hlatctl.plan.step_time import step_time_s
 from hlatctl.report.numbers import column, mean, mean_paid_nodes, mean_processes, median
-from hlatctl.run.errors import DependencyError
+from hlatctl.run.errors import DependencyError, install
 from hlatctl.run.journal import TRAIN_WRITER, Event, train_writer
 from hlatctl.run.state import TRAIN_JOB, RunState
 from hlatctl.run.steps import SEGMENT_ROWS, StepSeries
@@ -147,7 +147,7 @@ def sequence(events: Iterable[Event], series: StepSeries) -> tuple[list[Item], S
     try:
         import numpy as np
     except ImportError:
-        raise DependencyError("goodput needs numpy", hint="pip install 'hlatctl[head]'") from None
+        raise DependencyError("goodput needs numpy", hint=install("head")) from None
     others = (event for event in events if event["kind"] != STEP and math.isfinite(event["time_unix_s"]))
     marks, positions = _places([_Mark.of(event) for event in others], series)
     # The clocks of writers differ; make the times monotonic.

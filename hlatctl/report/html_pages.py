@@ -10,7 +10,7 @@ import base64
 from pathlib import Path
 from typing import Any
 
-from hlatctl.run.errors import DependencyError
+from hlatctl.run.errors import DependencyError, install
 from hlatctl.run.labels import MARK, REPORT
 from hlatctl.units import utc
 
@@ -22,7 +22,7 @@ def fill(template: str, **values: Any) -> str:
     try:
         import jinja2
     except ImportError:
-        raise DependencyError("the report's pages need jinja2", hint="pip install 'hlatctl[head]'") from None
+        raise DependencyError("the report's pages need jinja2", hint=install("head")) from None
     environment = jinja2.Environment(
         autoescape=True,
         keep_trailing_newline=True,

@@ -377,6 +377,28 @@ def suggest(name: str, known: Sequence[str], *, prefix: str = "", otherwise: str
     return question or otherwise if otherwise else f"{question} known: {', '.join(known) or 'none'}".lstrip()
 
 
+def install(extra: str) -> str:
+    """Return the command that installs an extra from where hlatctl itself was installed: a clone, a wheel, an index.
+
+    Installers note that place (PEP 610, ``direct_url.json``). Without a note it was an index, or a folder of wheels.
+    """
+    from importlib import metadata
+    from shlex import quote
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        noted = json.loads(metadata.distribution("hlatctl").read_text("direct_url.json") or "{}")
+        url = str(noted.get("url", ""))
+        editable = "-e " if noted.get("dir_info", {}).get("editable") else ""
+        source = noted.get("vcs_info", {}).get("vcs")
+    except (metadata.PackageNotFoundError, OSError, ValueError, AttributeError):
+        url, editable, source = "", "", None
+    if url.startswith("file:") and not source:
+        return f"pip install {editable}{quote(f'{unquote(urlsplit(url).path)}[{extra}]')}"
+    origin = f" @ {source}+{url}" if source else f" @ {url}" if url else ""
+    return f"pip install {quote(f'hlatctl[{extra}]{origin}')}"
+
+
 def unset(key: str) -> str:
     """Return a hint for a key that should not be set: ``~KEY`` is an error where only the override sets it."""
     return f"leave it out, or use ~{key} if a file sets it"

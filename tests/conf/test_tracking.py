@@ -17,7 +17,7 @@ from conf.schema import Config, NotifyConfig, TrackingConfig
 from conf.tracking import MOST_STEPS, copied_steps
 from conf.validate import validate
 from flows.tracking.mirrors.base import Shown
-from hlatctl.run.errors import ConfigError, DependencyError
+from hlatctl.run.errors import ConfigError, DependencyError, install
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_a_missing_package_is_refused(name: str, monkeypatch: pytest.MonkeyPatch
         tracking.check_mirrors(config(name))
     assert str(refused.value) == (
         f"tracking.mirrors contains {name}: the package {name} is not installed\n"
-        f"hint: pip install 'hlatctl[{name}]', or tracking.mirrors=[]"
+        f"hint: {install(name)}, or tracking.mirrors=[]"
     )
 
 

@@ -27,7 +27,7 @@ from flows.tracking import mlflow_client
 from flows.tracking.mirrors.base import Service
 from flows.tracking.mirrors.copier import Copier
 from hlatctl.run import files
-from hlatctl.run.errors import DependencyError, HlatctlError, RunBusyError, StorageError, run_main
+from hlatctl.run.errors import DependencyError, HlatctlError, RunBusyError, StorageError, install, run_main
 from hlatctl.run.journal import MIRROR_WRITER, JournalTail, JournalWriter, no_steps, read_events
 from hlatctl.run.lease import Holder, driver_pid, hold
 from hlatctl.run.paths import RunPaths, SweepPaths
@@ -48,7 +48,7 @@ def service_of(run: RunPaths, config: Config, name: str) -> Service:
         service: Service = MIRRORS.create(name, run, config)
     except ImportError as error:
         raise DependencyError(
-            f"{MIRRORS[name].title}: {name} can't be imported ({error})", hint=f"pip install 'hlatctl[{name}]'"
+            f"{MIRRORS[name].title}: {name} can't be imported ({error})", hint=install(name)
         ) from None
     return service
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, envelope, smooth, thin
-from hlatctl.run.errors import DependencyError
+from hlatctl.run.errors import DependencyError, install
 from hlatctl.run.state import RunState
 from hlatctl.run.step_metrics import STEP_METRICS
 from hlatctl.units import count
@@ -140,7 +140,7 @@ def _styled() -> Iterator[None]:
     try:
         import matplotlib
     except ImportError:
-        raise DependencyError("the report's figures need matplotlib", hint="pip install 'hlatctl[head]'") from None
+        raise DependencyError("the report's figures need matplotlib", hint=install("head")) from None
     settings: Any = SETTINGS
     with matplotlib.rc_context(settings):
         yield

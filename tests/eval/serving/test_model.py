@@ -22,7 +22,7 @@ from eval.serving.model import opened_link
 from eval.serving.pool import Pool, Settings
 from eval.task_runner import Subject
 from hlatctl.run import files, processes
-from hlatctl.run.errors import CheckpointError, DependencyError, EvaluationError
+from hlatctl.run.errors import CheckpointError, DependencyError, EvaluationError, install
 from hlatctl.run.model_folder import LINK, Link, read_link, write_link
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.processes import NODE_NAME_ENV
@@ -83,7 +83,7 @@ def test_a_missing_package_names_the_extra(model_folder: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(DependencyError) as caught:
         model.load(model_folder, seq_len=8, device="cpu")
-    assert str(caught.value) == "the package transformers is not installed\nhint: pip install 'hlatctl[eval]'"
+    assert str(caught.value) == f"the package transformers is not installed\nhint: {install('eval')}"
 
 
 def test_the_device_is_the_one_that_is_used_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

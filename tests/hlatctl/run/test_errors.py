@@ -22,6 +22,7 @@ from hlatctl.run.errors import (
     code_of,
     dump_error,
     hint_of,
+    install,
     load_error,
     nearest,
     of_system,
@@ -130,6 +131,28 @@ def test_a_name_must_be_similar_enough() -> None:
 
 def denied(path: Path) -> PermissionError:
     return PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+
+
+@pytest.mark.parametrize(
+    ("noted", "command"),
+    [
+        ('{"url": "file:///my%20clone", "dir_info": {"editable": true}}', "pip install -e '/my clone[s3]'"),
+        ('{"url": "file:///w/hlatctl.whl", "archive_info": {}}', "pip install '/w/hlatctl.whl[s3]'"),
+        (
+            '{"url": "ssh://git@host/x.git", "vcs_info": {"vcs": "git"}}',
+            "pip install 'hlatctl[s3] @ git+ssh://git@host/x.git'",
+        ),
+        ('{"url": "https://host/hlatctl.whl"}', "pip install 'hlatctl[s3] @ https://host/hlatctl.whl'"),
+        (None, "pip install 'hlatctl[s3]'"),
+        ("damaged", "pip install 'hlatctl[s3]'"),
+    ],
+)
+def test_an_extra_is_installed_from_where_the_project_was(
+    noted: str | None, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.Distribution.read_text", lambda *_: noted)
+    monkeypatch.setattr("importlib.metadata.PathDistribution.read_text", lambda *_: noted)
+    assert install("s3") == command
 
 
 @pytest.mark.parametrize("number", OF_STORAGE, ids=os.strerror)
