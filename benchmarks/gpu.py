@@ -32,10 +32,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from benchmarks.gpu_cases import OURS, Case, config_of, schedule
+from benchmarks.gpu_cases import OURS, Case, config_of, prepare, schedule
 from benchmarks.gpu_checks import CHECKS
 from benchmarks.gpu_checks import prepare as prepare_checks
 from benchmarks.gpu_runs import RUNS
@@ -157,7 +156,7 @@ class _Bench:
             prepare_checks(self._folder / "checks")
             at_once = max(1, min(4, (os.cpu_count() or 1) // _PROCESSORS))
         else:
-            self._prepare()
+            prepare(self._folder, self.device.kind)
         with ThreadPoolExecutor(at_once) as pool:
             list(pool.map(lambda name: self._check(module, name), names))
 
@@ -218,22 +217,6 @@ class _Bench:
     def _config(self, case: Case) -> Config:
         return config_of(case, self._folder, self.device.kind)
 
-    def _prepare(self) -> None:
-        """Prepare the corpus of all runs, and the peers' tokens."""
-        if (self._folder / "tokens.npy").exists():
-            return
-        from trainer.data.loader import Loader
-        from trainer.data.prepare import prepare
-
-        config = self._config(OURS)
-        prepare(config, self._folder / "data")
-        dataset = json.loads((self._folder / "data" / "dataset.json").read_text(encoding="utf-8"))
-        loader = Loader(config, dataset, rank=0, size=1)
-        steps = [loader.next() for _ in range(config.total_steps)]
-        loader.close()
-        tokens = [torch.cat((inputs, targets[:, -1:]), dim=1).int().numpy() for inputs, targets in steps]
-        np.save(self._folder / "tokens.npy", np.stack(tokens))
-
     def measure(self, rounds: Sequence[tuple[Case, int]]) -> None:
         """Measure rounds of cases, numbered from 0, and print a line of each. A case that failed isn't repeated."""
         failed = set[str]()
@@ -247,7 +230,7 @@ class _Bench:
 
     def _measured(self, case: Case) -> Measured | str:
         """Run a case's process; return what it measured, or why it measured nothing."""
-        self._prepare()
+        prepare(self._folder, self.device.kind)
         config, folder = self._config(case), self._folder
         run = RunPaths(Path(tempfile.mkdtemp(prefix="run-", dir=folder)))
         files.write_text(run.config, files.seal_lines(load.dump(config)))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu_cases import OURS, config_of, schedule
+from benchmarks.gpu_packages import packages
 from benchmarks.measured import SKIP_STEPS, Measured, compared, reason, row
 from conf import sizes
+from conf.environment import torchtitan_problem
 
 CONFIG = config_of(OURS, Path("unused"), "cuda")
 PARAMETERS = sizes.parameters(CONFIG.model).total
@@ -24,6 +29,20 @@ def test_the_first_steps_are_not_counted_and_rounds_are_pooled() -> None:
     assert both.steps_s == (0.5, 0.4, 0.6)
     assert (both.peak_bytes, both.loss) == (7, 2.5)
     assert both.tokens_per_s(CONFIG) == pytest.approx(8 * 4096 / 0.5)
+
+
+def test_a_measurement_is_read_again_from_the_line_that_tells_it() -> None:
+    measured = Measured.of({"steps_s": _steps(0.5, 0.25), "peak_bytes": 7, "notes": ["a note"]})
+    line = json.dumps({"case": "hlatctl", **dataclasses.asdict(measured)})
+    assert Measured.kept(json.loads(line)) == measured
+
+
+@pytest.mark.parametrize(("torch", "works"), [("2.13", True), ("2.11", False)])
+def test_gathered_packages_train_with_torchtitan_where_torch_is_new_enough(torch: str, works: bool) -> None:
+    pinned = (re.fullmatch(r"([\w-]+)(?:[=>]=([\d.]+).*)?", package) for package in packages(torch))
+    gathered = {found[1]: found[2] or "1" for found in pinned if found}
+    on_most_images = dict.fromkeys(("einops", "pillow", "tensorboard"), "1")
+    assert (torchtitan_problem(CONFIG, gathered | on_most_images) == "") == works
 
 
 def test_the_mfu_of_a_row_follows_from_the_shape_alone() -> None:
