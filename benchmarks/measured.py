@@ -24,7 +24,7 @@ COUNTING = (
 )
 _HEAD = f"{'median s':>9s} {'min s':>8s} {'tokens/s':>10s} {'MFU':>6s} {'peak GiB':>9s} {'loss':>7s} {'waits':>6s}"
 #: The line of a traceback that names the error; later lines may be advice.
-_ERROR = re.compile(r"^[\w.]*(Error|Exception|Exit)\b.*")
+_ERROR = re.compile(r"^(\[rank\d+\]: )?[\w.]*(Error|Exception|Exit)(:|$)")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,16 @@ def engine_of(config: Config, tokens: Path) -> Any:
     Args:
         tokens: of each step: .npy, (steps, sequences, length + 1).
     """
-    from torchtitan.tools import utils
+    import torchtitan
 
     device = config.backend.device
     os.environ["LOCAL_RANK"] = "0"
     if device == "cpu":
         from trainer.torchtitan.cpu import Device
 
-        utils.device_type, utils.device_module = "cpu", Device("cpu")
+        for name, module in list(sys.modules.items()):  # the package has imported what reads them
+            if name.startswith(torchtitan.__name__) and hasattr(module, "device_type"):
+                module.device_type, module.device_module = "cpu", Device("cpu")  # type: ignore[attr-defined]
         torch._dynamo.config.disable = True
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group(DEVICES[device].process_group, store=store, rank=0, world_size=1)

@@ -79,6 +79,7 @@ def test_the_comparison_says_how_many_times_the_tokens_of_the_base() -> None:
         ("Traceback\n  File\nModuleNotFoundError: No module named 'x'\n", "ModuleNotFoundError: No module named 'x'"),
         ("torch._dynamo.exc.BackendCompilerFailed: no\ntorch.OutOfMemoryError: full\n\nSet TORCH_LOGS=1\n",
          "torch.OutOfMemoryError: full"),
+        ("[rank0]: ValueError: bad\nError running lspci: none\n", "[rank0]: ValueError: bad"),
         ("Killed\n", "Killed"),
         ("", "it printed nothing"),
     ],
