@@ -38,22 +38,25 @@ from hlatctl.run.paths import RunPaths
 
 _EVERY_STEPS = 8
 #: The run is killed this many steps after its first checkpoint is on the disk: drawn.
-_KILLED_AFTER = (2, 6)
+_KILLED_AFTER = (3, 7)
 _SAVES = 2
 _POLL_S = 0.2
 _STOPS_S = 120.0
 _RUN = "killed-run"
 _ITEMS = 4
+#: Nats by which the loss of a few steps may exceed that of guessing.
+_ABOVE_UNIFORM = 0.5
 
 
 def checkpoint_stall(device: str, folder: Path) -> Figures:
     """Measure how long training stops for a checkpoint that is written during training, or while training waits."""
-    config = _config_of(folder, device, {"backend": {"name": "torch_native", "device": device, "compile": False}})
-    size, free = checkpoint_bytes(config), shutil.disk_usage(folder).free
-    if free < 4 * size:  # two of each kind
-        return {"skipped": f"{free / 2**30:.0f} GiB are free; 4 checkpoints need {4 * size / 2**30:.0f}"}
+    config = _config_of(folder, device, {"backend": {"compile": False}})
+    free = shutil.disk_usage(folder).free
+    # One checkpoint of each kind, one that is being written, and some space.
+    while checkpoint_bytes(config) > free / 4 and config.model.num_layers > 1:
+        config = replace(config, model=replace(config.model, num_layers=config.model.num_layers // 2))
     stalls_s, steps_s = stall.measure(config, folder / "stalls", saves=_SAVES)
-    return {"bytes": size, "stalls_s": stalls_s, "step_s": statistics.median(steps_s)}
+    return {"bytes": checkpoint_bytes(config), "stalls_s": stalls_s, "step_s": statistics.median(steps_s)}
 
 
 def kill_and_resume(device: str, folder: Path) -> Figures:
@@ -115,7 +118,7 @@ def _evaluated(runner: Literal["hf", "vllm"], device: str, folder: Path) -> Figu
     _call("eval", *places, *more)
     results = json.loads((run.eval(tokens) / "results.json").read_text(encoding="utf-8"))
     values = {name: score["value"] for name, score in results["scores"].items()}
-    assert values["validation_loss"] < math.log(config.model.vocab_size), values
+    assert values["validation_loss"] < math.log(config.model.vocab_size) + _ABOVE_UNIFORM, values
     times_s = {"export_s": exported_s - started_s, "evaluation_s": time.monotonic() - exported_s}
     return {**times_s, "step": step, "scores": values, "not_run": results.get("skipped", {})}
 
@@ -133,7 +136,7 @@ def _new_run(folder: Path, device: str) -> RunPaths:
     """Prepare a run in place of an earlier one."""
     run = RunPaths(folder / _RUN)
     shutil.rmtree(run.root, ignore_errors=True)
-    changes: Changes = {"checkpoint": {"every_steps": _EVERY_STEPS, "keep": 2}, "train": {"max_steps": 10_000}}
+    changes: Changes = {"checkpoint": {"every_steps": _EVERY_STEPS, "keep": 1}, "train": {"max_steps": 10_000}}
     config = _config_of(folder, device, changes)
     files.write_text(run.config, files.seal_lines(load.dump(config)))
     shutil.copy(folder / "data" / "dataset.json", run.dataset)
