@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -97,7 +97,7 @@ def run() -> None:
         bench.measure(rounds[:first])
         bench.check("gpu_runs", RUNS)
         bench.measure(rounds[first:])
-        print("\n".join(bench.table(list(dict.fromkeys(cases)))), flush=True)
+        print("\n".join(bench.table({case.name: case for case in cases}.values())), flush=True)
 
 
 @contextmanager
@@ -247,7 +247,7 @@ class _Bench:
         measured = Measured.of(printed)
         return measured if case.program == "loss_case" else measured.problem(config) or measured
 
-    def table(self, cases: Sequence[Case]) -> Iterator[str]:
+    def table(self, cases: Iterable[Case]) -> Iterator[str]:
         """Yield the lines of the table, of all rounds so far, the comparison, and the checks that failed."""
         what = "No GPU: a small model on the CPU, to see that the parts run. The figures mean nothing for a GPU."
         if self.device.name and self.device.memory_bytes:

@@ -14,6 +14,7 @@ from benchmarks.gpu_packages import packages
 from benchmarks.measured import SKIP_STEPS, Measured, compared, reason, row
 from conf import sizes
 from conf.environment import torchtitan_problem
+from conf.validate import validate
 
 CONFIG = config_of(OURS, Path("unused"), "cuda")
 PARAMETERS = sizes.parameters(CONFIG.model).total
@@ -95,6 +96,12 @@ def test_the_compared_cases_take_turns_before_the_switches() -> None:
     assert compared_ones | {"the loss alone"} <= set(names[first:second])
     assert names.index("not compiled") > second
     assert [name for name in names if name.startswith("llama_")] == ["llama_3b, all recomputed"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_cases_have_configurations_that_could_be_trained(device: str) -> None:
+    for case in schedule([], 80 << 30):
+        validate(config_of(case, Path("unused"), device))
 
 
 def test_parts_of_names_choose_cases() -> None:
