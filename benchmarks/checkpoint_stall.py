@@ -41,7 +41,7 @@ def run() -> None:
     """Print the stall of each kind, their ratio, and the share of a step."""
     with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as folder:
         config = compose([*_OVERRIDES, f"runs_dir={folder}"])
-        stalls_s, steps_s = _measure(config, Path(folder))
+        stalls_s, steps_s = measure(config, Path(folder), saves=_SAVES)
     medians_s = {mode: statistics.median(seconds) for mode, seconds in stalls_s.items()}
     step_s = statistics.median(steps_s)
     print(f"{checkpoint_bytes(config) / 1e6:.0f} MB of weights and moments, {_SAVES} saves each, a step {step_s:.2f} s")
@@ -51,7 +51,12 @@ def run() -> None:
     print(f"  ratio {medians_s['async'] / medians_s['sync']:.1%} (goal <= {_GOAL:.0%})")
 
 
-def _measure(config: Config, folder: Path) -> tuple[dict[str, list[float]], list[float]]:
+def measure(config: Config, folder: Path, *, saves: int) -> tuple[dict[str, list[float]], list[float]]:
+    """Return the seconds of each save, by kind, and of each step. The first save of a kind also allocates its copies.
+
+    Args:
+        folder: is removed afterwards.
+    """
     import torch
 
     from trainer.backends.torch_native import TorchNative
@@ -70,12 +75,14 @@ def _measure(config: Config, folder: Path) -> tuple[dict[str, list[float]], list
         own = replace(config, checkpoint=replace(config.checkpoint, mode=mode, keep=1))
         managers[mode] = CheckpointManager(own, run, backend, JournalWriter(run, "train-rank00000"))
         managers[mode].restore(optimizer.tensors(), managers[mode].choose())
-    for step in range(1, _SAVES + 1):
+    device = torch.get_device_module(backend.device)
+    for step in range(1, saves + 1):
         for mode, checkpoints in managers.items():
             started = time.perf_counter()
             optimizer.zero_grad()
             backend.forward_backward(model, tokens, tokens)
             optimizer.step(lr=1e-4, number=step)
+            device.synchronize()  # the save is timed, not the step
             steps_s.append(time.perf_counter() - started)
             started = time.perf_counter()
             state = {"loader": [], "rng": rng_state()}

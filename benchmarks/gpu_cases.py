@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import yaml
 
 from conf import load
@@ -93,6 +96,23 @@ def _largest(memory_bytes: int) -> list[Case]:
     return []
 
 
+def prepare(folder: Path, device: str) -> None:
+    """Prepare the corpus of all cases in a folder, and the peers' tokens; nothing is done twice."""
+    from trainer.data.loader import Loader
+    from trainer.data.prepare import prepare
+
+    if (folder / "tokens.npy").exists():
+        return
+    config = config_of(OURS, folder, device)
+    prepare(config, folder / "data")
+    dataset = json.loads((folder / "data" / "dataset.json").read_text(encoding="utf-8"))
+    loader = Loader(config, dataset, rank=0, size=1)
+    steps = [loader.next() for _ in range(config.total_steps)]
+    loader.close()
+    tokens = [torch.cat((inputs, targets[:, -1:]), dim=1).int().numpy() for inputs, targets in steps]
+    np.save(folder / "tokens.npy", np.stack(tokens))
+
+
 def config_of(case: Case, folder: Path, device: str) -> Config:
     """Return a case's configuration: 1.1 B parameters and 4,096 tokens, or a small model on a CPU."""
     small = device == "cpu"
@@ -123,6 +143,6 @@ def config_of(case: Case, folder: Path, device: str) -> Config:
     }
     for group, keys in case.changes.items():
         groups[group] = {**groups.get(group, {}), **keys}
-    if small and groups["backend"]["name"] == "torchtitan":
-        groups["backend"]["compile"] = False  # it isn't compiled for a CPU
+    if small:
+        groups["backend"]["compile"] = False  # a CPU's compiler says nothing of a GPU's, and takes minutes
     return load.decode({"runs_dir": os.fspath(folder), **groups})

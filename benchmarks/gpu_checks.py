@@ -14,24 +14,28 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.gpu_cases import Changes
 from conf import load
 from conf.devices import DEVICES
+from conf.environment import check_torchtitan
 from conf.schema import Config
 from conf.training_rules import LOSS_TOLERANCE, NORM_TOLERANCE, relative_difference
+from conf.validate import validate
 from hlatctl.run import files
 from hlatctl.run.checkpoint import checkpoint_steps
-from hlatctl.run.errors import ERROR_FILE_ENV, TrainingError, load_error
-from hlatctl.run.journal import read_events
+from hlatctl.run.errors import ERROR_FILE_ENV, DependencyError, TrainingError, load_error
+from hlatctl.run.journal import Event, read_events
 from hlatctl.run.paths import RunPaths
+from trainer.process import run_rank
 
 #: BF16 keeps 8 bits; a gradient sums over four layers of it.
 _BF16_GRADIENT = 3e-2
@@ -40,6 +44,8 @@ _FP32_GRADIENT = 1e-3
 _FP8_LOSS = 2e-2
 _STEPS = 6
 _EXITS_S = 10.0
+#: The name of a child of the check ``exit_after_error``.
+_FAILS = "fails"
 _numbers = itertools.count(1)
 
 Figures = dict[str, Any]
@@ -74,7 +80,9 @@ def config_of(folder: Path, device: str, changes: Changes | None = None) -> Conf
     }
     for group, keys in (changes or {}).items():
         groups[group] = {**groups.get(group, {}), **keys}
-    return load.decode({"runs_dir": os.fspath(folder), **groups})
+    config = load.decode({"runs_dir": os.fspath(folder), **groups})
+    validate(config)
+    return config
 
 
 def prepare(folder: Path) -> None:
@@ -93,9 +101,12 @@ def _new_run(config: Config, folder: Path) -> RunPaths:
 
 
 def _train(run: RunPaths, attempt: int = 1) -> list[dict[str, Any]]:
-    """Train in this process; return the events of the attempt's steps."""
+    """Train in this process; return the events of the attempt's steps. DependencyError: torchtitan can't train here."""
+    config = load.load(run.config)
     from trainer.__main__ import main
 
+    if config.backend.name == "torchtitan":
+        check_torchtitan(config)
     assert main(["--run-dir", os.fspath(run.root), "--attempt", str(attempt)]) == 0
     return [event for event in read_events(run) if event["kind"] == "step" and event["attempt"] == attempt]
 
@@ -123,7 +134,6 @@ class _Once:
 
 
 def _sharded_over_one(config: Config, device: torch.device) -> Any:
-    import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
     from trainer.parallel.layout import Layout
@@ -250,19 +260,26 @@ def _resumed(config: Config) -> Figures:
     whole = {event["step"]: event for event in _train(run)}
     last = max(checkpoint_steps(run))
     shutil.rmtree(run.checkpoint(last))
-    pairs = [(event, whole[event["step"]]) for event in _train(run, 2)]
-    assert len(pairs) == _STEPS // 2, "it did not continue from its checkpoint"
+    again = _train(run, 2)
+    assert len(again) == _STEPS // 2, "it did not continue from its checkpoint"
+    return repeated(whole, again, exactly=exactly)
+
+
+def repeated(whole: Mapping[int, Event], again: Iterable[Event], *, exactly: bool) -> Figures:
+    """Check that steps of a resumed run have the losses and gradient norms of the run that it continues."""
+    pairs = [(event, whole[event["step"]]) for event in again if event["step"] in whole]
+    assert pairs, "no step was trained twice"
     loss, norm = (max(relative_difference(a[key], b[key]) for a, b in pairs) for key in ("loss", "grad_norm"))
     limits = (0.0, 0.0) if exactly else (LOSS_TOLERANCE, NORM_TOLERANCE)
     assert loss <= limits[0], f"losses differ by {loss:.2g}"
     assert norm <= limits[1], f"gradient norms differ by {norm:.2g}"
-    return {"loss_off": loss, "norm_off": norm, "last_loss": pairs[-1][0]["loss"]}
+    return {"steps": len(pairs), "loss_off": loss, "norm_off": norm, "last_loss": pairs[-1][0]["loss"]}
 
 
 def engines(device: str, folder: Path) -> Figures:
     """Check that both engines' losses fall alike on the same batches, from different random weights."""
     falls = {}
-    for name in ("torch_native", "torchtitan"):
+    for name in ("torchtitan", "torch_native"):
         config = config_of(folder, device, {"backend": {"name": name}, "train": {"max_steps": 20}})
         steps = _train(_new_run(config, folder))
         falls[name] = steps[0]["loss"] - steps[-1]["loss"]
@@ -272,30 +289,28 @@ def engines(device: str, folder: Path) -> Figures:
 
 
 def fp8(device: str, folder: Path) -> Figures:
-    """Check that FP8's loss is that of mixed precision within its rounding; skipped where the device has no FP8."""
+    """Check that FP8's loss is near that of mixed precision, but not equal; skipped where the device has no FP8."""
     needed = DEVICES[device].fp8_capability
     if needed is None or tuple(torch.get_device_module(device).get_device_capability()) < needed:
         return {"skipped": "the device has no products in FP8"}
     losses = []
     for name in ("mixed", "fp8"):
-        config = config_of(folder, device, {"precision": {"name": name}, "backend": {"compile": True}})
+        backend = {"name": "torchtitan", "compile": True}  # the native engine has no FP8
+        config = config_of(folder, device, {"precision": {"name": name}, "backend": backend})
         losses.append(_train(_new_run(config, folder))[-1]["loss"])
     off = relative_difference(losses[1], losses[0])
-    assert off < _FP8_LOSS, f"the loss differs by {off:.2g}"
+    assert 0.0 < off < _FP8_LOSS, f"the loss differs by {off:.2g}"
     return {"loss_off": off}
 
 
 def exit_after_error(device: str, folder: Path) -> Figures:
     """Check that a process in a group of the device's library ends soon after an error, and tells it."""
-    changes: Changes = {"optimizer": {"lr": 1e30, "warmup_steps": 0}, "backend": {"name": "torchtitan"}}
-    run = _new_run(config_of(folder, device, changes), folder)
-    error = run.root / "error.json"
-    command = [sys.executable, "-m", "trainer", "--run-dir", os.fspath(run.root), "--attempt", "1"]
-    log = run.root / "log"
+    run = _new_run(config_of(folder, device, {"optimizer": {"lr": 1e30, "warmup_steps": 0}}), folder)
+    error, log = run.root / "error.json", run.root / "log"
+    command = [sys.executable, "-m", "benchmarks.gpu_checks", _FAILS, device, os.fspath(run.root)]
     with log.open("w") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, ERROR_FILE_ENV: os.fspath(error)}
-        )
+        environment = {**os.environ, ERROR_FILE_ENV: os.fspath(error)}
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         while process.poll() is None and not error.exists():
             time.sleep(0.05)
         told_s = time.monotonic()
@@ -306,6 +321,18 @@ def exit_after_error(device: str, folder: Path) -> Figures:
     assert isinstance(load_error(error), TrainingError), log.read_text()[-2000:]
     assert code == TrainingError.exit_code, code
     return {"exits_after_s": time.monotonic() - told_s}
+
+
+def _fail(run: RunPaths) -> int:
+    """Train a run whose loss becomes infinite, in a process group of one."""
+    from trainer.backends.torch_native import TorchNative
+    from trainer.step.loop import Training
+
+    config = load.load(run.config)
+    backend = TorchNative(config)
+    _sharded_over_one(config, backend.device)
+    dist.all_reduce(torch.zeros(1, device=backend.device))  # NCCL connects when it is first used
+    return Training(config, run, backend, None).run()
 
 
 #: In the order in which they run: the most important first.
@@ -326,12 +353,17 @@ CHECKS: dict[str, Callable[[str, Path], Figures]] = {
 }
 
 
-def main() -> None:
-    """Run one check, and print its figures."""
+def run_one(checks: Mapping[str, Callable[[str, Path], Figures]]) -> None:
+    """Run the check of the command line, ``NAME DEVICE FOLDER``, and print its figures."""
     name, device, folder = sys.argv[1:]
-    figures = CHECKS[name](device, Path(folder))
+    try:
+        figures = checks[name](device, Path(folder))
+    except DependencyError as error:
+        figures = {"skipped": error.message}
     print(json.dumps(figures))
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == _FAILS:
+        run_rank(lambda: _fail(RunPaths(Path(sys.argv[3]))))
+    run_one(CHECKS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from conf import sizes
@@ -24,7 +24,7 @@ COUNTING = (
 )
 _HEAD = f"{'median s':>9s} {'min s':>8s} {'tokens/s':>10s} {'MFU':>6s} {'peak GiB':>9s} {'loss':>7s} {'waits':>6s}"
 #: The line of a traceback that names the error; later lines may be advice.
-_ERROR = re.compile(r"^[\w.]*(Error|Exception|Exit)\b.*")
+_ERROR = re.compile(r"^(\[rank\d+\]: )?[\w.]*(Error|Exception|Exit)(:|$)")
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,14 @@ class Measured:
     @classmethod
     def of(cls, printed: Mapping[str, Any]) -> Measured:
         """Return what a case's process printed, without its first steps."""
-        fields = {**printed, "notes": tuple(printed.get("notes", ()))}
-        return cls(**fields | {"steps_s": tuple(printed.get("steps_s", ())[SKIP_STEPS:])})
+        own = {**printed, "notes": tuple(printed.get("notes", ()))}
+        return cls(**own | {"steps_s": tuple(printed.get("steps_s", ())[SKIP_STEPS:])})
+
+    @classmethod
+    def kept(cls, result: Mapping[str, Any]) -> Measured:
+        """Return what ``dataclasses.asdict`` made of a measurement, among other fields, and JSON kept."""
+        found = {field.name: result[field.name] for field in fields(cls)}
+        return cls(**found | {"steps_s": tuple(found["steps_s"]), "notes": tuple(found["notes"])})
 
     def and_round(self, later: Measured) -> Measured:
         """Return this and a later round together."""

@@ -85,7 +85,7 @@ def main() -> None:
         plain = Model(config.model, config.train.seq_len)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=config.optimizer.lr, betas=(0.9, 0.95), fused=True)
     model: nn.Module = DistributedDataParallel(plain) if given.processes > 1 else plain
-    step = torch.compile(model)
+    step = torch.compile(model) if config.backend.compile else model
     is_mixed = config.precision.name != "fp32"
     batches = peers.micro_batches(config, given, device)
     times = peers.StepTimes(device)

@@ -14,10 +14,15 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers
+import torch
+import torch.distributed as dist
+
+from benchmarks import peers, titan_02
+from conf.environment import check_torchtitan
 from conf.load import load
 from conf.schema import Config
 from hlatctl.run.journal import read_events
@@ -51,7 +56,6 @@ def managed(config: Config, run: RunPaths, process: Any) -> Trained:
 
 def alone(config: Config, run: RunPaths, process: Any) -> Trained:
     """Train with torchtitan by itself."""
-    from torchtitan.components.metrics import MetricsProcessor
     from torchtitan.trainer import Trainer
 
     from trainer.step.inputs import open_batches, read_dataset
@@ -76,6 +80,13 @@ def alone(config: Config, run: RunPaths, process: Any) -> Trained:
     engine = Alone(titan)
     if engine.parallel_dims.pp_enabled:
         torch_2_13.take_micro_batches(engine.pp_schedule)
+    return _trained(engine)
+
+
+def _trained(engine: Any) -> Trained:
+    """Train with an engine that logs each step."""
+    from torchtitan.components.metrics import MetricsProcessor
+
     steps_s, losses = _timed(engine), list[float]()
     log: Callable[..., None] = MetricsProcessor.log
 
@@ -118,14 +129,18 @@ def main() -> None:
     arguments = parser.parse_args()
     peers.add_packages()
     from trainer.step.training import memory_bytes
-    from trainer.torchtitan.process import Process
 
     run = RunPaths(arguments.run)
     config = load(run.config)
-    process = Process(config)
-    trained = (alone if arguments.alone else managed)(config, run, process)
-    printed = {**vars(trained), "peak_bytes": memory_bytes(process.device)[1]}
-    process.close()
+    if arguments.alone and version("torchtitan").startswith("0.2."):
+        trained = _trained(titan_02.engine_of(config, run.root.parent / "tokens.npy"))
+    else:
+        check_torchtitan(config)
+        from trainer.torchtitan.process import Process
+
+        trained = (alone if arguments.alone else managed)(config, run, Process(config))
+    printed = {**vars(trained), "peak_bytes": memory_bytes(torch.device(config.backend.device))[1]}
+    dist.destroy_process_group()
     print(json.dumps(printed))
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu_cases import OURS, config_of, schedule
+from benchmarks.gpu_packages import packages
 from benchmarks.measured import SKIP_STEPS, Measured, compared, reason, row
 from conf import sizes
+from conf.environment import torchtitan_problem
+from conf.validate import validate
 
 CONFIG = config_of(OURS, Path("unused"), "cuda")
 PARAMETERS = sizes.parameters(CONFIG.model).total
@@ -24,6 +30,20 @@ def test_the_first_steps_are_not_counted_and_rounds_are_pooled() -> None:
     assert both.steps_s == (0.5, 0.4, 0.6)
     assert (both.peak_bytes, both.loss) == (7, 2.5)
     assert both.tokens_per_s(CONFIG) == pytest.approx(8 * 4096 / 0.5)
+
+
+def test_a_measurement_is_read_again_from_the_line_that_tells_it() -> None:
+    measured = Measured.of({"steps_s": _steps(0.5, 0.25), "peak_bytes": 7, "notes": ["a note"]})
+    line = json.dumps({"case": "hlatctl", **dataclasses.asdict(measured)})
+    assert Measured.kept(json.loads(line)) == measured
+
+
+@pytest.mark.parametrize(("torch", "works"), [("2.13", True), ("2.11", False)])
+def test_gathered_packages_train_with_torchtitan_where_torch_is_new_enough(torch: str, works: bool) -> None:
+    pinned = (re.fullmatch(r"([\w-]+)(?:[=>]=([\d.]+).*)?", package) for package in packages(torch))
+    gathered = {found[1]: found[2] or "1" for found in pinned if found}
+    on_most_images = dict.fromkeys(("einops", "pillow", "tensorboard"), "1")
+    assert (torchtitan_problem(CONFIG, gathered | on_most_images) == "") == works
 
 
 def test_the_mfu_of_a_row_follows_from_the_shape_alone() -> None:
@@ -60,6 +80,7 @@ def test_the_comparison_says_how_many_times_the_tokens_of_the_base() -> None:
         ("Traceback\n  File\nModuleNotFoundError: No module named 'x'\n", "ModuleNotFoundError: No module named 'x'"),
         ("torch._dynamo.exc.BackendCompilerFailed: no\ntorch.OutOfMemoryError: full\n\nSet TORCH_LOGS=1\n",
          "torch.OutOfMemoryError: full"),
+        ("[rank0]: ValueError: bad\nError running lspci: none\n", "[rank0]: ValueError: bad"),
         ("Killed\n", "Killed"),
         ("", "it printed nothing"),
     ],
@@ -75,6 +96,12 @@ def test_the_compared_cases_take_turns_before_the_switches() -> None:
     assert compared_ones | {"the loss alone"} <= set(names[first:second])
     assert names.index("not compiled") > second
     assert [name for name in names if name.startswith("llama_")] == ["llama_3b, all recomputed"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_cases_have_configurations_that_could_be_trained(device: str) -> None:
+    for case in schedule([], 80 << 30):
+        validate(config_of(case, Path("unused"), device))
 
 
 def test_parts_of_names_choose_cases() -> None:
