@@ -494,7 +494,7 @@ def _preflight(cluster: SimulatedCluster, job: Job) -> Script:
         }
         for number, host in enumerate(hosts)
     ]
-    record = {"v": 1, "ok": not unfit, "simulated": True, "workers": workers}
+    record = {"v": 1, "ok": not unfit, "simulated": True, "workers": workers, "unchecked": []}
     cluster.run.preflight.write_text(json.dumps(record) + "\n", encoding="utf-8")  # one line: thousands of nodes
     if not unfit:
         return 0

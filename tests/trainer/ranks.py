@@ -216,7 +216,24 @@ def muon(run: RunPaths, job: dict[str, Any]) -> None:
         torch.testing.assert_close(local(values[name]), expected, rtol=0, atol=0, msg=f"{run.root}: {name}")
 
 
-_WORK = {"train": train, "drift": drift, "exchanges": exchanges, "formats": formats, "muon": muon}
+def gpu_speed(run: RunPaths, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what each process measures of its device, which is a CPU here."""
+    from trainer.backends.torch_native import TorchNative
+    from trainer.gpu_node import measure
+
+    backend = TorchNative(load(run.config))
+    torch.cpu.get_device_properties = lambda device: device  # type: ignore[attr-defined]
+    return backend.gather(measure(backend, size=64, seconds=0.0, exchange_bytes=1 << 16))
+
+
+_WORK = {
+    "gpu_speed": gpu_speed,
+    "train": train,
+    "drift": drift,
+    "exchanges": exchanges,
+    "formats": formats,
+    "muon": muon,
+}
 
 
 def _do(job: dict[str, Any]) -> Any:

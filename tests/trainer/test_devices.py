@@ -115,7 +115,8 @@ def test_only_the_table_names_devices() -> None:
     # Log messages of all devices' libraries, their variables for one machine, a runner with one device, and names of
     # torchtitan's settings.
     settings = {"trainer/torchtitan/configuration.py", "trainer/torchtitan/training.py"}
-    assert naming == {"flows/recovery/failure_causes.py", "hlatctl/node.py", "eval/serving/runners.py", *settings}
+    gpus = "trainer/gpu_node.py"  # the vendors' libraries and variables
+    assert naming == {"flows/recovery/failure_causes.py", "hlatctl/node.py", "eval/serving/runners.py", gpus, *settings}
 
 
 def _code_of(path: Path) -> list[str]:
