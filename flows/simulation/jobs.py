@@ -416,7 +416,8 @@ class Training:
             return
         ratio, rank = self._settings.straggler_factor, self._hosts.index(host) * self._config.cluster.processes_per_node
         message = f"rank {rank} on {host} takes {ratio:.2f} times as long as the median"
-        self._journal.append("straggler", step=self._step, rank=rank, host=host, ratio=ratio, message=message)
+        fields = {"rank": rank, "host": host, "device": "simulated", "ratio": ratio, "message": message}
+        self._journal.append("straggler", step=self._step, **fields)
 
     def _end_by(self, fault: Fault) -> Any:
         """Simulate the end of the attempt by a fault, and return its evidence."""

@@ -241,11 +241,14 @@ OF_RUNS: dict[str, Kind] = {
         lambda e: f"step {e['step']}: loss {e['loss']}, gradient norm {e['grad_norm']}, not finite: {e['action']}",
     ),
     "rank_times": _kind(
-        "train rank 0: the time of each process's own work, every 20 steps",
-        "step whole; median_s number; min_s number; max_s number; slowest_rank whole; host text; ratio number",
+        "train rank 0: the time that each process needs for the same work, every 20 steps",
+        "step whole; what text (`own_work`, or with FSDP `product`: a small matrix product between steps); median_s "
+        "number; min_s number; max_s number; slowest_rank whole; host text; ratio number",
     ),
     "straggler": _kind(
-        "train rank 0: a slow process", "step whole; rank whole; host text; ratio number; message text", _message
+        "train rank 0: a slow process",
+        "step whole; rank whole; host text; device text (such as `cuda:3`); ratio number; message text",
+        _message,
     ),
     "alarm": _kind(
         "train rank 0, flow",

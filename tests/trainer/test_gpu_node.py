@@ -19,7 +19,7 @@ from hlatctl.run.checks import Check
 from hlatctl.run.errors import PreflightError, load_error
 from hlatctl.run.paths import RunPaths
 from tests.conf.test_validate import config_with
-from tests.trainer.conftest import ROOT, Finish, MakeRun, Ranks, Start
+from tests.trainer.conftest import ROOT, Finish, MakeRun, Start
 from trainer import gpu_node, preflight
 
 LIBRARIES = Path(__file__).parent / "gpu_libraries"
@@ -242,11 +242,3 @@ def test_a_preflight_names_the_node_and_the_gpu_before_it_uses_the_gpus(
     assert error.message.startswith(expected)
     (worker,) = files.read_json(run.preflight)["workers"]
     assert (worker["host"], worker["rank"]) == ("n1", None)
-
-
-@pytest.mark.processes
-def test_processes_measure_their_products_and_exchanges(tmp_path: Path, make_run: MakeRun, ranks: Ranks) -> None:
-    run = make_run(tmp_path / "run", cluster={"processes_per_node": 2})
-    (found,) = ranks(2, [{"work": "gpu_speed", "run": os.fspath(run.root)}])
-    assert [sorted(values) for values in found] == [["gpu", "gpu_node_gib_per_s", "gpu_tflops_per_s"]] * 2
-    assert all(min(values["gpu_tflops_per_s"], values["gpu_node_gib_per_s"]) > 0 for values in found)
