@@ -47,6 +47,7 @@ class Device:
         loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
             devices, where large products are faster.
         fp8_capability: the lowest compute capability whose devices multiply in FP8; none: no such device does.
+        fp8_architectures: AMD's architectures that do; their compute capabilities are on another scale.
         resources: beginnings of the names by which Kubernetes counts such devices, from their device plug-ins.
         node_checks: module of the trainer whose ``look`` checks a node's devices before a preflight uses them; none:
             there is nothing to check.
@@ -72,6 +73,7 @@ class Device:
     hang_variables: dict[str, str] = field(default_factory=dict)
     loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
     fp8_capability: tuple[int, int] | None = None
+    fp8_architectures: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
     node_checks: str | None = None
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -125,6 +127,7 @@ DEVICES = {
         # default). We have no such device to try it on.
         hang_variables={"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_DUMP_TEMP_FILE": "{logs}/nccl-rank-"},
         fp8_capability=(8, 9),
+        fp8_architectures=("gfx942", "gfx950"),  # CDNA 3 and 4: MI300X, MI325X, MI350X, MI355X
         resources=("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu"),
         node_checks="trainer.gpu_node",
         variables={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},

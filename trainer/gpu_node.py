@@ -42,6 +42,14 @@ def runtime() -> dict[str, str]:
     return {name: version for name, version in versions.items() if version}
 
 
+def described(device: torch.device) -> str:
+    """Return a GPU's name, and what PyTorch computes with on it; empty for other devices."""
+    if device.type != "cuda":
+        return ""
+    name = torch.get_device_module(device).get_device_name(device)
+    return ", ".join([name, *(f"{what} {version}" for what, version in runtime().items())])
+
+
 class Unavailable(Exception):
     """A library can't be used on this node; the message says why and what would help."""
 

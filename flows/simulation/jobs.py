@@ -265,6 +265,7 @@ class Training:
             tokens=self._config.tokens_at(self._first),
             world=self._config.world_size,
             device="simulated",
+            device_name="",
             parameters=parameters(self._config.model).total,
             peak_flops_per_s=None,
         )
@@ -416,8 +417,9 @@ class Training:
             return
         ratio, rank = self._settings.straggler_factor, self._hosts.index(host) * self._config.cluster.processes_per_node
         message = f"rank {rank} on {host} takes {ratio:.2f} times as long as the median"
-        fields = {"rank": rank, "host": host, "device": "simulated", "ratio": ratio, "message": message}
-        self._journal.append("straggler", step=self._step, **fields)
+        self._journal.append(
+            "straggler", step=self._step, rank=rank, host=host, device="simulated", ratio=ratio, message=message
+        )
 
     def _end_by(self, fault: Fault) -> Any:
         """Simulate the end of the attempt by a fault, and return its evidence."""

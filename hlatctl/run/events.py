@@ -205,9 +205,9 @@ OF_RUNS: dict[str, Kind] = {
     "train_started": _kind(
         "train rank 0",
         "resumed_from_step whole (0: the initial model); tokens whole; world whole (number of processes); device "
-        "text; parameters whole; peak_flops_per_s number (of one device; null: unknown); added_skips list "
-        "(batches that `data_changed` events have excluded so far); log_freq whole (steps between two that are "
-        "journalled; null: 1)",
+        "text; device_name text (of a GPU, and what computes on it; else empty); parameters whole; peak_flops_per_s "
+        "number (of one device; null: unknown); added_skips list (batches that `data_changed` events have excluded so "
+        "far); log_freq whole (steps between two that are journalled; null: 1)",
         lambda e: f"attempt {e['attempt']}: training starts from step {e['resumed_from_step']}",
     ),
     "initial_weights": _kind(
@@ -247,7 +247,7 @@ OF_RUNS: dict[str, Kind] = {
     ),
     "straggler": _kind(
         "train rank 0: a slow process",
-        "step whole; rank whole; host text; device text (such as `cuda:3`); ratio number; message text",
+        "step whole; rank whole; host text; device text; ratio number; message text",
         _message,
     ),
     "alarm": _kind(

@@ -54,7 +54,7 @@ def train(run: RunPaths, job: dict[str, Any]) -> None:
 
     config, attempt = load(run.config), job["attempt"]
     backend = make_backend(config)
-    monitor._PRODUCT_SIZES = (64,)
+    monitor._PRODUCT_SIZES = monitor._PRODUCT_SIZES[-1:]  # the smallest one
     monitor._PRODUCT_SHARE = float("inf") if job.get("product") else 1e-3
     journal = train_journal(run, backend, attempt)
     training = BACKENDS.part(config.backend.name, "training")(config, run, backend, journal, attempt=attempt)

@@ -217,7 +217,7 @@ PRODUCT_EVERY_STEPS = 4
 #: Products of one measurement: their starts take the host less time than they take a device.
 _PRODUCTS = 8
 #: Rows and columns. On an H100 the largest takes a fifth of a millisecond in all, and 24 MiB.
-_PRODUCT_SIZES = (2048, 1024, 512, 256, 128, 64)
+_PRODUCT_SIZES: tuple[int, ...] = (2048, 1024, 512, 256, 128, 64)
 #: The share of training's arithmetic that products may add.
 _PRODUCT_SHARE = 1e-3
 
@@ -310,10 +310,11 @@ class RankTimes:
             "min_s": float(own_s.min()),
         }
         named = (self._slow == self._windows).nonzero().flatten().tolist()
-        stragglers = [self._straggler(step, rank, *places[rank], float(ratios[rank])) for rank in named]
+        stragglers = [self._straggler(step, rank, places[rank], float(ratios[rank])) for rank in named]
         return [MonitorEvent("rank_times", times), *stragglers]
 
-    def _straggler(self, step: int, rank: int, host: str, device: str, ratio: float) -> MonitorEvent:
+    def _straggler(self, step: int, rank: int, place: Place, ratio: float) -> MonitorEvent:
+        host, device = place
         steps = self._windows * RANK_TIMES_EVERY_STEPS
         who = f"rank {rank} ({device}) on {host}" if ":" in device else f"rank {rank} on {host}"
         work = " for a matrix product" if self._of_product else ""

@@ -33,6 +33,7 @@ from trainer.backends.base import ENDS, NEWS, STOP, Member, Stopwatch
 from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, set_rng_state
 from trainer.checkpoint.writer import Storage
 from trainer.data.loader import Batches
+from trainer.gpu_node import described
 from trainer.process import StopRequest
 from trainer.step.inputs import open_batches, read_dataset
 from trainer.step.monitor import PRODUCT_EVERY_STEPS, Monitor, MonitorEvent, Place, Product, RankTimes
@@ -262,6 +263,7 @@ class Training:
             tokens=self.config.tokens_at(step),
             world=self.member.world_size,
             device=str(self.member.device),
+            device_name=described(self.member.device),
             parameters=parameters,
             peak_flops_per_s=self.peak_flops_per_s,
             added_skips=self.added_skips,

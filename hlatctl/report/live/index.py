@@ -75,8 +75,9 @@ class RankTimes:
         """Return the newest state of the windows, evenly chosen; None if the run has none.
 
         Returns:
-            ``what``: of the newest window, what was timed (the event's field). ``steps``, ``median_s``, ``min_s``, ``max_s``, ``slowest_rank``, ``host``: per window; ``ranks`` and
-            ``seconds[rank][window]``: of the ranks that were slowest, and None where another one was.
+            ``what``: what was timed in the newest window (a field of its event). ``steps``, ``median_s``, ``min_s``,
+            ``max_s``, ``slowest_rank``, ``host``: per window; ``ranks`` and ``seconds[rank][window]``: of the ranks
+            that were slowest, and None where another one was.
         """
         count = len(self._windows)
         if not count:
