@@ -53,12 +53,12 @@ def _exchanges() -> dict[str, Callable[[], object]]:
     from trainer.step.monitor import RankTimes
 
     times = RankTimes(1.5, 100)
-    hosts = [f"node-{rank}" for rank in range(dist.get_world_size())]
+    places = [(f"node-{rank}", "cpu") for rank in range(dist.get_world_size())]
 
     def compare() -> None:
         own_s = gather_numbers(0.25, _CPU, None)
         if own_s is not None:
-            times.compare(20, own_s, hosts)
+            times.compare(20, own_s, places)
 
     return {
         "times, before": lambda: _compare_before(_gather_before(["node-1", 0.25])),

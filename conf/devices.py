@@ -47,7 +47,10 @@ class Device:
         loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
             devices, where large products are faster.
         fp8_capability: the lowest compute capability whose devices multiply in FP8; none: no such device does.
+        fp8_architectures: AMD's architectures that do; their compute capabilities are on another scale.
         resources: beginnings of the names by which Kubernetes counts such devices, from their device plug-ins.
+        node_checks: module of the trainer whose ``look`` checks a node's devices before a preflight uses them; none:
+            there is nothing to check.
         peak_flops_per_s: dense peak of matrix products by prefix of the device's name and number format, from the
             vendor's data sheets, without sparsity.
     """
@@ -70,7 +73,9 @@ class Device:
     hang_variables: dict[str, str] = field(default_factory=dict)
     loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
     fp8_capability: tuple[int, int] | None = None
+    fp8_architectures: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
+    node_checks: str | None = None
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def peak(self, name: str, number_format: str) -> float | None:
@@ -82,14 +87,18 @@ class Device:
 #: The backend between hosts for communication that must not wait for the device, such as writing checkpoints.
 HOST_PROCESS_GROUP = "gloo"
 
-#: Dense peaks in FP8, BF16 and FP32 by the name with which PyTorch knows a GPU, 10**12 FLOP/s; 0: no such format.
-#: From NVIDIA's and AMD's data sheets. PyTorch counts the two halves of an MI250X as two devices.
+#: Dense peaks in FP8, BF16 and FP32 by the name with which PyTorch knows a GPU, 10**12 FLOP/s; 0: no such format. The
+#: first row that begins the name counts. NVIDIA's data sheets give most figures with sparsity, which are halved here:
+#: "NVIDIA A100", "L40S", "H100" (SXM, PCIe), "H100 NVL", "H200" (SXM, NVL), "DGX B200" (an eighth), "GB200 NVL72" (a
+#: 72nd). AMD's data sheets give dense figures; PyTorch counts the two halves of an MI250X as two devices. Compared
+#: 2026-11 with copies and summaries of these sheets, because the originals couldn't be read here.
 _GPU_TERA_FLOPS_PER_S = {
     "NVIDIA A100": (0, 312, 19.5),
     "NVIDIA L40S": (733, 362, 91.6),
     "NVIDIA H100 80GB HBM3": (1979, 989, 67),
     "NVIDIA H100 NVL": (1671, 835, 60),
     "NVIDIA H100 PCIe": (1513, 756, 51),
+    "NVIDIA H200 NVL": (1671, 835, 60),
     "NVIDIA H200": (1979, 989, 67),
     "NVIDIA GH200": (1979, 989, 67),
     "NVIDIA B200": (4500, 2250, 75),
@@ -97,7 +106,7 @@ _GPU_TERA_FLOPS_PER_S = {
     "AMD Instinct MI250X": (0, 191.5, 47.9),
     "AMD Instinct MI300X": (2615, 1307, 163.4),
     "AMD Instinct MI325X": (2615, 1307, 163.4),
-    "AMD Instinct MI355X": (5000, 2500, 157.3),
+    "AMD Instinct MI355X": (5033, 2517, 157.3),
 }
 
 #: By ``backend.device``.
@@ -118,7 +127,9 @@ DEVICES = {
         # default). We have no such device to try it on.
         hang_variables={"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_DUMP_TEMP_FILE": "{logs}/nccl-rank-"},
         fp8_capability=(8, 9),
+        fp8_architectures=("gfx942", "gfx950"),  # CDNA 3 and 4: MI300X, MI325X, MI350X, MI355X
         resources=("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu"),
+        node_checks="trainer.gpu_node",
         variables={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
         peak_flops_per_s={
             (name, dtype): tera * 1e12
@@ -145,6 +156,7 @@ DEVICES = {
         memory="unknown",
         profiled=False,
         resources=("aws.amazon.com/neuron",),
+        node_checks="trainer.neuron.node",
         peak_flops_per_s={
             ("trn2", "bfloat16"): 166.75e12,
             ("trn2", "float32"): 45.25e12,

@@ -40,9 +40,18 @@ def check_fp8(device: torch.device) -> None:
         raise DependencyError(
             "precision.name=fp8: torchao is not installed", hint="pip install torchao, or set precision=mixed"
         )
-    needed = DEVICES[device.type].fp8_capability
+    facts = DEVICES[device.type]
+    needed = facts.fp8_capability
     if needed is None:
         return  # a rule of the configuration refuses it
+    if torch.version.hip:
+        found = torch.get_device_module(device).get_device_properties(device).gcnArchName.partition(":")[0]
+        if found not in facts.fp8_architectures:
+            raise DependencyError(
+                f"precision.name=fp8: needs one of {', '.join(facts.fp8_architectures)}, but this device is {found}",
+                hint="set precision=mixed",
+            )
+        return
     capability = torch.get_device_module(device).get_device_capability(device)
     if tuple(capability) < needed:
         raise DependencyError(

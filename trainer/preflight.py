@@ -14,13 +14,15 @@ import os
 import platform
 import resource
 import shutil
+import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf.devices import DEVICES
 from conf.environment import TORCHTITAN_PACKAGES
 from conf.load import load
 from conf.of_run import of_run
@@ -53,7 +55,10 @@ _STARTED_S = time.monotonic()
 
 def versions() -> dict[str, str]:
     """Return the versions that must be the same on all nodes, by name."""
-    return {**package_versions(("hlatctl", "torch", *TORCHTITAN_PACKAGES)), "python": platform.python_version()}
+    from trainer.gpu_node import runtime
+
+    packages = package_versions(("hlatctl", "torch", *TORCHTITAN_PACKAGES))
+    return {**packages, **runtime(), "python": platform.python_version()}
 
 
 def compare_nodes(run: RunPaths, backend: Backend, timeout_s: float) -> tuple[dict[str, str], list[str]]:
@@ -127,6 +132,8 @@ def _why_not_visible(run: RunPaths, node: dict[str, Any], deadline: float) -> st
 _MATMUL_SIZE = 1024
 _ALLREDUCE_MIB = 16
 _REPEATS = 3
+#: Measurements of a device (``trainer.gpu_node.measure``) that are compared with a limit and with the job's median.
+COMPARED = ("gpu_tflops_per_s", "gpu_node_gib_per_s", "gpu_nodes_gib_per_s")
 #: File in a node's private folder that marks that all nodes are checked.
 _CHECKED = "nodes-checked"
 
@@ -146,8 +153,9 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "free_disk_bytes": shutil.disk_usage(run.root).free,
         "checkpoints_bytes": checkpoints_bytes(config, run),
+        **(checks.measure(backend) if (checks := _node_checks(config)) else {}),
     }
-    least = ("matmul_gflops_per_s", "allreduce_mib_per_s", "open_files")
+    least = [name for name in ("matmul_gflops_per_s", "allreduce_mib_per_s", "open_files", *COMPARED) if name in worker]
     failures = [
         f"{name}={worker[name]:g}: below preflight.min_{name}={getattr(preflight, f'min_{name}'):g}"
         for name in least
@@ -166,29 +174,58 @@ def measure(config: Config, run: RunPaths, backend: Backend) -> Worker:
         )
     own_versions, differences = compare_nodes(run, backend, preflight.timeout_s)
     failures += differences
-    if config.backend.device == "neuron":
-        failures += node_failures(run, backend)
+    if "slowed" in worker:
+        failures.append(f"slowed down during matrix products: {', '.join(worker['slowed'])}")
     if _first_of_node():
         failures += _folder_failures(config, run) + _remote_failures(config, run)
     return {**worker, **({"versions": own_versions} if own_versions else {}), "failures": failures}
 
 
-def check_node(config: Config, run: RunPaths) -> None:
-    """Check each node's Neuron devices in one of its processes, while the others wait: checks need unused devices."""
+def below_median(config: Config, workers: Sequence[Worker]) -> dict[int, list[str]]:
+    """Return, by rank, which measurements of devices are far below the median of all workers."""
+    fraction, failures = config.preflight.min_median_fraction, dict[int, list[str]]()
+    for name in COMPARED:
+        values = {worker["rank"]: worker[name] for worker in workers if name in worker}
+        median = statistics.median_high(values.values()) if values else 0.0  # of two, the faster one
+        for rank, value in values.items():
+            if value < fraction * median:
+                failures.setdefault(rank, []).append(
+                    f"{name}={value:.4g}: {value / median:.0%} of the job's median of {median:.4g}, less than "
+                    f"preflight.min_median_fraction={fraction:g}"
+                )
+    return failures
+
+
+def _node_checks(config: Config) -> Any:
+    """Return the module that checks the devices of a node; None: there is nothing to check."""
+    module = DEVICES[config.backend.device].node_checks
+    return importlib.import_module(module) if module else None
+
+
+def check_node(config: Config, run: RunPaths) -> list[str]:
+    """Check each node's devices in one of its processes, while the others wait: checks need unused devices.
+
+    Returns:
+        On the first node, what could not be checked, one sentence for all nodes with the same reason.
+
+    Raises:
+        PreflightError: on the first node, names the nodes that failed. Devices that are broken can't be measured.
+    """
     own, job = run.preflight_nodes / f"{node_name()}.json", os.environ.get(JOB_FOLDER_ENV)
     told = Path(job) / _CHECKED if job is not None else None
+    first_node = os.environ.get("GROUP_RANK", "0") == "0"
     if _first_of_node():
-        from trainer.neuron import node
-
-        first_node = os.environ.get("GROUP_RANK", "0") == "0"
-        checks = [dataclasses.asdict(check) for check in node.look(config, across_nodes=first_node)]
+        checks = [dataclasses.asdict(check) for check in _node_checks(config).look(config, across_nodes=first_node)]
         files.write_json(own, {"v": 1, "host": node_name(), "checks": checks})
+        for check in checks:
+            print(f"{node_name()}: {check['status']}  {check['name']}: {check['shows']}", flush=True)
     elif told is not None:
         _wait_for_nodes(config, run, told.exists)  # not every process may poll storage that all nodes share
-        return
+        return []
     _wait_for_nodes(config, run, lambda: len(_checked_nodes(run)) >= config.cluster.nodes)
     if told is not None:
         told.touch()
+    return _judge_nodes(config, run) if first_node and _first_of_node() else []
 
 
 def _wait_for_nodes(config: Config, run: RunPaths, done: Callable[[], bool]) -> None:
@@ -208,23 +245,45 @@ def _checked_nodes(run: RunPaths) -> list[str]:
     return sorted(path.stem for path in run.preflight_nodes.glob("*.json"))
 
 
-def node_failures(run: RunPaths, backend: Backend) -> list[str]:
-    """Return this node's failed checks, and how its software differs from that of most nodes.
-
-    Each node reads its own record. All processes call this; the result is empty for all but one of a node.
-    """
-    from trainer.neuron.node import SOFTWARE, disagreement
-
-    checks: list[dict[str, Any]] = []
-    if _first_of_node():
-        path = run.preflight_nodes / f"{node_name()}.json"
+def _judge_nodes(config: Config, run: RunPaths) -> list[str]:
+    """Read the records of all nodes; return what could not be checked. Raises a PreflightError if a node failed."""
+    software = _node_checks(config).SOFTWARE
+    by_host: dict[str, list[dict[str, Any]]] = {}
+    for name in _checked_nodes(run):
+        path = run.preflight_nodes / f"{name}.json"
         with reading(path):
-            checks = files.read_json(path)["checks"]
-    own = next((check["values"] for check in checks if check["name"] == SOFTWARE), None)
-    by_host = {host: values for host, values in backend.gather([node_name(), own]) if values is not None}
-    failures = [f"{check['name']}: {check['shows']}" for check in checks if check["status"] == "fail"]
-    other = disagreement(by_host).get(node_name()) if own is not None else None
-    return [*failures, *([other] if other else [])]
+            by_host[name] = files.read_json(path)["checks"]
+    known = {host: check["values"] for host, checks in by_host.items() for check in checks if check["name"] == software}
+    other = disagreement({host: values for host, values in known.items() if values})
+    workers, unchecked = [], dict[str, list[str]]()
+    for host, checks in by_host.items():
+        failures = [f"{check['name']}: {check['shows']}" for check in checks if check["status"] == "fail"]
+        failures += [other[host]] if host in other else []
+        if failures:
+            workers.append({"host": host, "rank": None, "failures": failures})
+        if checks and checks[0]["status"] == "skip":
+            unchecked.setdefault(f"{checks[0]['name']}: {checks[0]['shows']}", []).append(host)
+    if workers:
+        conclude(run, workers)
+    return [f"{_named(hosts)}: {text}" for text, hosts in unchecked.items()]
+
+
+def _named(hosts: list[str]) -> str:
+    return hosts[0] if len(hosts) == 1 else f"{hosts[0]} and {len(hosts) - 1} more"
+
+
+def disagreement(by_host: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Return the problem of each host whose versions, by name, differ from most hosts'; empty if all agree."""
+    problems: dict[str, str] = {}
+    for name in sorted({name for versions in by_host.values() for name in versions}):
+        all_versions = [versions.get(name, "none") for versions in by_host.values()]
+        usual = max(sorted(set(all_versions)), key=all_versions.count)
+        for host, versions in by_host.items():
+            if (own := versions.get(name, "none")) != usual:
+                problems.setdefault(
+                    host, f"{name} {own}: {all_versions.count(usual)} of {len(all_versions)} nodes have {usual}"
+                )
+    return problems
 
 
 def _first_of_node() -> bool:
@@ -272,13 +331,26 @@ def _remote_failures(config: Config, run: RunPaths) -> list[str]:
     return []
 
 
-def conclude(run: RunPaths, workers: list[Worker]) -> None:
-    """Write ``preflight.json``. Raises a PreflightError if a worker failed."""
-    failures = [f"worker {w['host']} (rank {w['rank']}): {text}" for w in workers for text in w["failures"]]
-    files.write_json(run.preflight, {"v": 1, "workers": workers, "ok": not failures})
+def conclude(run: RunPaths, workers: list[Worker], unchecked: Sequence[str] = ()) -> None:
+    """Write ``preflight.json``. Raises a PreflightError if a worker failed.
+
+    Args:
+        workers: a worker without a rank is a node whose devices can't be used.
+        unchecked: what could not be checked, one sentence each.
+    """
+    failures = [f"{_place(worker)}: {text}" for worker in workers for text in worker["failures"]]
+    record = {"v": 1, "workers": workers, "unchecked": list(unchecked), "ok": not failures}
+    files.write_json(run.preflight, record)
     if failures:
         more = f"; and {len(failures) - 1} more, see {run.preflight}" if len(failures) > 1 else ""
         raise PreflightError(failures[0] + more, hint="repair or replace the worker, or change the limit")
+
+
+def _place(worker: Worker) -> str:
+    if worker["rank"] is None:
+        return f"node {worker['host']}"
+    device = f", {worker['device']}" if ":" in worker["device"] else ""
+    return f"worker {worker['host']} (rank {worker['rank']}{device})"
 
 
 def _matmul_gflops_per_s(backend: Backend) -> float:
@@ -347,8 +419,7 @@ def main(argv: list[str] | None = None) -> int:
     run, read = RunPaths(arguments.run_dir.absolute()), files.read_shared_text
     config = _on_all_nodes(load(arguments.config, read=read) if arguments.config else of_run(run, read=read))
 
-    if config.backend.device == "neuron":
-        check_node(config, run)
+    unchecked = check_node(config, run) if DEVICES[config.backend.device].node_checks else []
 
     from trainer.backends import make_backend
 
@@ -359,7 +430,9 @@ def main(argv: list[str] | None = None) -> int:
     workers = backend.gather(measure(config, run, backend))
     backend.gather(None)
     if backend.rank == 0:
-        conclude(run, workers)
+        for rank, failures in below_median(config, workers).items():
+            workers[rank]["failures"] += failures
+        conclude(run, workers, unchecked)
     backend.close()  # not after an error: see `run_rank`
     return 0
 

@@ -204,5 +204,15 @@ class PreflightConfig:
     """Bus bandwidth of `nccom-test`'s all-reduce over the NeuronCores of a node; none: not run."""
     min_nccom_nodes_gib_per_s: NonNegativeFloat | None = None
     """The same over all nodes of a Slurm job; none: not run."""
+    min_gpu_tflops_per_s: NonNegativeFloat = 0.0
+    """Timed BF16 matrix product of each GPU, while all GPUs compute."""
+    min_gpu_node_gib_per_s: NonNegativeFloat = 0.0
+    """Timed exchange of 256 MiB by each GPU with its two neighbours in the node, all at once."""
+    min_gpu_nodes_gib_per_s: NonNegativeFloat = 0.0
+    """The same with the GPUs of the same number in the two neighbouring nodes."""
+    min_median_fraction: Fraction = 0.8
+    """Share of the job's median that each of these three must reach; 0: not compared."""
+    dcgm_level: NonNegativeInt = 0
+    """Level of `dcgmi diag` on each node's NVIDIA GPUs, if DCGM is installed; 0: not run. Level 1 takes seconds."""
     timeout_s: PositiveFloat = 120.0
     """Longest time of the whole preflight."""

@@ -318,7 +318,9 @@ def _no_slowest_one(config: Config) -> str:
         return "a process of another machine can't be slowed evenly from here"
     if config.world_size < 2:
         return "with one process there is no slowest one"
-    if config.data_parallel_size < 2 or config.parallel.data_parallel == "fsdp":
+    if config.parallel.data_parallel == "fsdp":
+        return "with parallel.data_parallel=fsdp only the speeds of devices are compared, which pauses don't change"
+    if config.data_parallel_size < 2:
         return "in this layout all processes wait for the slow one within a step, so none is the slowest"
     return ""
 

@@ -265,6 +265,7 @@ class Training:
             tokens=self._config.tokens_at(self._first),
             world=self._config.world_size,
             device="simulated",
+            device_name="",
             parameters=parameters(self._config.model).total,
             peak_flops_per_s=None,
         )
@@ -416,7 +417,9 @@ class Training:
             return
         ratio, rank = self._settings.straggler_factor, self._hosts.index(host) * self._config.cluster.processes_per_node
         message = f"rank {rank} on {host} takes {ratio:.2f} times as long as the median"
-        self._journal.append("straggler", step=self._step, rank=rank, host=host, ratio=ratio, message=message)
+        self._journal.append(
+            "straggler", step=self._step, rank=rank, host=host, device="simulated", ratio=ratio, message=message
+        )
 
     def _end_by(self, fault: Fault) -> Any:
         """Simulate the end of the attempt by a fault, and return its evidence."""
@@ -494,7 +497,7 @@ def _preflight(cluster: SimulatedCluster, job: Job) -> Script:
         }
         for number, host in enumerate(hosts)
     ]
-    record = {"v": 1, "ok": not unfit, "simulated": True, "workers": workers}
+    record = {"v": 1, "ok": not unfit, "simulated": True, "workers": workers, "unchecked": []}
     cluster.run.preflight.write_text(json.dumps(record) + "\n", encoding="utf-8")  # one line: thousands of nodes
     if not unfit:
         return 0

@@ -41,10 +41,10 @@ def preflight(ctx: FlowContext) -> None:
     def work() -> dict[str, Any]:
         left_out = _fit_nodes(ctx)
         with reading(ctx.run.preflight):
-            workers = files.read_json(ctx.run.preflight)["workers"]
-        differences = _differences(ctx, workers)
-        for difference in differences:
-            ctx.message(f"preflight: {difference}")
+            record = files.read_json(ctx.run.preflight)
+        workers, differences = record["workers"], _differences(ctx, record["workers"])
+        for text in (*differences, *record["unchecked"]):
+            ctx.message(f"preflight: {text}")
         return {
             "workers": len(workers),
             "left_out_hosts": list(left_out),

@@ -205,9 +205,9 @@ OF_RUNS: dict[str, Kind] = {
     "train_started": _kind(
         "train rank 0",
         "resumed_from_step whole (0: the initial model); tokens whole; world whole (number of processes); device "
-        "text; parameters whole; peak_flops_per_s number (of one device; null: unknown); added_skips list "
-        "(batches that `data_changed` events have excluded so far); log_freq whole (steps between two that are "
-        "journalled; null: 1)",
+        "text; device_name text (of a GPU, and what computes on it; else empty); parameters whole; peak_flops_per_s "
+        "number (of one device; null: unknown); added_skips list (batches that `data_changed` events have excluded so "
+        "far); log_freq whole (steps between two that are journalled; null: 1)",
         lambda e: f"attempt {e['attempt']}: training starts from step {e['resumed_from_step']}",
     ),
     "initial_weights": _kind(
@@ -241,11 +241,14 @@ OF_RUNS: dict[str, Kind] = {
         lambda e: f"step {e['step']}: loss {e['loss']}, gradient norm {e['grad_norm']}, not finite: {e['action']}",
     ),
     "rank_times": _kind(
-        "train rank 0: the time of each process's own work, every 20 steps",
-        "step whole; median_s number; min_s number; max_s number; slowest_rank whole; host text; ratio number",
+        "train rank 0: the time that each process needs for the same work, every 20 steps",
+        "step whole; what text (`own_work`, or with FSDP `product`: a small matrix product between steps); median_s "
+        "number; min_s number; max_s number; slowest_rank whole; host text; ratio number",
     ),
     "straggler": _kind(
-        "train rank 0: a slow process", "step whole; rank whole; host text; ratio number; message text", _message
+        "train rank 0: a slow process",
+        "step whole; rank whole; host text; device text; ratio number; message text",
+        _message,
     ),
     "alarm": _kind(
         "train rank 0, flow",

@@ -182,7 +182,7 @@ def test_the_page_of_a_run_shows_its_history_scores_and_settings(page: Page) -> 
 
 def test_the_times_of_ranks_are_a_heat_map_where_they_are_recorded(page: Page) -> None:
     go(page, "/run/plain")
-    chart = page.locator("section.chart", has_text="Step time of the slowest ranks")
+    chart = page.locator("section.chart", has_text="Time of the slowest ranks for own work")
     chart.scroll_into_view_if_needed()
     chart.locator(".heatmaplayer image").first.wait_for(state="attached")
     assert chart.locator(".plot").evaluate("(plot) => plot.data[0].y") == ["0", "1", "2"]

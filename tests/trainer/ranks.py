@@ -33,7 +33,6 @@ from hlatctl.run.files import JOB_FOLDER_ENV
 from hlatctl.run.paths import RunPaths
 
 if TYPE_CHECKING:
-    from trainer.data.loader import Batches
     from trainer.parallel.layout import Layout
 
 _POLL_S = 0.2
@@ -42,23 +41,28 @@ _POLL_S = 0.2
 def train(run: RunPaths, job: dict[str, Any]) -> None:
     """Train an attempt that ends with ``code``, with ``slow_s`` that much slower data on rank 1.
 
+    With ``product``, products are timed between steps although the model is small, slower by ``slow_s`` on rank 1.
+
     One process, ``stop_rank``, is asked to stop. One, ``kill_rank``, is killed in the middle of a step, ``kill_step``.
     """
     from conf.registries import BACKENDS
     from trainer.backends import make_backend
     from trainer.data.loader import Loader
+    from trainer.step import monitor
     from trainer.step.loop import Training
     from trainer.step.training import train_journal
 
     config, attempt = load(run.config), job["attempt"]
     backend = make_backend(config)
+    monitor._PRODUCT_SIZES = monitor._PRODUCT_SIZES[-1:]  # the smallest one
+    monitor._PRODUCT_SHARE = float("inf") if job.get("product") else 1e-3
     journal = train_journal(run, backend, attempt)
     training = BACKENDS.part(config.backend.name, "training")(config, run, backend, journal, attempt=attempt)
     if isinstance(training, Training):
         readers = sum(backend.gather(isinstance(training.batches, Loader)))
         assert readers == config.data_parallel_size, "one process of each replica reads"
     if job.get("slow_s") and backend.rank == 1:
-        _slow_down(training.batches, job["slow_s"])
+        _slow_down(*((training._product, "time") if job.get("product") else (training.batches, "next")), job["slow_s"])
     if job.get("stop_rank") == backend.rank:
         training.stop.requested = True  # as SIGTERM sets it
     if job.get("kill_rank") == backend.rank:
@@ -68,14 +72,14 @@ def train(run: RunPaths, job: dict[str, Any]) -> None:
         journal.close()
 
 
-def _slow_down(batches: Batches, seconds: float) -> None:
-    honest = batches.next
+def _slow_down(of: Any, name: str, seconds: float) -> None:
+    honest = getattr(of, name)
 
-    def late() -> tuple[Tensor, Tensor]:
+    def late(*arguments: Any) -> Any:
         time.sleep(seconds)
-        return honest()
+        return honest(*arguments)
 
-    batches.next = late  # type: ignore[method-assign]
+    setattr(of, name, late)
 
 
 def _kill_within(training: Any, step: int) -> None:
@@ -216,7 +220,24 @@ def muon(run: RunPaths, job: dict[str, Any]) -> None:
         torch.testing.assert_close(local(values[name]), expected, rtol=0, atol=0, msg=f"{run.root}: {name}")
 
 
-_WORK = {"train": train, "drift": drift, "exchanges": exchanges, "formats": formats, "muon": muon}
+def gpu_speed(run: RunPaths, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what each process measures of its device, which is a CPU here."""
+    from trainer.backends.torch_native import TorchNative
+    from trainer.gpu_node import measure
+
+    backend = TorchNative(load(run.config))
+    torch.cpu.get_device_properties = lambda device: device  # type: ignore[attr-defined]
+    return backend.gather(measure(backend, size=64, seconds=0.0, exchange_bytes=1 << 16))
+
+
+_WORK = {
+    "gpu_speed": gpu_speed,
+    "train": train,
+    "drift": drift,
+    "exchanges": exchanges,
+    "formats": formats,
+    "muon": muon,
+}
 
 
 def _do(job: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +98,15 @@ def test_a_node_without_torchao_or_without_fp8_is_refused_with_a_remedy(monkeypa
     with pytest.raises(DependencyError, match=r"needs compute capability 8\.9, but this device has 8\.0") as error:
         check_fp8(device)
     assert error.value.hint == "set precision=mixed"
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    for name, works in (("gfx942:sramecc+:xnack-", True), ("gfx90a", False)):
+        properties = SimpleNamespace(gcnArchName=name)
+        Module.get_device_properties = lambda device, properties=properties: properties  # type: ignore[attr-defined]
+        if works:
+            check_fp8(device)
+            continue
+        with pytest.raises(DependencyError, match=r"needs one of gfx942, gfx950, but this device is gfx90a"):
+            check_fp8(device)
     installed[0] = False
     with pytest.raises(DependencyError, match="torchao is not installed") as error:
         check_fp8(device)
@@ -115,7 +125,8 @@ def test_only_the_table_names_devices() -> None:
     # Log messages of all devices' libraries, their variables for one machine, a runner with one device, and names of
     # torchtitan's settings.
     settings = {"trainer/torchtitan/configuration.py", "trainer/torchtitan/training.py"}
-    assert naming == {"flows/recovery/failure_causes.py", "hlatctl/node.py", "eval/serving/runners.py", *settings}
+    gpus = "trainer/gpu_node.py"  # the vendors' libraries and variables
+    assert naming == {"flows/recovery/failure_causes.py", "hlatctl/node.py", "eval/serving/runners.py", gpus, *settings}
 
 
 def _code_of(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""A slow process is reported, although all processes take equally long for a step."""
+"""A slow process is reported, although all processes take equally long for a step; devices are measured before."""
 
 from __future__ import annotations
 
@@ -22,3 +22,38 @@ def test_the_slow_process_is_reported_and_not_the_one_that_waits(
     assert (times["step"], times["slowest_rank"]) == (20, 1)
     (straggler,) = events_of(run, "straggler")
     assert (straggler["rank"], straggler["host"]) == (1, platform.node())
+
+
+def test_with_fsdp_the_process_with_the_slow_product_is_reported_and_the_model_has_the_same_bits(
+    tmp_path: Path, make_run: MakeRun, ranks: Ranks, events_of: EventsOf
+) -> None:
+    changes = {
+        "cluster": {"processes_per_node": 2},
+        "parallel": {"data_parallel": "fsdp"},
+        "recovery": {"straggler_steps": 20},
+    }
+    plain, run = make_run(tmp_path / "plain", **changes), make_run(tmp_path / "slow", **changes)
+    ranks(
+        2,
+        [
+            {"work": "train", "run": os.fspath(plain.root), "attempt": 1},
+            {"work": "train", "run": os.fspath(run.root), "attempt": 1, "product": True, "slow_s": 0.1},
+        ],
+    )
+    (times,) = events_of(run, "rank_times")
+    assert (times["step"], times["what"], times["slowest_rank"]) == (20, "product", 1)
+    (straggler,) = events_of(run, "straggler")
+    assert (straggler["rank"], straggler["host"], straggler["device"]) == (1, platform.node(), "cpu")
+    assert "times the median process's time for a matrix product for 20 steps" in straggler["message"]
+    assert not events_of(plain, "rank_times"), "a thousandth of this model's step is less than any product"
+    losses = [[(event["loss"], event["grad_norm"]) for event in events_of(each, "step")] for each in (plain, run)]
+    assert losses[0] == losses[1]
+
+
+def test_processes_measure_their_products_and_exchanges_before_training(
+    tmp_path: Path, make_run: MakeRun, ranks: Ranks
+) -> None:
+    run = make_run(tmp_path / "run", cluster={"processes_per_node": 2})
+    (found,) = ranks(2, [{"work": "gpu_speed", "run": os.fspath(run.root)}])
+    assert [sorted(values) for values in found] == [["gpu", "gpu_node_gib_per_s", "gpu_tflops_per_s"]] * 2
+    assert all(min(values["gpu_tflops_per_s"], values["gpu_node_gib_per_s"]) > 0 for values in found)

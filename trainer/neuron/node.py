@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf import environment
 from conf.environment import NEURON_PACKAGES, software_problem
@@ -32,6 +32,9 @@ from hlatctl.run.checks import Check
 from hlatctl.run.errors import DependencyError, run_main
 from hlatctl.run.files import private_folder
 from hlatctl.run.provenance import package_versions
+
+if TYPE_CHECKING:
+    from trainer.backends.base import Backend
 
 #: Where the package aws-neuronx-tools installs the tools.
 _BIN = "/opt/aws/neuron/bin"
@@ -217,20 +220,6 @@ def check_software(config: Config, versions: dict[str, str]) -> Check:
         problem = "the driver is not loaded (install aws-neuronx-dkms; lsmod | grep neuron)"
     shows = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     return Check.of(SOFTWARE, problem, shows, command="pip list | grep -i neuron", values=versions)
-
-
-def disagreement(by_host: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Return the problem of each host whose versions, by name, differ from most hosts'; empty if all agree."""
-    problems: dict[str, str] = {}
-    for name in sorted({name for versions in by_host.values() for name in versions}):
-        all_versions = [versions.get(name, "none") for versions in by_host.values()]
-        usual = max(sorted(set(all_versions)), key=all_versions.count)
-        for host, versions in by_host.items():
-            if (own := versions.get(name, "none")) != usual:
-                problems.setdefault(
-                    host, f"{name} {own}: {all_versions.count(usual)} of {len(all_versions)} nodes have {usual}"
-                )
-    return problems
 
 
 _COUNTERS, _COUNTERS_COMMAND = "Neuron error counters", "neuron-monitor | head -1"
@@ -443,6 +432,11 @@ def look(config: Config, *, across_nodes: bool = False, thorough: bool = False) 
         yield _if_usable(
             usable, lambda: all_reduce(cores, config.cluster.nodes, least_far, key=key_far), "nccom-test over nodes"
         )
+
+
+def measure(backend: Backend) -> dict[str, Any]:
+    """Return nothing: ``nccom-test`` has measured the devices."""
+    return {}
 
 
 def _if_usable(usable: Check, check: Callable[[], Check], name: str) -> Check:

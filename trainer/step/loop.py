@@ -26,7 +26,7 @@ class _PendingStep:
     Args:
         batch: number of its batch in the data's order, from 1; skipped batches count.
         started_s: start time on the performance clock, s.
-        own_time: stopwatch of everything before the exchange of gradients.
+        own_time: stopwatch of everything before the exchange of gradients; with FSDP, of a product, or None.
         metrics: returns its metrics; may wait for the device.
     """
 
@@ -35,7 +35,7 @@ class _PendingStep:
     started_s: float
     lr: float
     data_wait_s: float
-    own_time: Stopwatch
+    own_time: Stopwatch | None
     metrics: Callable[[], StepMetrics]
 
 
@@ -59,6 +59,7 @@ class Training(training.Training):
         self.optimizer = backend.optimizer(self.model)
         flops = flops_per_token(config.model, config.train.seq_len)
         self.figures = training.StepFigures(config, backend.device, self.peak_flops_per_s, flops)
+        self.choose_product(flops)
         self.pending: deque[_PendingStep] = deque()
         self.last_finished_s = 0.0
         seed_rng(config.seed)
@@ -101,12 +102,14 @@ class Training(training.Training):
 
     def _start_step(self) -> None:
         """Issue one optimizer step. The device may still run the previous one when this returns."""
-        started_s, own_time = time.perf_counter(), self.backend.stopwatch()
+        started_s = time.perf_counter()
+        own_time = self.time_product(self.step) if self.waits_within_steps else self.backend.stopwatch()
         self.batches.wait_s = 0.0
         self.optimizer.zero_grad()
         inputs, targets = self.batches.next()
         loss_share = self.backend.forward_backward(self.model, inputs, targets)
-        own_time.stop()
+        if own_time and not self.waits_within_steps:
+            own_time.stop()
         lr, signal = learning_rate(self.step, self.config), self.signal(self.step)
         limits = self.monitor.update_limits.limits if self.config.train.on_spike == "skip" else None
         metrics = self.backend.update(self.optimizer, loss_share, lr=lr, step=self.step, signal=signal, limits=limits)
@@ -123,7 +126,8 @@ class Training(training.Training):
         return outcome
 
     def _finish_step(self, pending: _PendingStep, metrics: StepMetrics) -> Outcome | None:
-        self.rank_times.add(pending.own_time.read_s())
+        if pending.own_time:
+            self.rank_times.add(pending.own_time.read_s())
         if metrics.has_news:
             self.take_orders(self.step)
         stopping: Outcome | None = "stop" if metrics.stops else "amend" if metrics.ends else None

@@ -12,10 +12,15 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from conf.devices import DEVICES
+
+if TYPE_CHECKING:
+    from trainer.backends.base import Stopwatch
 
 #: Number of steps whose median and spread a norm is compared with.
 ALARM_WINDOW_STEPS = 100
@@ -113,6 +118,10 @@ class UpdateLimits:
         return loss, norm
 
 
+#: The host of a process, and its device.
+Place = tuple[str, str]
+
+
 @dataclass(frozen=True)
 class MonitorEvent:
     """An event to journal."""
@@ -203,32 +212,77 @@ def drift_alarm(step: int, difference: float) -> list[MonitorEvent]:
     return [MonitorEvent("alarm", {"step": step, "what": "weight_drift", "difference": difference, "message": message})]
 
 
+#: A small product is timed in every such step, so that a window has five.
+PRODUCT_EVERY_STEPS = 4
+#: Products of one measurement: their starts take the host less time than they take a device.
+_PRODUCTS = 8
+#: Rows and columns. On an H100 the largest takes a fifth of a millisecond in all, and 24 MiB.
+_PRODUCT_SIZES: tuple[int, ...] = (2048, 1024, 512, 256, 128, 64)
+#: The share of training's arithmetic that products may add.
+_PRODUCT_SHARE = 1e-3
+
+
+class Product:
+    """A matrix product that every process times between two steps, when it waits for nobody.
+
+    With FSDP processes wait for each other in every layer, so the parts of a step take all of them equally long, and
+    only such a product shows that a device is slower than the others. It draws no random numbers, and training's own
+    work runs as without it.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        dtype = torch.bfloat16 if DEVICES[device.type].own_for_each_process else torch.float32
+        values = torch.linspace(-1, 1, size * size, device=device, dtype=dtype)
+        self._left = values.view(size, size)
+        self._right, self._into = self._left.t().contiguous(), torch.empty_like(self._left)
+
+    @classmethod
+    def beside(cls, flops_per_step: float, device: torch.device) -> Product | None:
+        """Return the largest product whose arithmetic is a thousandth of a device's; None: even the smallest is more.
+
+        The share of its time is smaller: a product comes closer to the device's peak than a step.
+        """
+        most = _PRODUCT_SHARE * PRODUCT_EVERY_STEPS * flops_per_step
+        size = next((size for size in _PRODUCT_SIZES if _PRODUCTS * 2 * size**3 <= most), None)
+        return None if size is None or device.type not in DEVICES else cls(size, device)
+
+    def time(self, stopwatch: Stopwatch) -> Stopwatch:
+        """Start the product; return the stopwatch, which was just started and stops with the product."""
+        for _ in range(_PRODUCTS):
+            torch.mm(self._left, self._right, out=self._into)
+        stopwatch.stop()
+        return stopwatch
+
+
 class RankTimes:
-    """Compares the time that each process needs for its own work, once per window of steps.
+    """Compares the time that each process needs for the same work, once per window of steps.
 
     A process's own work is everything before the exchange of gradients. With tensor parallelism and pipelines it
     includes waiting for other processes of the replica, so it only identifies slow replicas. With FSDP it identifies
-    nothing.
+    nothing, and a :class:`Product` is compared instead.
 
     Args:
         factor: a process is slow if it takes more than this many times the median.
         steps: a process that is slow for this many steps in a row is reported once, as a straggler.
+        of_product: the times are those of a product, one in ``PRODUCT_EVERY_STEPS`` steps.
     """
 
-    def __init__(self, factor: float, steps: int) -> None:
+    def __init__(self, factor: float, steps: int, *, of_product: bool = False) -> None:
         self._factor, self._windows = factor, -(-steps // RANK_TIMES_EVERY_STEPS)
+        self._of_product = of_product
+        self._times = RANK_TIMES_EVERY_STEPS // (PRODUCT_EVERY_STEPS if of_product else 1)
         self._own_s: list[float] = []
         self._slow = torch.zeros((), dtype=torch.int64)
         """For each rank, the number of consecutive windows in which it was slow."""
 
     def add(self, own_s: float) -> None:
-        """Add the time of this process's own work in one step."""
+        """Add this process's time in one step."""
         self._own_s.append(own_s)
 
     @property
     def full(self) -> bool:
         """Whether the window is complete; all processes complete it at the same step."""
-        return len(self._own_s) >= RANK_TIMES_EVERY_STEPS
+        return len(self._own_s) >= self._times
 
     def take_s(self) -> float:
         """Return this process's median time in the window, and begin a new window."""
@@ -236,8 +290,8 @@ class RankTimes:
         self._own_s.clear()
         return median_s
 
-    def compare(self, step: int, own_s: Tensor, hosts: Sequence[str]) -> list[MonitorEvent]:
-        """Return the events for the times (world), on the CPU, and the hosts of all ranks.
+    def compare(self, step: int, own_s: Tensor, places: Sequence[Place]) -> list[MonitorEvent]:
+        """Return the events for the times (world), on the CPU, and the places of all ranks.
 
         The lower median is used, so that with two processes the slow one is compared with the fast one.
         """
@@ -247,21 +301,26 @@ class RankTimes:
         slowest = int(own_s.argmax())
         times = {
             "step": step,
+            "what": "product" if self._of_product else "own_work",
             "median_s": float(median_s),
             "slowest_rank": slowest,
-            "host": hosts[slowest],
+            "host": places[slowest][0],
             "ratio": float(ratios[slowest]),
             "max_s": float(own_s[slowest]),
             "min_s": float(own_s.min()),
         }
         named = (self._slow == self._windows).nonzero().flatten().tolist()
-        stragglers = [self._straggler(step, rank, hosts[rank], float(ratios[rank])) for rank in named]
+        stragglers = [self._straggler(step, rank, places[rank], float(ratios[rank])) for rank in named]
         return [MonitorEvent("rank_times", times), *stragglers]
 
-    def _straggler(self, step: int, rank: int, host: str, ratio: float) -> MonitorEvent:
+    def _straggler(self, step: int, rank: int, place: Place, ratio: float) -> MonitorEvent:
+        host, device = place
         steps = self._windows * RANK_TIMES_EVERY_STEPS
+        who = f"rank {rank} ({device}) on {host}" if ":" in device else f"rank {rank} on {host}"
+        work = " for a matrix product" if self._of_product else ""
         message = (
-            f"step {step}: rank {rank} on {host} has taken {ratio:.1f} times the median process's time for {steps} "
-            "steps; all others wait for it"
+            f"step {step}: {who} has taken {ratio:.1f} times the median process's time{work} for {steps} steps; all "
+            "others wait for it"
         )
-        return MonitorEvent("straggler", {"step": step, "rank": rank, "host": host, "ratio": ratio, "message": message})
+        fields = {"step": step, "rank": rank, "host": host, "device": device, "ratio": ratio, "message": message}
+        return MonitorEvent("straggler", fields)

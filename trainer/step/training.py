@@ -29,13 +29,14 @@ from hlatctl.run.journal import JournalWriter, train_writer
 from hlatctl.run.paths import ProfileOrder, RunPaths
 from hlatctl.run.processes import node_name
 from hlatctl.run.step_metrics import texts
-from trainer.backends.base import ENDS, NEWS, STOP, Member
+from trainer.backends.base import ENDS, NEWS, STOP, Member, Stopwatch
 from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, set_rng_state
 from trainer.checkpoint.writer import Storage
 from trainer.data.loader import Batches
+from trainer.gpu_node import described
 from trainer.process import StopRequest
 from trainer.step.inputs import open_batches, read_dataset
-from trainer.step.monitor import Monitor, MonitorEvent, RankTimes
+from trainer.step.monitor import PRODUCT_EVERY_STEPS, Monitor, MonitorEvent, Place, Product, RankTimes
 from trainer.step.profiling import Profiling
 
 #: The same as torchtitan's ``log_freq``.
@@ -218,8 +219,12 @@ class Training:
         self.checkpoints = CheckpointManager(config, run, member, journal, attempt=attempt, storage=storage)
         self.chosen = self.checkpoints.choose(max_checkpoint_step)
         self.monitor, self.line = Monitor(), StepLine(config)
-        self.rank_times = RankTimes(config.recovery.straggler_factor, config.recovery.straggler_steps)
-        self.hosts: list[str] = member.gather(node_name())
+        self._product: Product | None = None
+        self.waits_within_steps = config.parallel.data_parallel == "fsdp"
+        self.rank_times = RankTimes(
+            config.recovery.straggler_factor, config.recovery.straggler_steps, of_product=self.waits_within_steps
+        )
+        self.places: list[Place] = [(host, device) for host, device in member.gather([node_name(), str(member.device)])]
         self.peak_flops_per_s = member.peak_flops_per_s()
         self.nonfinite_steps = 0
         self.added_skips: list[int | str] = []
@@ -258,6 +263,7 @@ class Training:
             tokens=self.config.tokens_at(step),
             world=self.member.world_size,
             device=str(self.member.device),
+            device_name=described(self.member.device),
             parameters=parameters,
             peak_flops_per_s=self.peak_flops_per_s,
             added_skips=self.added_skips,
@@ -319,13 +325,25 @@ class Training:
         self.note(DATA_CHANGED, durable=True, key=SKIP_STEPS, value=ranges(batches), by="trainer", why=numbers)
         return "rollback"
 
+    def choose_product(self, flops_per_token: float) -> None:
+        """Choose the product that is timed between steps if processes wait for each other within them."""
+        if self.waits_within_steps and self.member.world_size > 1:
+            flops_per_step = flops_per_token * self.config.tokens_per_step / self.member.world_size
+            self._product = Product.beside(flops_per_step, self.member.device)
+
+    def time_product(self, step: int) -> Stopwatch | None:
+        """Start a product on the device before a step, if one is due in it; the stopwatch is read later."""
+        if self._product is None or step % PRODUCT_EVERY_STEPS:
+            return None
+        return self._product.time(self.member.stopwatch())
+
     def compare_ranks(self, step: int) -> list[MonitorEvent]:
-        """Compare the times of the ranks' own work once per window of steps, on rank 0."""
+        """Compare the ranks' times once per window of steps, on rank 0."""
         if not self.rank_times.full:
             return []
         own_s = self.rank_times.take_s()
         times_s = self.member.numbers_on_rank0(own_s) if self.member.world_size > 1 else None
-        return [] if times_s is None else self.rank_times.compare(step, times_s, self.hosts)
+        return [] if times_s is None else self.rank_times.compare(step, times_s, self.places)
 
     def save(self, tensors: dict[str, Any], step: int, reason: SaveReason, *, optimizer_steps: int) -> None:
         """Save a checkpoint; see :meth:`CheckpointManager.save`."""

@@ -157,6 +157,7 @@ class Training(training.Training):
         self.engine = _Engine(self._titan_config(), self)
         flops = self.engine.metrics_processor.num_flops_per_token
         self._figures = training.StepFigures(config, process.device, self.peak_flops_per_s, flops)
+        self.choose_product(flops)
         if self.engine.config.training.disable_cuda_graphs:  # no event may be recorded while a graph is captured
             self.engine.model_parts[-1].register_forward_hook(lambda *_: self.own_work_ends())
 
@@ -232,6 +233,8 @@ class Training(training.Training):
         if agreed & NEWS:
             self.take_orders(step - 1)
         self._ending = "stop" if agreed % NEWS else "amend" if agreed & ENDS else None
+        if product := self.time_product(step):
+            self._own_times.append(product)
         signal = torch.tensor([self.signal(step)], dtype=torch.int64)
         work = dist.all_reduce(signal, group=self.process.host_group, async_op=True)
         self._signal = signal, work
@@ -251,7 +254,7 @@ class Training(training.Training):
     def own_work_ends(self) -> None:
         """Stop the time of this process's own work: from one update to the end of the next step's first forward pass.
 
-        As in the native engine, it includes waiting for other processes of the replica, and with FSDP for all.
+        As in the native engine, it includes waiting for other processes of the replica.
         """
         if self._own_work:
             self._own_work.stop()
@@ -260,7 +263,7 @@ class Training(training.Training):
 
     def before_update(self) -> None:
         """Begin the time of own work, and keep the experts' loads of a logged step: the update sets them to 0."""
-        self._own_work = self.process.stopwatch()
+        self._own_work = None if self.waits_within_steps else self.process.stopwatch()
         if self.engine.metrics_processor.should_log(self.engine.step):
             loads = [
                 module.tokens_per_expert_E

@@ -6,8 +6,8 @@ import { escaped } from "./metrics.js";
 
 export class RankTimes {
   constructor() {
-    this.range = new Chart("Time of the ranks' own work (s)");
-    this.map = new Chart("Step time of the slowest ranks (s)");
+    this.range = new Chart("Time of all ranks (s)");
+    this.map = new Chart("Time of the slowest ranks (s)");
     this.node = h("div", { class: "charts whole" }, this.range.node, this.map.node);
   }
 
@@ -18,17 +18,20 @@ export class RankTimes {
 
   /** @param {object} times - an answer of `/ranks`. */
   async draw(times) {
+    const work = times.what === "product" ? "a matrix product" : "own work";
+    this.range.title.textContent = `Time of all ranks for ${work} (s)`;
+    this.map.title.textContent = `Time of the slowest ranks for ${work} (s)`;
     const slowest = times.steps.map((step, index) => `rank ${times.slowest_rank[index]} ${escaped(times.host[index])}`);
     const line = { x: times.steps, type: "scatter", mode: "lines" }, { color } = stroke(0);
     const traces = [
       { ...line, y: times.min_s, name: "least", line: { width: 0 }, hoverinfo: "skip" },
-      { ...line, y: times.max_s, name: "largest", line: { width: 1, color: stroke(1).color }, fill: "tonexty", fillcolor: faint(color, 0.15), text: slowest, hovertemplate: "%{y:.3f} s, %{text}" },
-      { ...line, y: times.median_s, name: "median", line: { width: 1.6, color }, hovertemplate: "%{y:.3f} s" },
+      { ...line, y: times.max_s, name: "largest", line: { width: 1, color: stroke(1).color }, fill: "tonexty", fillcolor: faint(color, 0.15), text: slowest, hovertemplate: "%{y:.4~g} s, %{text}" },
+      { ...line, y: times.median_s, name: "median", line: { width: 1.6, color }, hovertemplate: "%{y:.4~g} s" },
     ];
     await this.range.draw(traces, { x: { title: "steps" } }).catch(() => {});
     this.map.node.hidden = times.ranks.length < 2;
     if (this.map.node.hidden) return;
-    const cells = { type: "heatmap", x: times.steps, y: times.ranks.map(String), z: times.seconds, colorscale: "Cividis", hoverongaps: false, hovertemplate: "rank %{y}, step %{x}: %{z:.3f} s<extra></extra>" };
+    const cells = { type: "heatmap", x: times.steps, y: times.ranks.map(String), z: times.seconds, colorscale: "Cividis", hoverongaps: false, hovertemplate: "rank %{y}, step %{x}: %{z:.4~g} s<extra></extra>" };
     await this.map.draw([cells], { x: { title: "steps" }, y: { title: "rank", type: "category" }, layout: { hovermode: "closest" } }).catch(() => {});
   }
 }

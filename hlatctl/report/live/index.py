@@ -60,6 +60,7 @@ class RankTimes:
 
     def __init__(self, run: RunPaths) -> None:
         self._windows: list[tuple[int, float, float, float, int, str]] = []
+        self._what = "own_work"
         for event in JournalTail(run, wanted=_may_matter).stream():
             self.add(event)
 
@@ -74,8 +75,9 @@ class RankTimes:
         """Return the newest state of the windows, evenly chosen; None if the run has none.
 
         Returns:
-            ``steps``, ``median_s``, ``min_s``, ``max_s``, ``slowest_rank``, ``host``: per window; ``ranks`` and
-            ``seconds[rank][window]``: of the ranks that were slowest, and None where another one was.
+            ``what``: what was timed in the newest window (a field of its event). ``steps``, ``median_s``, ``min_s``,
+            ``max_s``, ``slowest_rank``, ``host``: per window; ``ranks`` and ``seconds[rank][window]``: of the ranks
+            that were slowest, and None where another one was.
         """
         count = len(self._windows)
         if not count:
@@ -85,6 +87,7 @@ class RankTimes:
         ranks = sorted(rank for rank, _ in Counter(slowest).most_common(MOST_RANKS) if rank >= 0)
         seconds = [[s if who == rank else None for who, s in zip(slowest, most, strict=True)] for rank in ranks]
         return {
+            "what": self._what,
             "steps": steps,
             "median_s": medians,
             "min_s": least,
@@ -102,7 +105,7 @@ class RankTimes:
     def _add(self, event: Event) -> None:
         step = int(event["step"])
         self._supersede(step - 1)
-        slowest = event.get("slowest_rank")
+        self._what, slowest = str(event.get("what", self._what)), event.get("slowest_rank")
         self._windows.append(
             (
                 step,

@@ -213,9 +213,10 @@ def test_ranks_show_who_was_slowest(page: Page) -> None:
     assert _get(page, "/api/runs/b/ranks") is None
     with JournalWriter(RunPaths(page.runs_dir / "b"), train_writer(0), 1) as train:
         for step, rank in ((20, 3), (40, 1), (60, 3)):
-            train.append("rank_times", step=step, median_s=0.1, max_s=0.2, slowest_rank=rank, host="n", ratio=2.0)
+            times: Any = {"median_s": 0.1, "max_s": 0.2, "slowest_rank": rank, "host": "n", "ratio": 2.0}
+            train.append("rank_times", step=step, what="product", **times)
     found = _get(page, "/api/runs/b/ranks")
-    assert (found["steps"], found["ranks"]) == ([20, 40, 60], [1, 3])
+    assert (found["what"], found["steps"], found["ranks"]) == ("product", [20, 40, 60], [1, 3])
     assert found["seconds"] == [[None, 0.2, None], [0.2, None, 0.2]]
     with JournalWriter(RunPaths(page.runs_dir / "b"), train_writer(0), 2) as train:
         train.append("train_started", resumed_from_step=30, tokens=0)

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,11 +174,11 @@ def test_old_kernels_need_fork_safety(variables: dict[str, str], release: str, s
 def test_nodes_that_differ_from_most_are_named_with_what_differs() -> None:
     same = {"driver": "2.27.4.0", "neuronx-cc": "2.24.8799.0"}
     by_host = {"a": same, "b": same, "c": {**same, "driver": "2.26.0.0"}, "d": {"neuronx-cc": "2.24.8799.0"}}
-    assert node.disagreement(by_host) == {
+    assert preflight.disagreement(by_host) == {
         "c": "driver 2.26.0.0: 2 of 4 nodes have 2.27.4.0",
         "d": "driver none: 2 of 4 nodes have 2.27.4.0",
     }
-    assert node.disagreement({"a": same, "b": dict(same)}) == {}
+    assert preflight.disagreement({"a": same, "b": dict(same)}) == {}
 
 
 @pytest.mark.parametrize(
@@ -235,15 +234,13 @@ def test_nodes_wait_for_each_other_and_report_their_own_failures(
     monkeypatch.setattr("platform.node", lambda: "b")
     with pytest.raises(PreflightError, match="not every node was checked in that time; done: b"):
         preflight.check_node(config, run)
+    same = {"name": node.SOFTWARE, "status": "pass", "shows": "", "command": "", "values": {"driver": "3"}}
     for other in ("a", "c"):
-        files.write_json(run.preflight_nodes / f"{other}.json", {"v": 1, "host": other, "checks": []})
-    preflight.check_node(config, run)
-    theirs = [["a", {"driver": "3"}], ["a", None], ["c", {"driver": "3"}]]
-    backend: Any = SimpleNamespace(gather=lambda mine: [mine, *theirs])
-    assert preflight.node_failures(run, backend) == [
-        "EFA adapters: 0 EFA adapters: below preflight.min_efa_devices=8",
-        "driver 2: 2 of 3 nodes have 3",
-    ]
+        files.write_json(run.preflight_nodes / f"{other}.json", {"v": 1, "host": other, "checks": [same]})
+    with pytest.raises(PreflightError, match=r"node b: EFA adapters: 0 EFA adapters: below .*; and 1 more"):
+        preflight.check_node(config, run)
+    (worker,) = files.read_json(run.preflight)["workers"]
+    assert (worker["host"], worker["failures"][1:]) == ("b", ["driver 2: 2 of 3 nodes have 3"])
 
 
 def test_only_one_process_of_a_node_looks_at_the_records_of_all_nodes(
@@ -256,5 +253,3 @@ def test_only_one_process_of_a_node_looks_at_the_records_of_all_nodes(
     shutil.rmtree(run.preflight_nodes)
     monkeypatch.setenv("LOCAL_RANK", "1")
     preflight.check_node(config, run)  # the first process has told it
-    others: Any = SimpleNamespace(gather=lambda mine: [["n", {"driver": "2"}], mine])
-    assert preflight.node_failures(run, others) == []

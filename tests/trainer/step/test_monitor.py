@@ -16,12 +16,15 @@ import torch
 
 from trainer.step.monitor import (
     ALARM_WINDOW_STEPS,
+    PRODUCT_EVERY_STEPS,
+    RANK_TIMES_EVERY_STEPS,
     UPDATE_DEVIATIONS,
     UPDATE_LEAST_STEPS,
     UPDATE_WINDOW_STEPS,
     Monitor,
     MonitorEvent,
     NormAlarm,
+    Product,
     RankTimes,
     UpdateLimits,
     drift_alarm,
@@ -82,8 +85,8 @@ def test_weights_may_differ_by_rounding_but_not_by_more() -> None:
 
 
 def _compare(times: RankTimes, step: int, *own_s: float) -> list[MonitorEvent]:
-    hosts = [f"node-{rank // 2}" for rank in range(len(own_s))]
-    return times.compare(step, torch.tensor(own_s, dtype=torch.float64), hosts)
+    places = [(f"node-{rank // 2}", "cpu") for rank in range(len(own_s))]
+    return times.compare(step, torch.tensor(own_s, dtype=torch.float64), places)
 
 
 def test_a_process_that_stays_slower_than_the_median_is_named_once_with_its_host() -> None:
@@ -94,6 +97,7 @@ def test_a_process_that_stays_slower_than_the_median_is_named_once_with_its_host
             "rank_times",
             {
                 "step": 20 * window,
+                "what": "own_work",
                 "median_s": 1.0,
                 "slowest_rank": 3,
                 "host": "node-1",
@@ -121,6 +125,32 @@ def test_a_process_that_is_slow_now_and_then_is_not_a_straggler() -> None:
 def test_of_two_processes_the_slow_one_is_measured_against_the_other() -> None:
     (rank_times, straggler) = _compare(RankTimes(1.5, 20), 20, 4.0, 1.0)
     assert (rank_times.fields["ratio"], straggler.fields["rank"]) == (4.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("flops_per_step", "size"), [(1e9, None), (1.1e9, 64), (1e10, 128), (3.4e13, 1024), (3.5e13, 2048), (1e15, 2048)]
+)
+def test_products_add_at_most_a_thousandth_to_the_arithmetic_of_training(
+    flops_per_step: float, size: int | None
+) -> None:
+    product = Product.beside(flops_per_step, torch.device("cpu"))
+    assert (product._left.shape[0] if product else None) == size
+    assert 8 * 2 * (size or 0) ** 3 <= 1e-3 * PRODUCT_EVERY_STEPS * flops_per_step
+
+
+def test_a_slow_device_is_named_by_its_products() -> None:
+    times = RankTimes(1.5, 20, of_product=True)
+    for _ in range(RANK_TIMES_EVERY_STEPS // PRODUCT_EVERY_STEPS):
+        assert not times.full
+        times.add(2e-4)
+    assert times.full
+    places = [("n0", f"cuda:{rank}") for rank in range(4)]
+    (event, straggler) = times.compare(20, torch.tensor([2e-4, 2e-4, 4e-4, 2e-4]), places)
+    assert (event.fields["what"], straggler.fields["device"]) == ("product", "cuda:2")
+    assert straggler.fields["message"] == (
+        "step 20: rank 2 (cuda:2) on n0 has taken 2.0 times the median process's time for a matrix product for 20 "
+        "steps; all others wait for it"
+    )
 
 
 def test_the_time_of_a_window_is_its_median_step_and_then_begins_anew() -> None:

@@ -109,6 +109,17 @@ def _steps(run: RunPaths, events_of: EventsOf, attempt: int, *names: str) -> lis
     return [[event[name] for name in names] for event in events_of(run, "step", attempt)]
 
 
+def test_with_fsdp_the_process_with_the_slow_product_is_reported(
+    make_titan: MakeTitan, ranks: Ranks, events_of: EventsOf
+) -> None:
+    run = make_titan("run", {}, _FSDP, train={"tokens": 20 * 4 * 32}, recovery={"straggler_steps": 20})
+    _train(ranks, run, product=True, slow_s=0.1)
+    (times,) = events_of(run, "rank_times")
+    assert (times["step"], times["what"], times["slowest_rank"]) == (20, "product", 1)
+    (straggler,) = events_of(run, "straggler")
+    assert straggler["rank"] == 1
+
+
 def test_one_process_continues_the_batches_of_two_from_the_copy_in_object_storage(
     tmp_path: Path, s3_server: Server, make_titan: MakeTitan, ranks: Ranks, events_of: EventsOf
 ) -> None:
