@@ -161,8 +161,6 @@ class TorchNative(TorchDistributed):
         assert isinstance(optimizer, AdamW)
         if self._sum is not None:
             self._sum.finish()
-        else:
-            optimizer.collect_gradients()
         optimizer.sum_partial_gradients()
         # A new tensor from the signal's value would wait for the device.
         own = (loss_share.reshape(1), loss_share.new_full((1,), signal), optimizer.squared_norms())
