@@ -16,7 +16,7 @@ from typing import Literal
 DeviceName = Literal["cpu", "cuda", "neuron"]
 
 #: Logits per block on devices where large products are faster: 1 GiB in FP32.
-LARGE_LOSS_BLOCK_ENTRIES = 1 << 28
+_LARGE_LOSS_BLOCK_ENTRIES = 1 << 28
 #: 1 Mi FP32 entries are 4 MiB, which fit into a CPU's cache together with those of other processes.
 _CACHED_LOSS_BLOCK_ENTRIES = 1 << 20
 
@@ -44,7 +44,7 @@ class Device:
         variables: environment variables of its memory allocator, unless ``backend.env`` has them.
         hang_variables: environment variables with which its communication library keeps evidence of a collective that
             times out; ``{logs}`` is the folder of the attempt's logs.
-        loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
+        loss_block_entries: most logits that the loss computes per block: few enough for a CPU's cache, many on other
             devices, where large products are faster.
         fp8_capability: the lowest compute capability whose devices multiply in FP8; none: no such device does.
         resources: beginnings of the names by which Kubernetes counts such devices, from their device plug-ins.
@@ -68,10 +68,14 @@ class Device:
     profiled: bool = True
     variables: dict[str, str] = field(default_factory=dict)
     hang_variables: dict[str, str] = field(default_factory=dict)
-    loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
+    loss_block_entries: int = _LARGE_LOSS_BLOCK_ENTRIES
     fp8_capability: tuple[int, int] | None = None
     resources: tuple[str, ...] = ()
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def loss_rows(self, vocabulary: int) -> int:
+        """Return the tokens whose logits are one block: a power of two, as other products leave tiles half empty."""
+        return 1 << max(0, (self.loss_block_entries // vocabulary).bit_length() - 1)
 
     def peak(self, name: str, number_format: str) -> float | None:
         """Return the dense peak in FLOP/s of the device that calls itself ``name``; None if the table lacks it."""

@@ -249,8 +249,10 @@ def test_precision_and_recomputation_work_with_every_kind_of_layout(
 def test_weights_are_gathered_and_gradients_summed_only_as_often_as_a_layout_needs(
     tmp_path: Path, make_layout: Callable[..., RunPaths], ranks: Ranks
 ) -> None:
-    """A step has three micro-batches. The embedding, two layers, and the final norm with the head are gathered each on
-    its own, layers again for the backward pass. Copies of the shards exchange gradients once a step.
+    """Copies of the shards exchange gradients once a step, which has three micro-batches.
+
+    The embedding, two layers, and the final norm with the head are gathered each on its own; layers again for the
+    backward pass.
     """
     batch = {"global_batch_size": 6, "micro_batch_size": 1}
     tied = {"tie_embeddings": True}
