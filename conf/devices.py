@@ -30,6 +30,9 @@ class Device:
         compile_backend: backend of torch.compile.
         cache_variable: environment variable with the folder of the compiler's cache.
         package: package to import first, so that PyTorch knows the device; none: PyTorch includes it.
+        binds_groups: its process groups can be bound to a process's device (PyTorch's ``device_id``): they connect when
+            they are created, and the library splits smaller groups from the first one. Groups of the hosts need
+            ``gloo`` to have the device, too.
         own_for_each_process: each process of a node has a separate device; otherwise all share one.
         compiles_with_cpp: its compiler needs a C++ compiler.
         counts_graphs: the compiler reports how many graphs came from the cache (Inductor only).
@@ -56,6 +59,7 @@ class Device:
     compile_backend: str = "inductor"
     cache_variable: str = "TORCHINDUCTOR_CACHE_DIR"
     package: str | None = None
+    binds_groups: bool = False
     own_for_each_process: bool = True
     compiles_with_cpp: bool = False
     counts_graphs: bool = True
@@ -117,6 +121,7 @@ DEVICES = {
     ),
     "cuda": Device(
         process_group="nccl",
+        binds_groups=True,
         captures_graphs=True,
         # PyTorch's flight recorder (its tutorial "Flight Recorder for Debugging Stuck Jobs"; the recorder is on by
         # default). We have no such device to try it on.

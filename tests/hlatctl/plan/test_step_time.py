@@ -313,7 +313,7 @@ def test_a_ring_that_takes_longer_than_a_layer_shows_with_many_nodes_only() -> N
         fast = with_hardware(with_links(config, 1e13), network_bytes_per_s=1e13)
         return planned(with_hardware(fast, network_latency_s=1e-6)).data_parallel_s - planned(fast).data_parallel_s
 
-    assert loss_s(16) == pytest.approx((4 + _SLOWDOWN * 11) * 15e-6, rel=0.01), "all but the embedding and a layer are hidden"
+    assert loss_s(16) == pytest.approx((4 + _SLOWDOWN * 11) * 15e-6, rel=0.01), "the rest is hidden"
     assert loss_s(512) > 3 * 4 * 511e-6, "no layer takes as long as a ring of 512 nodes"
 
 
