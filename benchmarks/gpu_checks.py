@@ -129,7 +129,6 @@ class _Once:
         inputs, targets = loader.next()
         loader.close()
         self.loss = float(backend.forward_backward(self.model, inputs, targets))
-        optimizer.collect_gradients()
         self.gradients: Tensor = optimizer.gradients.float().cpu()
 
 

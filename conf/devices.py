@@ -16,7 +16,7 @@ from typing import Literal
 DeviceName = Literal["cpu", "cuda", "neuron"]
 
 #: Logits per block on devices where large products are faster: 1 GiB in FP32.
-LARGE_LOSS_BLOCK_ENTRIES = 1 << 28
+_LARGE_LOSS_BLOCK_ENTRIES = 1 << 28
 #: 1 Mi FP32 entries are 4 MiB, which fit into a CPU's cache together with those of other processes.
 _CACHED_LOSS_BLOCK_ENTRIES = 1 << 20
 
@@ -30,6 +30,9 @@ class Device:
         compile_backend: backend of torch.compile.
         cache_variable: environment variable with the folder of the compiler's cache.
         package: package to import first, so that PyTorch knows the device; none: PyTorch includes it.
+        binds_groups: its process groups can be bound to a process's device (PyTorch's ``device_id``): they connect when
+            they are created, and the library splits smaller groups from the first one. Groups of the hosts need
+            ``gloo`` to have the device, too.
         own_for_each_process: each process of a node has a separate device; otherwise all share one.
         compiles_with_cpp: its compiler needs a C++ compiler.
         counts_graphs: the compiler reports how many graphs came from the cache (Inductor only).
@@ -44,7 +47,7 @@ class Device:
         variables: environment variables of its memory allocator, unless ``backend.env`` has them.
         hang_variables: environment variables with which its communication library keeps evidence of a collective that
             times out; ``{logs}`` is the folder of the attempt's logs.
-        loss_block_entries: logits that the loss computes per block: few enough for a CPU's cache, many on other
+        loss_block_entries: most logits that the loss computes per block: few enough for a CPU's cache, many on other
             devices, where large products are faster.
         fp8_capability: the lowest compute capability whose devices multiply in FP8; none: no such device does.
         fp8_architectures: AMD's architectures that do; their compute capabilities are on another scale.
@@ -59,6 +62,7 @@ class Device:
     compile_backend: str = "inductor"
     cache_variable: str = "TORCHINDUCTOR_CACHE_DIR"
     package: str | None = None
+    binds_groups: bool = False
     own_for_each_process: bool = True
     compiles_with_cpp: bool = False
     counts_graphs: bool = True
@@ -71,12 +75,16 @@ class Device:
     profiled: bool = True
     variables: dict[str, str] = field(default_factory=dict)
     hang_variables: dict[str, str] = field(default_factory=dict)
-    loss_block_entries: int = LARGE_LOSS_BLOCK_ENTRIES
+    loss_block_entries: int = _LARGE_LOSS_BLOCK_ENTRIES
     fp8_capability: tuple[int, int] | None = None
     fp8_architectures: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
     node_checks: str | None = None
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def loss_rows(self, vocabulary: int) -> int:
+        """Return the tokens whose logits are one block: a power of two, as other products leave tiles half empty."""
+        return 1 << max(0, (self.loss_block_entries // vocabulary).bit_length() - 1)
 
     def peak(self, name: str, number_format: str) -> float | None:
         """Return the dense peak in FLOP/s of the device that calls itself ``name``; None if the table lacks it."""
@@ -122,6 +130,7 @@ DEVICES = {
     ),
     "cuda": Device(
         process_group="nccl",
+        binds_groups=True,
         captures_graphs=True,
         # PyTorch's flight recorder (its tutorial "Flight Recorder for Debugging Stuck Jobs"; the recorder is on by
         # default). We have no such device to try it on.

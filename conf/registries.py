@@ -92,6 +92,7 @@ LAUNCHERS = Registry(
 #: ``keeps_inputs``: sequence parallelism gathers the input of a product once, for both passes.
 #: ``blocks_of_loss``: logits are computed in blocks.
 #: ``overlaps_gradients``: gradients are summed during the backward pass.
+#: ``sums_copies_once``: hybrid sharding sums gradients over the copies of the shards in the last micro-batch only.
 #: ``compiles_ahead``: graphs are compiled before training, and the cache can be checked for them.
 #: ``experts``: mixtures of experts and latent attention; it takes ``model.module``.
 Trait = Literal[
@@ -108,6 +109,7 @@ Trait = Literal[
     "keeps_inputs",
     "blocks_of_loss",
     "overlaps_gradients",
+    "sums_copies_once",
     "compiles_ahead",
     "experts",
 ]
@@ -121,18 +123,16 @@ class StateBytes:
         gradients: the buffer in which micro-batches are accumulated.
         moment: one moment; ``OptimizerKind`` has their number.
         master: FP32 weights in addition to BF16 ones.
-        own_gradients: gradients of BF16 weights in addition to an FP32 buffer.
     """
 
     weights: int
     gradients: int
     moment: int
     master: int = 0
-    own_gradients: int = 0
 
 
 _FULL = StateBytes(weights=4, gradients=4, moment=4)
-_TORCH_BF16 = StateBytes(weights=2, gradients=4, moment=2, own_gradients=2)
+_TORCH_BF16 = StateBytes(weights=2, gradients=4, moment=2)
 _TITAN_BF16 = StateBytes(weights=2, gradients=2, moment=2)
 _NXD_BF16 = StateBytes(weights=2, gradients=2, moment=2)
 
@@ -197,6 +197,7 @@ BACKENDS = Registry(
                     "keeps_inputs",
                     "blocks_of_loss",
                     "overlaps_gradients",
+                    "sums_copies_once",
                     "compiles_ahead",
                 }
             ),

@@ -32,6 +32,7 @@ from hlatctl.plan.execution import (
     expert_shards,
     in_flight,
     micro_batches,
+    reducers,
     sequences,
     shards,
     shards_weights,
@@ -227,9 +228,19 @@ def _loss(config: Config, execution: Execution) -> int:
         return norm + execution.logit_bytes * count * rows
     if "blocks_of_loss" not in config.backend.kind.traits:
         return norm + count * rows * (compute + 2 * FP32_BYTES)
-    block = min(count * rows, max(rows, DEVICES[config.backend.device].loss_block_entries))
+    each = DEVICES[config.backend.device].loss_rows(rows)
+    block = min(count, each) * rows
     copies = 0 if compute == FP32_BYTES else 2 * compute
-    return norm + state_bytes(config).weights * rows * model.hidden_size + block * (2 * FP32_BYTES + copies)
+    sharded = shards_weights(config, execution)
+    own = compute if sharded else state_bytes(config).weights
+    # Blocks are added in FP32; their products have the precision of the computation.
+    gradient = FP32_BYTES if count > each else own
+    product = compute if gradient != compute else 0
+    in_blocks = product * rows * model.hidden_size + block * (2 * FP32_BYTES + copies)
+    # FSDP sends the head's gradient after the last block, unless it waits for the last micro-batch.
+    sends = sharded and not scatters_once(config)
+    sent = FP32_BYTES * rows * model.hidden_size if sends else 0
+    return norm + gradient * rows * model.hidden_size + max(in_blocks, sent)
 
 
 def compiles(config: Config) -> bool:
@@ -305,10 +316,6 @@ def _parts(config: Config, execution: Execution, stage: int) -> list[Part]:
     sharing = shards(config, execution)
     are_sharded = shards_weights(config, execution)
     weight_shards = sharing if are_sharded else 1
-    own_gradients = each.own_gradients * held // weight_shards
-    # They are allocated while activations are freed: both exist together only from the second micro-batch on.
-    early = own_gradients if micro_batches(config, execution) > 1 else 0
-    update = own_gradients - early + _update(config, stage, weight_shards)
     activations, temporary, temporary_bytes = 0, "", 0
     if has_shape(config.model):
         activations = activation_bytes(config, execution, stage)
@@ -320,14 +327,14 @@ def _parts(config: Config, execution: Execution, stage: int) -> list[Part]:
 
     parts = [
         Part("weights", weights(each.weights)),
-        Part("gradients", weights(each.gradients) + early),
+        Part("gradients", weights(each.gradients)),
         Part("master weights", sharded_bytes(config, execution, stage, each.master)),
         Part("moments", moments),
         Part("gathered weights", _gathered(config, execution, stage)),
-        Part("whole gradients", _whole_gradients(config, execution, stage)),
+        Part("gradients not exchanged yet", _whole_gradients(config, execution, stage)),
         Part("activations", activations),
         Part(temporary, temporary_bytes),
-        Part("the optimizer's update", max(0, update - activations - temporary_bytes)),
+        Part("the optimizer's update", max(0, _update(config, stage, weight_shards) - activations - temporary_bytes)),
         Part("copy of a checkpoint", _checkpoint_copy(config, weights(each.master or each.weights), moments)),
         Part("workspace", config.cluster.hardware.workspace_bytes, "calibrated"),
     ]
@@ -362,9 +369,10 @@ def matrix_parameters(config: Config, stage: int) -> int:
 
 
 def _gathered(config: Config, execution: Execution, stage: int) -> int:
-    """Return the bytes that FSDP gathers at a time: two layers, embedding and head (arXiv 2304.11277, section 3.2).
+    """Return the bytes that FSDP gathers at a time: two layers, and embedding or head (arXiv 2304.11277, section 3.2).
 
-    It is the whole stage where weights are kept for the step: by ZeRO-1, without resharding, and in pipelines.
+    Tied embeddings are kept for the step. It is the whole stage where weights are kept: by ZeRO-1, without resharding,
+    and in pipelines.
     """
     if not shards_weights(config, execution):
         return 0
@@ -374,7 +382,16 @@ def _gathered(config: Config, execution: Execution, stage: int) -> int:
     ends = stage_parameters(config, stage) - layers
     if not keeps_gathered(config, execution):
         layers = 2 * max(each.values(), default=0)
+        ends -= embedding_parameters(config)
     return COMPUTE_BYTES[config.precision.name] * ends + int(layer_weight_bytes(config, execution) * layers)
+
+
+def embedding_parameters(config: Config) -> int:
+    """Return one process's parameters of an embedding that is not gathered together with the head; 0: there is none."""
+    model = config.model
+    if model.tie_embeddings or not has_shape(model):
+        return 0
+    return model.vocab_size // config.parallel.tensor_parallel_size * model.hidden_size
 
 
 def keeps_gathered(config: Config, execution: Execution) -> bool:
@@ -388,15 +405,20 @@ def layer_weight_bytes(config: Config, execution: Execution) -> int:
     return 1 if execution.gathers_fp8 else COMPUTE_BYTES[config.precision.name]
 
 
-def _whole_gradients(config: Config, execution: Execution, stage: int) -> int:
-    """Return the FP32 gradients that FSDP2 accumulates before it scatters them.
+def scatters_once(config: Config) -> bool:
+    """Return whether FSDP scatters gradients once a step: ZeRO-1 in the last micro-batch, and a pipeline after it."""
+    return config.parallel.data_parallel == "zero1" or config.parallel.pipeline_parallel_size > 1
 
-    ZeRO-1 scatters them in the last micro-batch, and a pipeline after it.
-    """
+
+def _whole_gradients(config: Config, execution: Execution, stage: int) -> int:
+    """Return the FP32 gradients that FSDP2 accumulates before it scatters them, or sums them over copies of shards."""
     if not shards_weights(config, execution) or micro_batches(config, execution) == 1:
         return 0
-    is_late = config.parallel.data_parallel == "zero1" or config.parallel.pipeline_parallel_size > 1
-    return FP32_BYTES * stage_parameters(config, stage) if is_late else 0
+    if scatters_once(config):
+        return FP32_BYTES * stage_parameters(config, stage)
+    has_copies = reducers(config, execution) > shards(config, execution)
+    sums_later = has_copies and "sums_copies_once" in config.backend.kind.traits
+    return sharded_bytes(config, execution, stage, FP32_BYTES) if sums_later else 0
 
 
 def _update(config: Config, stage: int, weight_shards: int) -> int:

@@ -44,9 +44,11 @@ from hlatctl.plan.execution import (
     tokens,
 )
 from hlatctl.plan.memory import (
+    embedding_parameters,
     keeps_gathered,
     layer_weight_bytes,
     matrix_parameters,
+    scatters_once,
     sharded_bytes,
     sharded_moment_bytes,
     widths,
@@ -584,30 +586,43 @@ def _sharded_s(config: Config, execution: Execution, layers: dict[bool, Work]) -
 
     The weights of the next layer are gathered while a layer computes, and the gradients of the previous one are
     scattered. The visible time is by how much that takes longer than the computation, and by how much it slows it.
-    Nothing hides the collectives at the ends: of the embedding, the output projection and one layer (arXiv 2304.11277,
-    section 3.3). PyTorch's pipelines scatter all gradients after the last micro-batch. Experts have a ring of their
-    own, of the processes that have the same ones.
+    Nothing hides the collectives at the ends: of one layer, and of the embedding (arXiv 2304.11277, section 3.3). Those
+    of the output projection are hidden by the last layer, unless the embedding is tied to it. PyTorch's pipelines
+    scatter all gradients after the last micro-batch. Experts have a ring of their own, of the processes that have the
+    same ones.
     """
     kinds, count = layer_kinds(config, 0), micro_batches(config, execution)
     ends = _largest_stage(config) - _in_layers(config)
-    gather_ends_s = _gather(config, execution, COMPUTE_BYTES[config.precision.name] * ends).total_s
-    scatter_ends_s = _scatter(config, execution, ends).total_s
+    is_split = config.parallel.pipeline_parallel_size == 1 and embedding_parameters(config) > 0
+    first = embedding_parameters(config) if is_split else ends
+    gather_head, gather_first = (
+        _gather(config, execution, COMPUTE_BYTES[config.precision.name] * part) for part in (ends - first, first)
+    )
     kept = keeps_gathered(config, execution)
     gathers = {kind: _gather_layer(config, execution, kind) for kind in kinds}
-    scatters = {kind: _scatter_layer(config, execution, kind) for kind in kinds}
     most = max(kinds, key=lambda kind: kinds[kind])
     # One layer's collectives are not hidden.
     hidden = {kind: number - (kind == most) for kind, number in kinds.items()}
-    forward_s = gather_ends_s + gathers[most].total_s
+    forward_s = gather_first.total_s + gathers[most].total_s
+    forward_s += gather_head.beside_s(layers[most].forward_s) if is_split else 0.0
     forward_s += sum(number * gathers[kind].beside_s(layers[kind].forward_s) for kind, number in hidden.items())
-    if config.parallel.pipeline_parallel_size > 1:
-        return forward_s + sum(number * scatters[kind].total_s for kind, number in kinds.items()) + scatter_ends_s
-    beside_s = 0.0
-    for kind, number in hidden.items():
-        exchange = scatters[kind] if kept else scatters[kind] + gathers[kind]
-        beside_s += number * exchange.beside_s(layers[kind].backward_s + layers[kind].again_s)
-    backwards = 1 if config.parallel.data_parallel == "zero1" else count
-    return (1 if kept else count) * forward_s + backwards * (beside_s + scatters[most].total_s + scatter_ends_s)
+
+    def backward_s(*, sums: bool) -> float:
+        scatters = {kind: _scatter_layer(config, execution, kind, sums=sums) for kind in kinds}
+        scatter_head, scatter_first = (_scatter(config, execution, part, sums=sums) for part in (ends - first, first))
+        if config.parallel.pipeline_parallel_size > 1:
+            return sum(number * scatters[kind].total_s for kind, number in kinds.items()) + scatter_first.total_s
+        total_s = scatters[most].total_s + scatter_first.total_s
+        total_s += scatter_head.beside_s(layers[most].backward_s) if is_split else 0.0
+        for kind, number in hidden.items():
+            exchange = scatters[kind] if kept else scatters[kind] + gathers[kind]
+            total_s += number * exchange.beside_s(layers[kind].backward_s + layers[kind].again_s)
+        return total_s
+
+    forwards = 1 if kept else count
+    backwards = 1 if scatters_once(config) else count
+    early_s = backward_s(sums="sums_copies_once" not in config.backend.kind.traits) if backwards > 1 else 0.0
+    return forwards * forward_s + (backwards - 1) * early_s + backward_s(sums=True)
 
 
 def _gather_layer(config: Config, execution: Execution, mixture: bool) -> Exchange:
@@ -619,13 +634,13 @@ def _gather_layer(config: Config, execution: Execution, mixture: bool) -> Exchan
     return exchange + ring(config, each * experts, sharing, stride)
 
 
-def _scatter_layer(config: Config, execution: Execution, mixture: bool) -> Exchange:
+def _scatter_layer(config: Config, execution: Execution, mixture: bool, *, sums: bool) -> Exchange:
     others, experts = _split(config, mixture)
-    exchange = _scatter(config, execution, others)
+    exchange = _scatter(config, execution, others, sums=sums)
     if not experts:
         return exchange
     sharing, stride = expert_shards(config, execution), _expert_stride(config)
-    copies = reducers(config, execution) // shards(config, execution)
+    copies = reducers(config, execution) // shards(config, execution) if sums else 1
     summed = ring(config, 2 * FP32_BYTES * experts / sharing, copies, stride * sharing, 2)
     return exchange + ring(config, FP32_BYTES * experts, sharing, stride) + summed
 
@@ -646,10 +661,10 @@ def _gather(config: Config, execution: Execution, held_bytes: float) -> Exchange
     return ring(config, held_bytes, shards(config, execution), config.parallel.tensor_parallel_size)
 
 
-def _scatter(config: Config, execution: Execution, parameters: float) -> Exchange:
-    """Return the scatter of FP32 gradients; with hybrid sharding also the sum of the shards over the copies."""
+def _scatter(config: Config, execution: Execution, parameters: float, *, sums: bool) -> Exchange:
+    """Return the scatter of FP32 gradients; with hybrid sharding also the sum over the copies, where it ``sums``."""
     sharing, stride = shards(config, execution), config.parallel.tensor_parallel_size
-    copies = reducers(config, execution) // sharing
+    copies = reducers(config, execution) // sharing if sums else 1
     summed = ring(config, 2 * FP32_BYTES * parameters / sharing, copies, stride * sharing, 2)
     return ring(config, FP32_BYTES * parameters, sharing, stride) + summed
 

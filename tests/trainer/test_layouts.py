@@ -72,6 +72,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 _FAMILY_LAYOUTS = ("one", "dp2_tp2", "tp2_sp", "pp2", "fsdp2", "fsdp2_tp2_sp")
 #: Layouts that write a family's checkpoint, and those that read it.
 _FAMILY_EXCHANGES = (("dp2_tp2", "fsdp2"), ("fsdp2_tp2_sp", "dp2_tp2"), ("one", "tp2_sp"))
+_EXCHANGES = ("_allgather_base_", "_reduce_scatter_base_", "allreduce_")
 _STEPS = 8
 _VARIANT_STEPS = 4
 _SAVED_STEP = 4
@@ -248,12 +249,26 @@ def test_precision_and_recomputation_work_with_every_kind_of_layout(
 def test_weights_are_gathered_and_gradients_summed_only_as_often_as_a_layout_needs(
     tmp_path: Path, make_layout: Callable[..., RunPaths], ranks: Ranks
 ) -> None:
-    """A step has three micro-batches; two layers and the rest of the model are gathered each on its own."""
+    """Copies of the shards exchange gradients once a step, which has three micro-batches.
+
+    The embedding, two layers, and the final norm with the head are gathered each on its own; layers again for the
+    backward pass.
+    """
     batch = {"global_batch_size": 6, "micro_batch_size": 1}
+    tied = {"tie_embeddings": True}
     runs = [make_layout(tmp_path, name, train=batch) for name in ("fsdp2", "fsdp2_never", "zero1_2")]
+    runs.append(make_layout(tmp_path / "tied", "fsdp2", train=batch, model=tied))
+    hybrid = make_layout(tmp_path, "hybrid2_2", train={**batch, "global_batch_size": 12})
     counts = ranks(2, [{"work": "exchanges", "run": os.fspath(run.root)} for run in runs])
-    found = [(each["_allgather_base_"], each["_reduce_scatter_base_"]) for each in counts]
-    assert found == [(3 * (3 + 2), 3 * 3), (3, 3 * 3), (3, 3)]
+    counts += ranks(4, [{"work": "exchanges", "run": os.fspath(hybrid.root)}])
+    found = [tuple(each.get(name, 0) for name in _EXCHANGES) for each in counts]
+    assert found == [
+        (3 * (4 + 2), 3 * 4, 0),
+        (4, 3 * 4, 0),
+        (4, 4, 0),
+        (3 * (3 + 2), 3 * 3, 0),
+        (3 * (4 + 2), 3 * 4, 4),
+    ]
 
 
 def test_layers_compute_in_the_same_number_formats_in_every_layout(

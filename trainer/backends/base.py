@@ -231,6 +231,9 @@ class Backend(Member, Protocol):
         An eager device skips an update that is not finite, or whose loss or gradient norm is above ``limits``.
         """
 
+    def expect_steps(self, step_s: float) -> None:
+        """Shorten the timeouts of collectives: every process has compiled its graphs, and a step takes this long."""
+
     def drift(self, optimizer: Optimizer) -> float:
         """Return the largest relative difference between the norms of a weight's replicas on different processes."""
 

@@ -42,8 +42,6 @@ from trainer.parallel.tensor import SharedHeads, TensorParallel
 if TYPE_CHECKING:
     from trainer.backends.nxd_optim import NxdAdamW
 
-#: Timeout of collectives.
-_TIMEOUT = timedelta(minutes=15)
 #: How many processes of a node move their model from host memory to the device at the same time.
 _MOVE_AT_ONCE = 11
 
@@ -60,9 +58,9 @@ class Nxd(TorchDistributed):
         self._nxd, self._xla = import_library()
         self.device = self._xla.device()
         if not dist.is_initialized():
-            _join(self.world_size, timeout=_TIMEOUT)
+            _join(self.world_size, timeout=rendezvous.TIMEOUT)
         self._nxd_config = self._describe()
-        self._host, self._beside = rendezvous.host_groups(_TIMEOUT, _TIMEOUT)
+        self._host, self._beside = rendezvous.host_groups(rendezvous.TIMEOUT, rendezvous.TIMEOUT)
         self._layout = self._find_layout()
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.is_replica_leader, self.data_ranks = self._layout.is_replica_leader, self._layout.data_ranks(self.rank)
@@ -236,6 +234,9 @@ class Nxd(TorchDistributed):
 
         add_step_closure(fetch, args=(sums,), run_async=True)
         return known.result
+
+    def expect_steps(self, step_s: float) -> None:
+        """Do nothing: torch-xla's collectives have no timeouts."""
 
     def drift(self, optimizer: Optimizer) -> float:
         """Compare the norms over each group. This makes the device wait."""

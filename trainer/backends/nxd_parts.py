@@ -60,6 +60,10 @@ class NxdParts(Parts):
         )
         return layer
 
+    def output(self, in_features: int, out_features: int) -> nn.Module:
+        """Return a layer that computes logits, for the library's loss."""
+        return self.column_parallel(in_features, out_features)
+
     def row_parallel(self, in_features: int, out_features: int) -> nn.Module:
         """Return a layer that sums after the product; with sequence parallelism its output is sharded by sequence."""
         layer: nn.Module = RowParallelLinear(
@@ -99,7 +103,7 @@ class WithLoss(nn.Module):
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Map token ids and next ids (batch, seq) to the mean loss in nats per token, FP32."""
         assert self.llama.head is not None, "this backend does not tie embeddings"
-        logits = self.llama.head(self.llama(inputs)).float()
+        logits = self.llama(inputs).float()
         return parallel_cross_entropy(logits.flatten(0, 1), targets.flatten()).mean()  # type: ignore[no-any-return]
 
 

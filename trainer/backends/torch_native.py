@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,9 +39,6 @@ from trainer.parallel.layout import OverlappedSum, before_micro_batch, loss_of, 
 if TYPE_CHECKING:
     from trainer.parallel.pipeline import Pipeline
 
-#: Timeout of collectives, far longer than a compilation. No collective waits for a checkpoint's storage.
-_TIMEOUT = timedelta(minutes=15)
-
 
 class TorchNative(TorchDistributed):
     """See :class:`trainer.backends.base.Backend`."""
@@ -53,10 +49,11 @@ class TorchNative(TorchDistributed):
         self._facts = DEVICES[config.backend.device]
         self.device = own_device(config.backend.device, int(os.environ.get("LOCAL_RANK", "0")))
         if self.world_size > 1 and not dist.is_initialized():
-            rendezvous.join(self._facts.process_group, timeout=_TIMEOUT)
+            bound = self.device if self._facts.binds_groups else None
+            rendezvous.join(self._facts.process_group, timeout=rendezvous.TIMEOUT, device=bound)
         # Another thread writes checkpoints; it must not use the process groups of training.
         if self.world_size > 1:
-            (self._beside,) = rendezvous.host_groups(_TIMEOUT)
+            (self._beside,) = rendezvous.host_groups(rendezvous.TIMEOUT)
         with peers.connecting(self._facts.process_group):
             self._layout = make_layout(config, self.device.type, self.world_size)
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
@@ -120,6 +117,8 @@ class TorchNative(TorchDistributed):
         if self._layout.mesh is not None and self._config.data_parallel_size > 1 and not self._layout.shards_parameters:
             group = self._layout.mesh["dp"].get_group()
             self._sum = OverlappedSum(optimizer, group, config.grad_accum_steps)
+        if self.world_size > 1:
+            rendezvous.set_timeout(rendezvous.timeout(config, None))  # all groups exist now
         return optimizer
 
     def forward_backward(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -141,6 +140,11 @@ class TorchNative(TorchDistributed):
         replicas = self._config.data_parallel_size if self._layout.shards_parameters else 1
         return total / (replicas * self._config.parallel.tensor_parallel_size)
 
+    def expect_steps(self, step_s: float) -> None:
+        """See :class:`trainer.backends.base.Backend`."""
+        if self.world_size > 1:
+            rendezvous.set_timeout(rendezvous.timeout(self._config, step_s))
+
     def _on_device(self, tokens: Tensor) -> Tensor:
         """Start copying tokens to the device; unless the source is pinned memory, the copy waits for the device."""
         return (tokens.pin_memory() if self._facts.pins_host_memory else tokens).to(self.device, non_blocking=True)
@@ -161,8 +165,6 @@ class TorchNative(TorchDistributed):
         assert isinstance(optimizer, AdamW)
         if self._sum is not None:
             self._sum.finish()
-        else:
-            optimizer.collect_gradients()
         optimizer.sum_partial_gradients()
         # A new tensor from the signal's value would wait for the device.
         own = (loss_share.reshape(1), loss_share.new_full((1,), signal), optimizer.squared_norms())

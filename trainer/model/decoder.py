@@ -170,6 +170,17 @@ class Linear(nn.Linear):
         return F.linear(input, self.weight.to(input.dtype))
 
 
+class Output(Linear):
+    """The output projection of a model whose loss includes the projection (``trainer.model.loss``) and uses the weight.
+
+    It is called for its hooks: FSDP gathers and frees the weight with the modules of the end of the model.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the base class's name
+        """Return the hidden states unchanged."""
+        return input
+
+
 class StepNumbers:
     """Further numbers of a step, such as ``router_entropy``: means of the values that all processes add in the step.
 
@@ -226,6 +237,10 @@ class Parts:
     def row_parallel(self, in_features: int, out_features: int) -> nn.Module:
         """Return a linear layer without bias, sharded by inputs."""
         return Linear(in_features // self.slices, out_features)
+
+    def output(self, in_features: int, out_features: int) -> nn.Module:
+        """Return the output projection, sharded by outputs; :meth:`Llama.forward` returns what it returns."""
+        return Output(in_features, out_features // self.slices)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Compute attention of (batch, head, seq, head_dim), causal or by the mask; k and v may have fewer heads."""
@@ -365,7 +380,7 @@ class Llama(nn.Module):
         self.layers = nn.ModuleDict({str(number): Layer(config, self.parts, tp) for number in layers})
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if self.is_last else None
         untied = self.is_last and not config.tie_embeddings
-        self.head = self.parts.column_parallel(hidden, vocab) if untied else None
+        self.head = self.parts.output(hidden, vocab) if untied else None
         self.rotary = Rotary(seq_len, config)
 
     def blocks(self) -> Iterator[Layer]:
@@ -382,7 +397,7 @@ class Llama(nn.Module):
     def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Map token ids (batch, seq), or the previous stage's output, to hidden states (batch, seq, hidden).
 
-        The last stage normalizes them for ``output_weight``.
+        The last stage normalizes them for ``output_weight``. With a library's layers it returns logits.
 
         Args:
             tokens: the token ids, for a later stage with ``document_end_id``.
@@ -397,7 +412,9 @@ class Llama(nn.Module):
         for layer in self.layers.values():
             tables = self.rotary()
             x = layer(x, tables[0], tables[1], mask)
-        return self.norm(x) if self.norm is not None else x
+        if self.norm is not None:
+            x = self.norm(x)
+        return self.head(x) if self.head is not None else x
 
     def _embed(self, embedding: nn.Module, tokens: Tensor) -> Tensor:
         """Map token ids (batch, seq) to (batch, seq, hidden), with tensor parallelism summed over all processes."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from conf.devices import DEVICES, LARGE_LOSS_BLOCK_ENTRIES
+from conf.devices import DEVICES
 
 
 class _FusedCrossEntropy(torch.autograd.Function):
@@ -26,27 +26,29 @@ class _FusedCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         cast = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight)
-        rows = _block_rows(hidden, weight)
+        rows = DEVICES[hidden.device.type].loss_rows(weight.shape[0])
+        # A sum of blocks in BF16 would lose those that are below 1/256 of it.
+        sum_dtype = torch.float32 if hidden.shape[0] > rows else weight.dtype
+        grad_weight = torch.zeros_like(weight, dtype=sum_dtype)
         for start in range(0, hidden.shape[0], rows):
             block = slice(start, start + rows)
             loss, gradient = _block(hidden[block] @ cast.T, targets[block, None], z_loss, group)
             total += loss
             gradient = gradient.to(hidden.dtype)
             torch.mm(gradient, cast, out=grad_hidden[block])
-            if weight.dtype == hidden.dtype:
+            if sum_dtype == hidden.dtype:
                 grad_weight.addmm_(gradient.T, hidden[block])
             else:
                 grad_weight += gradient.T @ hidden[block]
         ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.rows = hidden.shape[0]
+        ctx.rows, ctx.weight_dtype = hidden.shape[0], weight.dtype
         return total / hidden.shape[0]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
         scale = grad_outputs[0] / ctx.rows
-        return grad_hidden.mul_(scale), grad_weight.mul_(scale), None, None, None
+        return grad_hidden.mul_(scale), grad_weight.mul_(scale).to(ctx.weight_dtype), None, None, None
 
 
 def _block(logits: Tensor, targets: Tensor, z_loss: float, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
@@ -78,12 +80,6 @@ def _minus_one_at(gradient: Tensor, targets: Tensor, mine: Tensor | None) -> Ten
     """Subtract 1 at each row's target, if the target is among this process's entries."""
     ones = gradient.new_full((1, 1), -1.0).expand_as(targets) if mine is None else -mine.to(gradient.dtype)
     return gradient.scatter_add_(1, targets, ones)
-
-
-def _block_rows(hidden: Tensor, weight: Tensor) -> int:
-    facts = DEVICES.get(hidden.device.type)
-    entries = facts.loss_block_entries if facts else LARGE_LOSS_BLOCK_ENTRIES
-    return max(1, entries // weight.shape[0])
 
 
 def cross_entropy(

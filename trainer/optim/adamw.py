@@ -2,7 +2,9 @@
 
 A shard is a separate tensor: the whole parameter, or the local slice of one. All gradients are views of one FP32
 buffer, ordered by how many processes have the same values. So norms, clipping and the reduction over replicas are a few
-large operations, regardless of the number of parameters.
+large operations, regardless of the number of parameters. Autograd adds gradients of FP32 parameters to the buffer.
+Those of BF16 parameters are added as soon as a backward pass has computed them: a sum of micro-batches in BF16 would
+lose those that are below 1/256 of it.
 
 BF16 parameters can be rounded stochastically: the mean over many roundings is the exact value. Rounding to the nearest
 loses every update below half a unit in the last place (1/256 of a weight). Stochastic rounding keeps it with the right
@@ -74,11 +76,6 @@ class ParameterShard:
     sharded: bool = False
     partial_gradient: bool = False
     shard_spec: ShardSpec | None = None
-
-    @property
-    def autograd_fills_buffer(self) -> bool:
-        """Whether gradients are accumulated in the gradient buffer: those of FP32 parameters."""
-        return self.parameter.dtype == torch.float32
 
     def gradient_in(self, buffer: Tensor) -> Tensor:
         """Return the buffer in the parameter's form: FSDP adds its shard to an existing gradient in place."""
@@ -166,6 +163,9 @@ class AdamW:
         self._fused = fused
         by_torch = self._moments["exp_avg_sq"] and first.dtype != torch.bfloat16
         self._torch = self._make_torch(fused=fused) if by_torch else None
+        for name, shard in self._shards.items():
+            if shard.parameter.dtype != torch.float32:
+                shard.parameter.register_post_accumulate_grad_hook(_adder(self._gradients[name]))  # type: ignore[no-untyped-call]
         self.zero_grad()
 
     @classmethod
@@ -181,7 +181,7 @@ class AdamW:
         """Clear the gradients."""
         self.gradients.zero_()
         for name, shard in self._shards.items():
-            fills = shard.autograd_fills_buffer
+            fills = shard.parameter.dtype == torch.float32
             shard.parameter.grad = shard.gradient_in(self._gradients[name]) if fills else None
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -191,17 +191,6 @@ class AdamW:
     def gradient(self, name: str) -> Tensor:
         """Return the view of :attr:`gradients` that belongs to a parameter."""
         return self._gradients[name]
-
-    def collect(self, name: str) -> None:
-        """Copy autograd's gradient of a parameter to :attr:`gradients`, unless it is already there."""
-        shard = self._shards[name]
-        if shard.parameter.grad is not None and not shard.autograd_fills_buffer:
-            self._gradients[name].copy_(local(shard.parameter.grad))
-
-    def collect_gradients(self) -> None:
-        """Copy autograd's gradients to :attr:`gradients`."""
-        for name in self._shards:
-            self.collect(name)
 
     def sum_partial_gradients(self) -> None:
         """Sum over ``tp`` the gradients of which each process has a part."""
@@ -325,6 +314,17 @@ class AdamW:
                     stochastic_round_(target, kept, noise)
                 else:
                     target.copy_(kept)
+
+
+def _adder(gradients: Tensor) -> Callable[[nn.Parameter], None]:
+    """Return a hook that moves a backward pass's gradient to the sum; FSDP calls it with its shard of all processes."""
+
+    def add(parameter: nn.Parameter) -> None:
+        assert parameter.grad is not None
+        gradients.add_(local(parameter.grad))
+        parameter.grad = None
+
+    return add
 
 
 def _one_minus_power(beta: float, exponent: Tensor) -> Tensor:

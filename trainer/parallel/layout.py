@@ -135,20 +135,35 @@ def _shard(model: Llama, layout: Layout, precision: Precision) -> None:
     # A layer's inputs have their formats: activations that of the computation, and rotary tables FP32.
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     again = parallel.data_parallel == "fsdp" and parallel.reshard_after_forward == "always"
-    blocks: list[FSDPModule] = [
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=again) for layer in model.blocks()
-    ]
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # the loss needs its weights
-    for layer, following in itertools.pairwise(blocks):
-        layer.set_modules_to_forward_prefetch([following])
-        following.set_modules_to_backward_prefetch([layer])
+
+    def shard(module: nn.Module | list[nn.Module], *, again: bool) -> FSDPModule:
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=again)  # type: ignore[arg-type]
+        unit = module[0] if isinstance(module, list) else module
+        assert isinstance(unit, FSDPModule)
+        return unit
+
+    units = [shard(layer, again=again) for layer in model.blocks()]
+    if model.embedding is not None and not layout.config.model.tie_embeddings:
+        embedding = shard(model.embedding, again=again)
+        # Its gradient needs only the ids. PyTorch would prefetch for it the end of the previous micro-batch.
+        embedding.set_unshard_in_backward(False)
+        embedding.set_modules_to_backward_prefetch([embedding])
+        embedding.set_modules_to_forward_prefetch(units[:1])
+    if model.norm is not None and model.head is not None:
+        # As in torchtitan (distributed/fsdp.py). The loss follows, so the weights stay.
+        units.append(shard([model.norm, model.head], again=False))
+    # What is left, tied embeddings and the norm, is needed at both ends of the model.
+    shard(model, again=False)
+    for unit, following in itertools.pairwise(units):
+        unit.set_modules_to_forward_prefetch([following])
+        following.set_modules_to_backward_prefetch([unit])
 
 
 def before_micro_batch(model: Llama, layout: Layout, *, is_last: bool) -> None:
     """Tell FSDP2 what to exchange with a micro-batch of a step.
 
-    ``zero1`` sums gradients over the shards only in the last one. Where weights are kept after the forward pass, they
-    are kept for the next micro-batch too.
+    Gradients are summed over copies of the shards only in the last one, and with ``zero1`` also over the shards. Where
+    weights are kept after the forward pass, they are kept for the next micro-batch too.
     """
     if not layout.shards_parameters:
         return
@@ -159,6 +174,7 @@ def before_micro_batch(model: Llama, layout: Layout, *, is_last: bool) -> None:
     is_zero1 = parallel.data_parallel == "zero1"
     model.set_is_last_backward(is_last)
     model.set_requires_gradient_sync(is_last or not is_zero1)
+    model.set_requires_all_reduce(is_last)
     model.set_reshard_after_backward(is_last or not (is_zero1 or parallel.reshard_after_forward == "never"))
 
 
@@ -275,8 +291,6 @@ class OverlappedSum:
 
     def _exchange(self, bucket: _Bucket) -> None:
         if bucket.work is None:
-            for name in bucket.names:
-                self._optimizer.collect(name)
             bucket.work = dist.all_reduce(bucket.values, group=self._group, async_op=True)
 
 

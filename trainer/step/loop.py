@@ -175,6 +175,8 @@ class Training(training.Training):
         if metrics.skipped:
             events.append(skipped_alarm(step, metrics.loss, metrics.grad_norm))
         first = step == self.first_step + 1
+        if step == self.first_step + 2:
+            self.backend.expect_steps(step_s)
         if self.backend.world_size > 1 and (first or step % DRIFT_EVERY_STEPS == 0):
             events += drift_alarm(step, self.backend.drift(self.optimizer))
         events += self.compare_ranks(step)

@@ -15,6 +15,7 @@ from conf.schema import Config
 from conf.sizes import stage_layers
 from conf.training_rules import learning_rate
 from hlatctl.run.errors import ConfigError, suggest, unset
+from trainer import rendezvous
 from trainer.torchtitan.models import model_spec
 
 if TYPE_CHECKING:
@@ -107,8 +108,8 @@ def trainer_config(config: Config) -> Trainer.Config:
         parallelism=ParallelismConfig(**parallelism(config)),
         activation_checkpoint=_recomputation(config),
         compile=CompileConfig(enable=config.backend.compile),
-        # No collective waits for storage; a compilation may take minutes on some ranks.
-        comm=CommConfig(init_timeout_seconds=900, train_timeout_seconds=900),
+        # After the first step; trainer.torchtitan.process sets the first one's.
+        comm=CommConfig(train_timeout_seconds=int(rendezvous.timeout(config, 0.0).total_seconds())),
         debug=DebugConfig(seed=config.seed),
     )
     titan.metrics.log_freq = 1

@@ -21,8 +21,6 @@ from trainer.torchtitan import torch_2_13
 if TYPE_CHECKING:
     from torchtitan.distributed import ParallelDims
 
-#: Timeout of collectives, far longer than a compilation.
-_TIMEOUT = timedelta(minutes=15)
 #: DCP's collectives wait for the slowest process's storage; ``Together`` ends a write that takes too long.
 _STORAGE_TIMEOUT = timedelta(days=1)
 
@@ -43,10 +41,11 @@ class Process(TorchDistributed):
         if not dist.is_initialized():
             self._join()
         # Threads that write checkpoints must not use the process groups of training, nor each other's.
-        timeouts = _TIMEOUT, _TIMEOUT, _STORAGE_TIMEOUT
+        timeouts = rendezvous.TIMEOUT, rendezvous.TIMEOUT, _STORAGE_TIMEOUT
         self._beside, self.host_group, self.storage_group = rendezvous.host_groups(*timeouts)
         with peers.connecting(self.facts.process_group):
             self.dims = self._layout(config)
+        rendezvous.set_timeout(rendezvous.timeout(config, None))
         batch = self.dims.get_optional_mesh("batch") if self.dims.dp_enabled else None
         self.data_parallel_size = config.data_parallel_size
         self.data_parallel_rank = batch.get_local_rank() if batch is not None else 0
@@ -61,7 +60,7 @@ class Process(TorchDistributed):
         # Parts of torchtitan look up the current mesh in the threads of the backward pass (its init_distributed).
         torch.autograd.set_multithreading_enabled(False)
         if self.world_size > 1:
-            rendezvous.join(self.facts.process_group, timeout=_TIMEOUT)
+            rendezvous.join(self.facts.process_group, timeout=rendezvous.TIMEOUT)
         else:
             dist.init_process_group(self.facts.process_group, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 

@@ -126,7 +126,7 @@ def test_a_layout_that_the_backend_can_not_train_is_planned_and_refused_by_train
     plan = capsys.readouterr().out
     problem = "parallel.pipeline_parallel_size=4 and parallel.data_parallel=fsdp: can't be combined"
     assert f"# needed before `hlatctl train`\n{problem}" in plan
-    assert "\nwhole gradients " in plan
+    assert "\ngradients not exchanged yet " in plan
     assert "\npipeline " in plan
 
     assert main(["train", *sharded_stages]) == 10

@@ -126,8 +126,9 @@ def test_fsdp_shards_state_and_zero1_moments_only() -> None:
     shards = parts(memory(dataclasses.replace(config, parallel=ParallelConfig(data_parallel="fsdp"))))
     assert shards["weights"] == 4 * _PARAMETERS_7B // 32
     assert shards["moments"] == 8 * _PARAMETERS_7B // 32
-    ends = 2 * 32_000 * 4096 + 4096
-    assert shards["gathered weights"] == 4 * (ends + 2 * (_PARAMETERS_7B - ends) // 32)
+    embedding, head = 32_000 * 4096, 32_000 * 4096 + 4096
+    layers = _PARAMETERS_7B - embedding - head
+    assert shards["gathered weights"] == 4 * (head + 2 * layers // 32), "the embedding is freed before the last layer"
 
 
 def test_fsdp_has_no_copies_of_weights_and_its_gradients_once(hlat_7b: Config) -> None:
@@ -190,12 +191,14 @@ def test_weights_that_are_kept_for_the_step_are_whole_and_so_are_zero1_s_gradien
     for need in (never, zero1):
         assert need["gathered weights"] == 2 * _PARAMETERS_7B, "in BF16"
         assert (need["weights"], need["moments"]) == (4 * _PARAMETERS_7B // 32, 8 * _PARAMETERS_7B // 32)
-    assert zero1["whole gradients"] == 4 * _PARAMETERS_7B
-    assert "whole gradients" not in never
+    assert zero1["gradients not exchanged yet"] == 4 * _PARAMETERS_7B
+    assert "gradients not exchanged yet" not in never
 
 
 def test_hybrid_sharding_divides_by_the_shards_of_a_copy(hlat_7b: Config) -> None:
-    assert parts(memory(sharded(hlat_7b, fsdp_size=8)))["weights"] == 4 * _PARAMETERS_7B // 8
+    hybrid = parts(memory(sharded(hlat_7b, fsdp_size=8)))
+    assert hybrid["weights"] == 4 * _PARAMETERS_7B // 8
+    assert hybrid["gradients not exchanged yet"] == 4 * _PARAMETERS_7B // 8, "of the first of two micro-batches"
 
 
 def test_context_parallel_processes_share_activations_and_the_state(hlat_7b: Config) -> None:

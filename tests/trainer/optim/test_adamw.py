@@ -27,21 +27,24 @@ def mesh() -> Iterator[DeviceMesh]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fsdp_s_gradients_of_fp32_weights_exist_once_and_add_up(mesh: DeviceMesh, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_gradients_of_micro_batches_exist_once_and_add_up_in_fp32(
+    mesh: DeviceMesh, dtype: torch.dtype, sharded: bool
+) -> None:
+    """A sum of 257 is between two numbers of BF16."""
     linear = nn.Linear(8, 8, bias=False, dtype=dtype)
-    fully_shard(linear, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+    if sharded:
+        fully_shard(linear, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
     assert isinstance(linear.weight, nn.Parameter)
-    optimizer = AdamW({"weight": ParameterShard(parameter=linear.weight, sharded=True)}, OptimizerConfig())
+    optimizer = AdamW({"weight": ParameterShard(parameter=linear.weight, sharded=sharded)}, OptimizerConfig())
     for _ in range(2):
         optimizer.zero_grad()
-        for value in (1.0, 2.0):
+        for value in (256.0, 1.0):
             linear(torch.full((1, 8), value, dtype=dtype)).sum().backward()
+        assert optimizer.gradients.tolist() == [257.0] * 64
         gradient = linear.weight.grad
-        assert gradient is not None
-        once = local(gradient).data_ptr() == optimizer.gradients.data_ptr()
-        assert once == (dtype == torch.float32), "BF16 weights have BF16 gradients of their own beside the FP32 buffer"
-        optimizer.collect_gradients()
-        assert optimizer.gradients.tolist() == [3.0] * 64
+        assert (gradient is None) == (dtype == torch.bfloat16)
+        assert gradient is None or local(gradient).data_ptr() == optimizer.gradients.data_ptr()
 
 
 _TRIALS = 4096
