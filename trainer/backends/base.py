@@ -204,12 +204,12 @@ class Backend(Member, Protocol):
     """Messages for the journal and the terminal, such as a missing compiler."""
 
     def build_model(self, *, document_end_id: int | None, drawn: bool = True) -> Llama:
-        """Return this process's part of the model, on its device, with the initial weights.
+        """Return this process's part of the model, on its device.
 
         Args:
             document_end_id: attention stays within documents, which end with this token; None: it doesn't.
-            drawn: draw the weights, which takes minutes for a large model; otherwise they are undefined until a
-                checkpoint is read into the optimizer's tensors.
+            drawn: it has its initial weights, at the latest from :meth:`optimizer` on; otherwise weights are undefined
+                until a checkpoint is read into the optimizer's tensors.
         """
 
     def optimizer(self, model: Llama) -> Optimizer:

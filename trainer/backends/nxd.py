@@ -33,7 +33,8 @@ from trainer.backends.base import (
     largest_difference,
 )
 from trainer.checkpoint.shards import ShardFile, ShardIndex, load_tensors, save_tensors
-from trainer.model.decoder import Llama, StepNumbers, initial_slice, initialize
+from trainer.model.decoder import Llama, StepNumbers
+from trainer.model.initial import initial_slice
 from trainer.model.precision import PRECISIONS
 from trainer.optim.adamw import local
 from trainer.parallel.layout import Layout, parameter_shards
@@ -150,7 +151,10 @@ class Nxd(TorchDistributed):
         return SharedHeads.of(model, self.rank, tp_ranks, state.get_kv_shared_group(as_list=True))
 
     def build_model(self, *, document_end_id: int | None, drawn: bool = True) -> Llama:
-        """Build the model in host memory, then move it to the device, a few processes of a node at a time."""
+        """Build the model in host memory, then move it to the device, a few processes of a node at a time.
+
+        :meth:`optimizer` draws the weights, because master weights may have more bits than the model's.
+        """
         from trainer.backends.nxd_parts import NxdParts, WithLoss
 
         config, dtype = self._config, self._precision.compute
@@ -161,8 +165,6 @@ class Nxd(TorchDistributed):
         for parameter in llama.parameters():
             parameter.data = parameter.data.to(dtype)  # but rotary tables stay FP32
         self._drawn = drawn
-        if drawn:
-            initialize(llama, config.model, config.seed)
         self._numbers = parts.numbers
         for layer in llama.blocks():
             layer.recompute = config.parallel.activation_checkpointing == "full"
@@ -185,7 +187,7 @@ class Nxd(TorchDistributed):
                 replication = shard.replication // self.data_parallel_size
                 shards[name] = replace(shard, sharded=True, replication=replication)
         optimizer = NxdAdamW(shards, config.optimizer, self._nxd_config, dtype=self._precision.weights)
-        if self._drawn and self._precision.weights != self._precision.compute:  # master weights have more bits
+        if self._drawn:
             for name, shard in shards.items():
                 shape = list(shard.parameter.shape)
                 optimizer.write_weights(name, initial_slice(name, shape, model.parts, config.model, config.seed))

@@ -33,7 +33,8 @@ from trainer.backends.base import (
     largest_difference,
 )
 from trainer.checkpoint.shards import ShardFile, ShardIndex, load_tensors, save_tensors
-from trainer.model.decoder import Llama, StepNumbers, initialize
+from trainer.model.decoder import Llama, StepNumbers
+from trainer.model.initial import initialize
 from trainer.optim.adamw import AdamW, clip_divisor, local
 from trainer.parallel.layout import OverlappedSum, before_micro_batch, loss_of, make_layout, parameter_shards, prepare
 
