@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf.schema import Config
+from hlatctl.run.errors import ConfigError
 from trainer.checkpoint.shards import ShardFile, ShardIndex
 from trainer.model.decoder import Llama
 from trainer.model.precision import PRECISIONS
@@ -267,6 +268,20 @@ class Backend(Member, Protocol):
 
     def close(self) -> None:
         """End the process group."""
+
+
+def require_variables(config: Config, wanted: Mapping[str, str]) -> None:
+    """Set environment variables that a device's library reads on import.
+
+    Raises a ConfigError if one has another value already.
+    """
+    for name, value in wanted.items():
+        if os.environ.setdefault(name, value) != value:
+            raise ConfigError(
+                f"{name}={os.environ[name]} in the environment: backend.device={config.backend.device} and "
+                f"precision.name={config.precision.name} need {name}={value}",
+                hint=f"unset {name}",
+            )
 
 
 _HOST = torch.device("cpu")

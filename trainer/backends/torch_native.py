@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf.devices import DEVICES
+from conf.environment import STOCHASTIC_ROUNDING
 from conf.registries import OPTIMIZERS
 from conf.schema import Config
 from hlatctl.run import peers
@@ -31,6 +32,7 @@ from trainer.backends.base import (
     Stopwatch,
     TorchDistributed,
     largest_difference,
+    require_variables,
 )
 from trainer.checkpoint.shards import ShardFile, ShardIndex, load_tensors, save_tensors
 from trainer.model.decoder import Llama, StepNumbers
@@ -52,6 +54,8 @@ class TorchNative(TorchDistributed):
         super().__init__(config)
         self.compiles = config.backend.compile
         self._facts = DEVICES[config.backend.device]
+        if self._facts.rounds_stochastically:
+            require_variables(config, {STOCHASTIC_ROUNDING: str(int(self._precision.stochastic_rounding))})
         self.device = own_device(config.backend.device, int(os.environ.get("LOCAL_RANK", "0")))
         if self.world_size > 1 and not dist.is_initialized():
             rendezvous.join(self._facts.process_group, timeout=_TIMEOUT)
@@ -113,9 +117,8 @@ class TorchNative(TorchDistributed):
             config.optimizer.name,
             parameter_shards(model.named_parameters(), self._layout),
             config,
-            stochastic_rounding=self._precision.stochastic_rounding,
+            stochastic_rounding=self._precision.stochastic_rounding and not self._facts.rounds_stochastically,
             seed=config.seed,
-            noise_device=None if self._facts.draws_noise else torch.device("cpu"),
             fused=self._facts.fused_adamw,
         )
         if self._layout.mesh is not None and self._config.data_parallel_size > 1 and not self._layout.shards_parameters:
