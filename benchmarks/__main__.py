@@ -28,6 +28,7 @@ BENCHMARKS = (
     "scale_checkpoints",
     "scale_data",
     "scale_ranks",
+    "scale_restart",
     "scale_driver",
     "scale_kubernetes",
 )

@@ -38,7 +38,8 @@ class Device:
         counts_graphs: the compiler reports how many graphs came from the cache (Inductor only).
         pins_host_memory: copies to the host are faster through pinned memory.
         fused_adamw: the device supports PyTorch's fused AdamW.
-        draws_noise: the device has its own random generator; otherwise noise is drawn on the CPU.
+        rounds_stochastically: with ``conf.environment.STOCHASTIC_ROUNDING`` the device itself rounds to BF16
+            stochastically; otherwise the optimizer does, with noise that it draws there.
         runs_behind_host: calls return before their work is done, and its module of PyTorch has events. Training then
             issues a step before it reads the metrics of the step before.
         captures_graphs: it can capture the work of a step once and replay it.
@@ -68,7 +69,7 @@ class Device:
     counts_graphs: bool = True
     pins_host_memory: bool = True
     fused_adamw: bool = True
-    draws_noise: bool = True
+    rounds_stochastically: bool = False
     runs_behind_host: bool = True
     captures_graphs: bool = False
     memory: Literal["device", "host", "unknown"] = "device"
@@ -160,7 +161,7 @@ DEVICES = {
         counts_graphs=False,
         pins_host_memory=False,
         fused_adamw=False,
-        draws_noise=False,
+        rounds_stochastically=True,  # AWS, "Neuron Rounding Modes"
         runs_behind_host=False,
         memory="unknown",
         profiled=False,

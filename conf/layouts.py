@@ -443,10 +443,10 @@ def of_nxd(config: Config) -> Iterator[ConfigError]:
     yield from _of_foreign_loss(config, here)
     for name in CASTING:
         value = config.backend.env.get(name)
-        if value is not None and str(value) != "0":
+        if value is not None:
             yield ConfigError(
-                f"backend.env.{name}={value}: would change number formats independently of precision.name="
-                f"{config.precision.name}",
+                f"backend.env.{name}={value}: must be unset; any value, also 0, changes number formats independently "
+                f"of precision.name={config.precision.name}",
                 hint=f"backend.env.{name}=null selects number formats by precision.name alone",
             )
 

@@ -474,9 +474,10 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
         ),
         (
             {**_NXD, "backend__env": {"XLA_USE_BF16": 1}},
-            "backend.env.XLA_USE_BF16=1: would change number formats independently of precision.name=fp32\n"
-            "hint: backend.env.XLA_USE_BF16=null selects number formats by precision.name alone",
+            "backend.env.XLA_USE_BF16=1: must be unset; any value, also 0, changes number formats independently of "
+            "precision.name=fp32\nhint: backend.env.XLA_USE_BF16=null selects number formats by precision.name alone",
         ),
+        ({**_NXD, "backend__env": {"XLA_DOWNCAST_BF16": "0"}}, "backend.env.XLA_DOWNCAST_BF16=0: must be unset"),
         (
             {"model__num_experts": 8},
             "model.num_experts=8: backend.name=torch_native trains dense models of this project's shapes only\n"

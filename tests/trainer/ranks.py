@@ -186,10 +186,39 @@ def piece(name: str, whole: Tensor, layout: Layout) -> Tensor:
     return whole
 
 
+def weights(run: RunPaths, job: dict[str, Any]) -> list[int]:
+    """Check that a model begins with the bits of a whole one; return how many numbers were drawn, and are there."""
+    from trainer.backends.torch_native import TorchNative
+    from trainer.model import initial
+    from trainer.optim.adamw import local
+
+    config, draw = load(run.config), initial.normal_block
+    wholes = dict(initial.build(config.model, seq_len=config.train.seq_len, seed=config.seed).named_parameters())
+    backend, drawn = TorchNative(config), 0
+
+    def count(*args: Any) -> Tensor:
+        nonlocal drawn
+        numbers = draw(*args)
+        drawn += numbers.numel()
+        return numbers
+
+    initial.normal_block = count
+    try:
+        model = backend.build_model(document_end_id=None)
+    finally:
+        initial.normal_block = draw
+    parts = {name: local(parameter.detach()) for name, parameter in model.named_parameters()}
+    for name, part in parts.items():
+        expected = wholes[name] if backend.world_size == 1 else piece(name, wholes[name], backend._layout)
+        torch.testing.assert_close(part, expected.detach(), rtol=0, atol=0, msg=f"{run.root}: {name}")
+    return [drawn, sum(part.numel() for part in parts.values() if part.ndim == 2)]
+
+
 def muon(run: RunPaths, job: dict[str, Any]) -> None:
     """Check that Muon's updates are the bits of one process's for equal gradients."""
     from trainer.backends.torch_native import TorchNative
-    from trainer.model.decoder import Llama, initialize
+    from trainer.model.decoder import Llama
+    from trainer.model.initial import initialize
     from trainer.optim.adamw import ParameterShard, local
     from trainer.optim.muon import Muon
 
@@ -236,6 +265,7 @@ _WORK = {
     "drift": drift,
     "exchanges": exchanges,
     "formats": formats,
+    "weights": weights,
     "muon": muon,
 }
 

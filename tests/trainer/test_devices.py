@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,8 @@ import torch
 from torch.utils import backend_registration
 
 from conf.devices import DEVICES
-from hlatctl.run.errors import DependencyError
+from conf.environment import STOCHASTIC_ROUNDING
+from hlatctl.run.errors import ConfigError, DependencyError
 from tests.trainer.conftest import EventsOf, Finish, MakeConfig, MakeRun, Start, TrainRun
 from trainer.backends.torch_native import TorchNative
 from trainer.device_check import check_fp8
@@ -53,6 +55,27 @@ def test_neuron_trains_like_the_cpu_by_configuration_alone(
     calls = json.loads(output.split("calls ")[-1].splitlines()[0])
     assert min(calls.values()) > 0
     assert not events_of(there, "compile_cache")
+
+
+def test_a_device_that_rounds_stochastically_gets_the_switch_and_no_noise_from_the_host(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DEVICES, "cpu", replace(DEVICES["cpu"], rounds_stochastically=True))
+    config = make_config(precision={"name": "bf16_sr"}, model={"num_layers": 1})
+    monkeypatch.setenv(STOCHASTIC_ROUNDING, "0")
+    with pytest.raises(
+        ConfigError, match=rf"{STOCHASTIC_ROUNDING}=0 in the environment: .* need {STOCHASTIC_ROUNDING}=1"
+    ):
+        TorchNative(config)
+    monkeypatch.delenv(STOCHASTIC_ROUNDING)
+    backend = TorchNative(config)
+    assert os.environ[STOCHASTIC_ROUNDING] == "1"
+    optimizer = backend.optimizer(backend.build_model(document_end_id=None))
+    before = optimizer.tensors()["model.norm.weight"].clone()
+    optimizer.gradients.fill_(1.0)
+    monkeypatch.setattr(torch, "randint", None)
+    optimizer.step(lr=1e-4, number=1)
+    assert optimizer.tensors()["model.norm.weight"].equal(before), "this device rounds 0.9999 to the nearest"
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -286,6 +286,16 @@ def test_layers_compute_in_the_same_number_formats_in_every_layout(
         assert formats == found["one"], layout
 
 
+def test_each_process_draws_only_its_part_of_the_weights_with_the_same_bits_in_every_layout(
+    tmp_path: Path, make_layout: Callable[..., RunPaths], ranks: Ranks
+) -> None:
+    for processes in (1, 2, 4):
+        names = [name for name in LAYOUTS if LAYOUTS[name][0] == processes]
+        jobs = [{"work": "weights", "run": os.fspath(make_layout(tmp_path, name).root)} for name in names]
+        for name, (drawn, size) in zip(names, ranks(processes, jobs), strict=True):
+            assert drawn == size, name
+
+
 def test_drifting_replicas_of_a_weight_are_detected(
     tmp_path: Path, make_layout: Callable[..., RunPaths], ranks: Ranks
 ) -> None:

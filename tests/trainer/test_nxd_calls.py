@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conf.schema import BackendConfig, Config
-from hlatctl.run.errors import DependencyError
+from hlatctl.run.errors import ConfigError, DependencyError
 from tests.nxd.calls import GOLDEN, calls, fits
 from trainer.backends import make_backend
 
@@ -39,6 +39,20 @@ def test_a_missing_library_is_an_error_of_the_backend(monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "environ", dict(os.environ))  # the backend sets variables for the library
     with pytest.raises(DependencyError, match=r"backend\.name=nxd: neuronx_distributed is not installed\nhint: .*SDK"):
         make_backend(Config(backend=BackendConfig(name="nxd", device="neuron")))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("neuronx_distributed") is not None, reason="it is installed here")
+@pytest.mark.parametrize("name", ["XLA_USE_BF16", "XLA_DOWNCAST_BF16"])
+def test_switches_of_number_formats_are_unset_for_the_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also 0 is one: NxD's attention then keeps its softmax's sums in BF16."""
+    config = Config(backend=BackendConfig(name="nxd", device="neuron"))
+    monkeypatch.setattr(os, "environ", os.environ | {name: "0"})
+    with pytest.raises(DependencyError):
+        make_backend(config)
+    assert name not in os.environ
+    os.environ[name] = "1"
+    with pytest.raises(ConfigError, match=rf"{name} is set in the environment: .*\nhint: unset {name}"):
+        make_backend(config)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("neuronx_distributed") is not None, reason="it is installed here")

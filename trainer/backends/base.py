@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf.schema import Config
+from hlatctl.run.errors import ConfigError
 from trainer.checkpoint.shards import ShardFile, ShardIndex
 from trainer.model.decoder import Llama
 from trainer.model.precision import PRECISIONS
@@ -204,12 +205,12 @@ class Backend(Member, Protocol):
     """Messages for the journal and the terminal, such as a missing compiler."""
 
     def build_model(self, *, document_end_id: int | None, drawn: bool = True) -> Llama:
-        """Return this process's part of the model, on its device, with the initial weights.
+        """Return this process's part of the model, on its device.
 
         Args:
             document_end_id: attention stays within documents, which end with this token; None: it doesn't.
-            drawn: draw the weights, which takes minutes for a large model; otherwise they are undefined until a
-                checkpoint is read into the optimizer's tensors.
+            drawn: it has its initial weights, at the latest from :meth:`optimizer` on; otherwise weights are undefined
+                until a checkpoint is read into the optimizer's tensors.
         """
 
     def optimizer(self, model: Llama) -> Optimizer:
@@ -270,6 +271,20 @@ class Backend(Member, Protocol):
 
     def close(self) -> None:
         """End the process group."""
+
+
+def require_variables(config: Config, wanted: Mapping[str, str]) -> None:
+    """Set environment variables that a device's library reads on import.
+
+    Raises a ConfigError if one has another value already.
+    """
+    for name, value in wanted.items():
+        if os.environ.setdefault(name, value) != value:
+            raise ConfigError(
+                f"{name}={os.environ[name]} in the environment: backend.device={config.backend.device} and "
+                f"precision.name={config.precision.name} need {name}={value}",
+                hint=f"unset {name}",
+            )
 
 
 _HOST = torch.device("cpu")

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from conf.environment import CASTING
+from conf.environment import CASTING, STOCHASTIC_ROUNDING
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DependencyError
 from trainer import rendezvous
@@ -31,9 +31,11 @@ from trainer.backends.base import (
     Stopwatch,
     TorchDistributed,
     largest_difference,
+    require_variables,
 )
 from trainer.checkpoint.shards import ShardFile, ShardIndex, load_tensors, save_tensors
-from trainer.model.decoder import Llama, StepNumbers, initial_slice, initialize
+from trainer.model.decoder import Llama, StepNumbers
+from trainer.model.initial import initial_slice
 from trainer.model.precision import PRECISIONS
 from trainer.optim.adamw import local
 from trainer.parallel.layout import Layout, parameter_shards
@@ -70,6 +72,8 @@ class Nxd(TorchDistributed):
 
     def _describe(self) -> dict[str, Any]:
         """Return the library's configuration; this call also creates its process groups."""
+        from neuronx_distributed.utils.model_utils import get_platform_lnc
+
         parallel = self._config.parallel
         zero1 = parallel.data_parallel == "zero1"
         return dict(
@@ -80,6 +84,7 @@ class Nxd(TorchDistributed):
                 optimizer_config={"zero_one_enabled": zero1, "grad_clipping": False},  # clipping: nxd_optim
                 activation_checkpoint_config=None,  # recomputation: nxd_parts
                 sequence_parallel=parallel.sequence_parallel,
+                lnc_size=int(get_platform_lnc()),
                 model_init_config={
                     "sequential_move_factor": _MOVE_AT_ONCE,
                     "meta_device_init": False,
@@ -148,7 +153,10 @@ class Nxd(TorchDistributed):
         return SharedHeads.of(model, self.rank, tp_ranks, state.get_kv_shared_group(as_list=True))
 
     def build_model(self, *, document_end_id: int | None, drawn: bool = True) -> Llama:
-        """Build the model in host memory, then move it to the device, a few processes of a node at a time."""
+        """Build the model in host memory, then move it to the device, a few processes of a node at a time.
+
+        :meth:`optimizer` draws the weights, because master weights may have more bits than the model's.
+        """
         from trainer.backends.nxd_parts import NxdParts, WithLoss
 
         config, dtype = self._config, self._precision.compute
@@ -159,8 +167,6 @@ class Nxd(TorchDistributed):
         for parameter in llama.parameters():
             parameter.data = parameter.data.to(dtype)  # but rotary tables stay FP32
         self._drawn = drawn
-        if drawn:
-            initialize(llama, config.model, config.seed)
         self._numbers = parts.numbers
         for layer in llama.blocks():
             layer.recompute = config.parallel.activation_checkpointing == "full"
@@ -183,7 +189,7 @@ class Nxd(TorchDistributed):
                 replication = shard.replication // self.data_parallel_size
                 shards[name] = replace(shard, sharded=True, replication=replication)
         optimizer = NxdAdamW(shards, config.optimizer, self._nxd_config, dtype=self._precision.weights)
-        if self._drawn and self._precision.weights != self._precision.compute:  # master weights have more bits
+        if self._drawn:
             for name, shard in shards.items():
                 shape = list(shard.parameter.shape)
                 optimizer.write_weights(name, initial_slice(name, shape, model.parts, config.model, config.seed))
@@ -303,23 +309,30 @@ class Nxd(TorchDistributed):
 
 
 def _set_environment(config: Config) -> None:
-    """Set the environment variables that torch-xla and the runtime read on import.
+    """Set the environment variables that torch-xla, NxD and the runtime read. Raises a ConfigError if one conflicts.
 
     Tensors keep their number formats: the switches that changed them are deprecated (Neuron SDK, "Migration from
-    XLA_USE_BF16/XLA_DOWNCAST_BF16"). Raises a ConfigError if a variable has another value already.
+    XLA_USE_BF16/XLA_DOWNCAST_BF16"), and must be unset. ``XLA_DOWNCAST_BF16=0`` is NxD's sign of autocast: its
+    attention then keeps the logarithms of the softmax's sums in BF16 (kernels/flash_attn.py, in 0.12 to 0.18). With
+    them, the backward pass's probabilities are wrong by up to 3 %.
     """
+    precision = PRECISIONS[config.precision.name]
     wanted = {
         "PJRT_DEVICE": {"neuron": "NEURON"}.get(config.backend.device, "CPU"),
-        "NEURON_RT_STOCHASTIC_ROUNDING_EN": str(int(PRECISIONS[config.precision.name].stochastic_rounding)),
-        **dict.fromkeys(CASTING, "0"),
+        STOCHASTIC_ROUNDING: str(int(precision.stochastic_rounding)),
     }
-    for name, value in wanted.items():
-        if os.environ.setdefault(name, value) != value:
+    require_variables(config, wanted)
+    for name in CASTING:
+        if os.environ.pop(name, "0") != "0":
             raise ConfigError(
-                f"{name}={os.environ[name]} in the environment: backend.device={config.backend.device} and "
-                f"precision.name={config.precision.name} need {name}={value}",
+                f"{name} is set in the environment: it changes number formats independently of precision.name="
+                f"{config.precision.name}",
                 hint=f"unset {name}",
             )
+    if precision.weights != precision.compute:
+        # The largest bucket of gradients, in MB, that the same sign selects for master weights (trainer/trainer.py,
+        # which knows of NaN losses with buckets of more than twice the size).
+        os.environ.setdefault("ALL_GATHER_REDUCE_SCATTER_BUCKET_CAP_MB", "65")
 
 
 def import_library() -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from neuronx_distributed.kernels.flash_attn import nki_flash_attn_func
 from neuronx_distributed.parallel_layers import mappings, parallel_state
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, ParallelEmbedding, RowParallelLinear
 from neuronx_distributed.parallel_layers.loss_functions import parallel_cross_entropy
+from neuronx_distributed.utils.model_utils import get_platform_lnc
 from torch import Tensor, nn
 from torch_xla.utils.checkpoint import checkpoint
 
@@ -23,8 +24,8 @@ from trainer.parallel.tensor import SharedHeads
 
 #: Dimension of (batch, seq, hidden) that sequence parallelism shards.
 _SEQUENCE = 1
-#: The flash-attention kernel needs a sequence length that is a multiple of this, and heads up to this size
-#: (neuronx_distributed.kernels.flash_attn).
+#: The flash-attention kernel needs a sequence length that is a multiple of this, heads up to this size
+#: (neuronx_distributed.kernels.flash_attn), and as many for each physical core.
 _FLASH_SEQ_TILE, _FLASH_HEAD_DIM = 2048, 128
 
 
@@ -38,6 +39,9 @@ class NxdParts(Parts):
             parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_size(), heads
         )
         self._flash, self._sequence = flash, parallel.sequence_parallel
+        #: Physical NeuronCores of a logical one: 2 on trn2, unless ``NEURON_LOGICAL_NC_CONFIG`` says otherwise. They
+        #: share the kernel's heads.
+        self._cores = int(get_platform_lnc())
         # trainer.model.decoder sets the initial values.
         self._weight: dict[str, Any] = {"dtype": dtype, "init_method": _leave}
         # Without sequence parallelism the backward pass sums a copy in `reduce_dtype`, and drops the sum if activations
@@ -73,11 +77,13 @@ class NxdParts(Parts):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Use the flash-attention kernel if the device has it and the shape allows it."""
-        if not self._flash or mask is not None or q.shape[2] % _FLASH_SEQ_TILE or q.shape[3] > _FLASH_HEAD_DIM:
+        fits = not (q.shape[1] % self._cores or q.shape[2] % _FLASH_SEQ_TILE or q.shape[3] > _FLASH_HEAD_DIM)
+        if not self._flash or mask is not None or not fits:
             return super().attend(q, k, v, mask)
         # The kernel's backward pass needs as many key/value heads as query heads.
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
-        return nki_flash_attn_func(q, k, v, causal=True, transpose_nki_inputs=False)  # type: ignore[no-any-return]
+        out: Tensor = nki_flash_attn_func(q, k, v, lnc=self._cores, causal=True, transpose_nki_inputs=False)
+        return out
 
     def recomputed(self, function: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
         """Recompute with torch-xla's barrier; without it, the compiler merges both computations."""

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf.devices import DEVICES
+from conf.environment import STOCHASTIC_ROUNDING
 from conf.registries import OPTIMIZERS
 from conf.schema import Config
 from hlatctl.run import peers
@@ -30,9 +31,11 @@ from trainer.backends.base import (
     Stopwatch,
     TorchDistributed,
     largest_difference,
+    require_variables,
 )
 from trainer.checkpoint.shards import ShardFile, ShardIndex, load_tensors, save_tensors
-from trainer.model.decoder import Llama, StepNumbers, initialize
+from trainer.model.decoder import Llama, StepNumbers
+from trainer.model.initial import initialize
 from trainer.optim.adamw import AdamW, clip_divisor, local
 from trainer.parallel.layout import OverlappedSum, before_micro_batch, loss_of, make_layout, parameter_shards, prepare
 
@@ -47,6 +50,8 @@ class TorchNative(TorchDistributed):
         super().__init__(config)
         self.compiles = config.backend.compile
         self._facts = DEVICES[config.backend.device]
+        if self._facts.rounds_stochastically:
+            require_variables(config, {STOCHASTIC_ROUNDING: str(int(self._precision.stochastic_rounding))})
         self.device = own_device(config.backend.device, int(os.environ.get("LOCAL_RANK", "0")))
         if self.world_size > 1 and not dist.is_initialized():
             bound = self.device if self._facts.binds_groups else None
@@ -109,9 +114,8 @@ class TorchNative(TorchDistributed):
             config.optimizer.name,
             parameter_shards(model.named_parameters(), self._layout),
             config,
-            stochastic_rounding=self._precision.stochastic_rounding,
+            stochastic_rounding=self._precision.stochastic_rounding and not self._facts.rounds_stochastically,
             seed=config.seed,
-            noise_device=None if self._facts.draws_noise else torch.device("cpu"),
             fused=self._facts.fused_adamw,
         )
         if self._layout.mesh is not None and self._config.data_parallel_size > 1 and not self._layout.shards_parameters:

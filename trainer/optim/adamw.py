@@ -43,12 +43,7 @@ def stochastic_round_(target: Tensor, exact: Tensor, generator: torch.Generator)
     """
     bits = exact.contiguous().view(torch.int32)
     noise = torch.randint(1 << _LOWER_BITS, bits.shape, dtype=torch.int32, device=generator.device, generator=generator)
-    rounded = (
-        (bits + noise.to(bits.device))
-        .bitwise_right_shift_(_LOWER_BITS)
-        .bitwise_left_shift_(_LOWER_BITS)
-        .view(torch.float32)
-    )
+    rounded = (bits + noise).bitwise_right_shift_(_LOWER_BITS).bitwise_left_shift_(_LOWER_BITS).view(torch.float32)
     target.copy_(torch.where(exact.isfinite(), rounded, exact))
 
 
@@ -125,8 +120,8 @@ class AdamW:
         shards: the shards, on their device, by the parameter's name.
         config: betas, epsilon and decay; each step gets its learning rate.
         stochastic_rounding: round BF16 weights and moments stochastically; the noise depends only on (seed, step).
+            Unset, they are rounded as the device rounds when it copies to BF16.
         seed: seed of that noise.
-        noise_device: device that draws the noise; None: the parameters' device.
         fused: use PyTorch's fused kernel.
         others: parameters that a derived class updates; they have no second moment.
     """
@@ -138,7 +133,6 @@ class AdamW:
         *,
         stochastic_rounding: bool = False,
         seed: int = 0,
-        noise_device: torch.device | None = None,
         fused: bool = True,
         others: Collection[str] = (),
     ) -> None:
@@ -159,7 +153,6 @@ class AdamW:
         }
         #: Number of updates, FP32, on the device, which knows if it skipped one. The bias correction depends on it.
         self._updates = torch.zeros((), dtype=torch.float32, device=first.device)
-        self._noise_device = noise_device or first.device
         self._fused = fused
         by_torch = self._moments["exp_avg_sq"] and first.dtype != torch.bfloat16
         self._torch = self._make_torch(fused=fused) if by_torch else None
@@ -298,7 +291,7 @@ class AdamW:
     def _step_bfloat16(self, lr: float, number: int, divisor: Tensor | None, skip: Tensor | None) -> None:
         """Compute the update in FP32, one parameter at a time, and round weights and moments to BF16."""
         config, skips = self._config, None if skip is None else skip.bool()
-        noise = torch.Generator(self._noise_device).manual_seed((self._seed * 1_000_003 + number) % 2**64)
+        noise = torch.Generator(self.gradients.device).manual_seed((self._seed * 1_000_003 + number) % 2**64)
         scale1, scale2 = (_one_minus_power(beta, self._updates + 1) for beta in (config.beta1, config.beta2))
         self._divide(divisor)
         for name in self._moments["exp_avg_sq"]:

@@ -332,7 +332,7 @@ class Muon(AdamW):
         """Return the noise of one matrix, which doesn't depend on the order of matrices."""
         step = self._seed * 1_000_003 + self._number
         number = 2 * self._numbers[matrix] + is_average
-        return torch.Generator(self._noise_device).manual_seed((step * 1_000_003 + number) % 2**64)
+        return torch.Generator(self.gradients.device).manual_seed((step * 1_000_003 + number) % 2**64)
 
 
 def orthogonalize(matrix: Tensor, steps: int) -> Tensor:

@@ -15,7 +15,8 @@ from torch import Tensor
 from conf.schema import ModelConfig
 from hlatctl.run.errors import CheckpointError
 from trainer.convert.hugging_face import from_hugging_face, hugging_face_config, model_config, to_hugging_face
-from trainer.model.decoder import Llama, build
+from trainer.model.decoder import Llama
+from trainer.model.initial import build
 
 SHAPES = {
     "all heads their own keys": {"num_heads": 4, "num_kv_heads": 4},

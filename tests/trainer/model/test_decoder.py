@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,8 @@ from conf.compose import compose
 from conf.schema import ModelConfig, OptimizerConfig
 from conf.sizes import parameters
 from trainer.model import decoder as llama
-from trainer.model.decoder import Llama, build, initialize
+from trainer.model.decoder import Llama
+from trainer.model.initial import build, initialize
 from trainer.model.loss import cross_entropy
 from trainer.optim.adamw import AdamW, ParameterShard, clip_divisor
 
@@ -31,35 +31,6 @@ def test_hidden_states_do_not_depend_on_later_tokens() -> None:
         before, after = model(tokens), model(changed)
     assert torch.equal(before[:, :10], after[:, :10])
     assert not torch.allclose(before[:, 10:], after[:, 10:])
-
-
-def test_initial_weights_depend_on_seed_and_name_alone() -> None:
-    first = dict(build(_SMALL, seq_len=8, seed=3).named_parameters())
-    torch.manual_seed(99)
-    deeper = ModelConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_layers=5, num_heads=4, num_kv_heads=2)
-    second = dict(build(deeper, seq_len=64, seed=3).named_parameters())
-    other = dict(build(_SMALL, seq_len=8, seed=4).named_parameters())
-    assert all(torch.equal(parameter, second[name]) for name, parameter in first.items())
-    assert not torch.equal(first["head.weight"], other["head.weight"])
-
-
-def test_projections_into_the_residual_stream_start_smaller_with_depth() -> None:
-    config = ModelConfig(hidden_size=256, intermediate_size=512, num_layers=4, num_heads=4, num_kv_heads=4)
-    weights = dict(build(config, seq_len=8, seed=0).named_parameters())
-    for layer in (1, 4):
-        expected = 0.021 / math.sqrt(2 * layer)
-        for name in ("attention.o.weight", "mlp.down.weight"):
-            assert weights[f"layers.{layer - 1}.{name}"].std().item() == pytest.approx(expected, rel=0.02)
-        assert weights[f"layers.{layer - 1}.attention.qkv.weight"].std().item() == pytest.approx(0.021, rel=0.02)
-
-
-def test_without_scaled_initialization_they_start_as_all_others_do() -> None:
-    scaled, plain = (
-        dict(build(replace(_SMALL, scaled_initialization=on), seq_len=8, seed=0).named_parameters())
-        for on in (True, False)
-    )
-    assert torch.allclose(plain["layers.2.mlp.down.weight"], scaled["layers.2.mlp.down.weight"] * math.sqrt(6))
-    assert torch.equal(plain["layers.2.attention.qkv.weight"], scaled["layers.2.attention.qkv.weight"])
 
 
 @pytest.mark.parametrize(
@@ -194,14 +165,6 @@ def test_tied_embedding_is_the_output_projection() -> None:
     model = build(tied, seq_len=8, seed=0)
     assert model.output_weight is model.embedding.weight  # type: ignore[union-attr]
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters(tied).total
-
-
-@pytest.mark.parametrize("layers", [range(2), range(2, 3)])
-def test_a_part_has_the_names_and_weights_of_the_whole(layers: range) -> None:
-    whole = dict(build(_SMALL, seq_len=8, seed=0).named_parameters())
-    part = Llama(_SMALL, 8, layers=layers)
-    initialize(part, _SMALL, 0)
-    assert all(torch.equal(parameter, whole[name]) for name, parameter in part.named_parameters())
 
 
 @pytest.mark.parametrize("recompute", ["recompute", "recompute_core"])

@@ -11,7 +11,8 @@ from torch import Tensor
 from conf.schema import ModelConfig
 from hlatctl.run.errors import ConfigError
 from trainer.checkpoint.shards import INDEX, compose, load_tensors, read_tensors, save_tensors
-from trainer.model.decoder import Attention, Parts, initial_slice, initial_value, rotary_tables
+from trainer.model.decoder import Attention, Parts, rotary_tables
+from trainer.model.initial import initial_slice
 from trainer.parallel.tensor import SharedHeads, UnevenShard
 
 #: Two key/value heads and four processes, each with two of the eight query heads.
@@ -26,7 +27,7 @@ SHAPES, SLICES = {QKV: [24, 16], OUT: [16, 16]}, {QKV: [8, 16], OUT: [16, 4]}
 
 @pytest.fixture(scope="module")
 def wholes() -> dict[str, Tensor]:
-    return {name: initial_value(name, shape, MODEL, seed=7) for name, shape in SHAPES.items()}
+    return {name: initial_slice(name, shape, Parts(), MODEL, seed=7) for name, shape in SHAPES.items()}
 
 
 def slices_of(wholes: dict[str, Tensor], heads: SharedHeads) -> dict[str, Tensor]:
