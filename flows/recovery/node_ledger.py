@@ -84,8 +84,8 @@ def read(path: Path) -> list[Entry]:
 
 
 def rejected_since(entries: Iterable[Entry], since_unix_s: float) -> set[str]:
-    """Return the hosts that have failed a preflight, or computed wrong numbers, since a time."""
-    return {entry.host for entry in entries if entry.kind in _REJECTING and entry.time_unix_s >= since_unix_s}
+    """Return the hosts that have failed a preflight since a time."""
+    return {entry.host for entry in entries if entry.kind == "preflight_failed" and entry.time_unix_s >= since_unix_s}
 
 
 def newly_passed(entries: Iterable[Entry], hosts: Iterable[str]) -> list[str]:

@@ -263,8 +263,8 @@ OF_RUNS: dict[str, Kind] = {
         "step whole (the last one before the check); part text (`weights`, `forward` or `backward`: the first that "
         "differs); ranks list (the suspects); hosts list (of each suspect); devices list (of each suspect); "
         "blamed_hosts list (nodes that certainly have a faulty device; empty: any of the suspects may be wrong); "
-        "difference number (largest relative difference of a loss or a norm; 0: of bits only); repeatable flag (the "
-        "suspects reproduced their own numbers); message text",
+        "difference number (largest relative difference of a loss or a norm; 0: of bits only; null: one isn't finite); "
+        "repeatable flag (the suspects reproduced their own numbers); message text",
         _message,
     ),
     "warning": _kind("flow, train rank 0", "message text", _message),

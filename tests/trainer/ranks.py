@@ -224,7 +224,7 @@ def corruption(run: RunPaths, job: dict[str, Any]) -> dict[str, Any]:
                 weight = local(next(iter(optimizer.tensors().values())))
                 weight.copy_(flip(weight))
             else:
-                undo = list(model.blocks())[0].register_forward_hook(corrupt)
+                undo = next(iter(model.blocks())).register_forward_hook(corrupt)
         finding = check.run(4)
         found.append(None if finding is None else finding.fields)
         if undo:

@@ -13,7 +13,6 @@ A check changes nothing that training uses.
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -101,7 +100,7 @@ class Finding:
         ranks: the suspects, ascending.
         hosts, devices: where each of them runs.
         blamed_hosts: those that certainly have a faulty device; empty: any of the hosts may have it.
-        difference: largest relative difference of a loss or a norm; 0: of bits only.
+        difference: largest relative difference of a loss or a norm; 0: of bits only; infinite: one isn't finite.
         repeatable: the suspects reproduced their own numbers.
     """
 
@@ -129,7 +128,8 @@ class Finding:
     @property
     def fields(self) -> dict[str, object]:
         """The fields of the event ``corruption_suspected``."""
-        return {**asdict(self), "message": self.message}
+        difference = self.difference if math.isfinite(self.difference) else None
+        return {**asdict(self), "difference": difference, "message": self.message}
 
 
 def judge(first: Sequence[Replay], second: Sequence[Replay], hosts: Sequence[str], *, exactly: bool) -> Finding | None:
@@ -178,8 +178,8 @@ def _most(replays: Sequence[Replay], group: set[int], part: Part, *, exactly: bo
     if exactly:
         (bits, _), *_others = Counter(replays[rank].bits(part) for rank in sorted(group)).most_common(1)
         return {rank for rank in group if replays[rank].bits(part) == bits}
-    middle = statistics.median_low(replays[rank].norm(part) for rank in group)
-    reference = next(replays[rank] for rank in sorted(group) if replays[rank].norm(part) == middle)
+    ordered = sorted((replays[rank] for rank in group), key=lambda each: (math.isnan(each.norm(part)), each.norm(part)))
+    reference = ordered[(len(ordered) - 1) // 2]
     return {rank for rank in group if replays[rank].is_like(reference, part, exactly=False)}
 
 
@@ -303,8 +303,8 @@ class _Recorder:
 def _recorded(model: Llama, device: torch.device) -> Iterator[tuple[_Recorder, _Recorder]]:
     """Record the outputs of a model's layers, and its gradients, in this block.
 
-    Gradients are seen before FSDP reduces them: in a forward pass the modules have whole weights, whose hooks are called
-    with the gradients that this process computed.
+    Gradients are seen before FSDP reduces them: in a forward pass the modules have whole weights, whose hooks get the
+    gradients that this process computed.
     """
     blocks, names = list(model.blocks()), [name for name, _ in model.named_parameters()]
     outputs, gradients = _Recorder(len(blocks), device), _Recorder(len(names), device)
