@@ -96,7 +96,7 @@ def exercise(
         name, why = next(iter(skipped.items()))
         raise ConfigError(f"--fault={name}: can't be injected, {why}", hint="choose other faults with --fault")
     if "flip_memory" in faults and "flip_memory" not in skipped:
-        every = config.recovery.corruption_check_steps or config.checkpoint.every_steps
+        every = config.recovery.corruption_check_steps or 2 * config.checkpoint.every_steps
         recovery = dataclasses.replace(config.recovery, corruption_check_steps=every)
         config = dataclasses.replace(config, recovery=recovery)
     servers = Servers(folder, say)

@@ -214,7 +214,7 @@ def corruption(run: RunPaths, job: dict[str, Any]) -> dict[str, Any]:
             if is_transient and next(calls):  # noqa: B023 (called in this iteration)
                 return None
             if part == "backward":
-                output.register_hook(flip)
+                output.register_hook(flip)  # type: ignore[no-untyped-call]
                 return None
             return output + (flip(output) - output).detach()
 

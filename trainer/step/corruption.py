@@ -316,7 +316,9 @@ def _recorded(model: Llama, device: torch.device) -> Iterator[tuple[_Recorder, _
             is_own = prefix or not name.startswith(prefixes)
             if is_own and id(parameter) not in handles:
                 number = names.index(name)
-                handles[id(parameter)] = parameter.register_hook(lambda gradient, n=number: gradients.add(n, gradient))
+                handles[id(parameter)] = parameter.register_hook(  # type: ignore[no-untyped-call]
+                    lambda gradient, n=number: gradients.add(n, gradient)
+                )
 
     def begin(module: nn.Module, prefix: str) -> RemovableHandle:
         return module.register_forward_pre_hook(lambda module, _inputs: watch(module, prefix))
