@@ -104,6 +104,7 @@ RULES: tuple[AmendmentRule, ...] = (
     AmendmentRule("recovery.", "at_once", _NOTHING),
     AmendmentRule("recovery.straggler_factor", "next_attempt", _NOTHING),
     AmendmentRule("recovery.straggler_steps", "next_attempt", _NOTHING),
+    AmendmentRule("recovery.corruption_check_steps", "next_attempt", _NOTHING),
     AmendmentRule("tracking.", "next_driver", _NOTHING),
     AmendmentRule("notify.", "next_driver", _NOTHING),
     AmendmentRule("backend.", "next_attempt", _NODES),

@@ -137,6 +137,10 @@ _TITAN_BF16 = StateBytes(weights=2, gradients=2, moment=2)
 _NXD_BF16 = StateBytes(weights=2, gradients=2, moment=2)
 
 
+#: Keys that only torchtitan reads.
+_OF_TORCHTITAN = ("parallel.expert_parallel_size", "backend.torchtitan")
+
+
 @dataclass(frozen=True, kw_only=True)
 class BackendKind(Row):
     """A backend: ``code(config)`` returns a ``trainer.backends.base.Backend``.
@@ -171,7 +175,7 @@ class BackendKind(Row):
     torch_xla: bool = False
     optimizers: tuple[str, ...] = ()
     data_parallel: tuple[str, ...] = ("replicate", "zero1", "fsdp")
-    ignores: tuple[str, ...] = ("parallel.expert_parallel_size", "backend.torchtitan")
+    ignores: tuple[str, ...] = (*_OF_TORCHTITAN, "recovery.corruption_check_steps")
     package: str = ""
     own_settings: str = ""
     counts: str = ""
@@ -201,6 +205,7 @@ BACKENDS = Registry(
                     "compiles_ahead",
                 }
             ),
+            ignores=_OF_TORCHTITAN,
         ),
         "torchtitan": BackendKind(
             code="trainer.torchtitan.process:Process",
@@ -229,7 +234,7 @@ BACKENDS = Registry(
             software="conf.environment:check_torchtitan",
             optimizers=("adamw",),
             data_parallel=("replicate", "fsdp"),
-            ignores=(),
+            ignores=("recovery.corruption_check_steps",),
             rules="conf.layouts:of_torchtitan",
         ),
         "nxd": BackendKind(

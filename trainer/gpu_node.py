@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from conf.schema import Config
 from hlatctl.run.checks import Check
+from hlatctl.run.errors import install
 
 if TYPE_CHECKING:
     from trainer.backends.base import Backend
@@ -140,8 +141,7 @@ class Nvml:
             self._nvml: Any = importlib.import_module("pynvml")
         except ImportError:
             raise Unavailable(
-                "the package nvidia-ml-py is not installed, so nothing is known of the GPUs' health; "
-                "pip install 'hlatctl[gpu]'"
+                f"the package nvidia-ml-py is not installed, so nothing is known of the GPUs' health; {install('gpu')}"
             ) from None
         try:
             self._nvml.nvmlInit()

@@ -140,6 +140,9 @@ class RecoveryConfig:
     """A process is a straggler if its own work takes this many times the median process's."""
     straggler_steps: PositiveInt = 100
     """Steps for which it must be one before it is reported."""
+    corruption_check_steps: PositiveInt | None = None
+    """Steps between two checks for devices that compute wrong numbers without an error (native engine). A check costs
+    two steps or less; 1000 suits runs of many nodes. None: no checks."""
 
 
 @dataclass(frozen=True, kw_only=True)

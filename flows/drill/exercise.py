@@ -95,6 +95,10 @@ def exercise(
     if skipped.keys() == set(faults):
         name, why = next(iter(skipped.items()))
         raise ConfigError(f"--fault={name}: can't be injected, {why}", hint="choose other faults with --fault")
+    if "flip_memory" in faults and "flip_memory" not in skipped:
+        every = config.recovery.corruption_check_steps or 2 * config.checkpoint.every_steps
+        recovery = dataclasses.replace(config.recovery, corruption_check_steps=every)
+        config = dataclasses.replace(config, recovery=recovery)
     servers = Servers(folder, say)
     tracking = dataclasses.replace(config.tracking, mlflow_uri=servers.mlflow_uri, mirrors=[])
     config = dataclasses.replace(config, runs_dir=str(folder), tracking=tracking)
@@ -196,12 +200,20 @@ def compare(undisturbed: Sequence[Event], trials: Sequence[Trial], *, exactly: b
 
     An engine that journals few steps journals others of an attempt that began at another step: those are left out. A
     CPU computes them ``exactly``. Other devices add in an order that changes, as attention's backward pass does.
+    Steps that a check for corruption has rejected are left out.
     """
     expected = {event["step"]: event for event in undisturbed if event["kind"] == "step"}
     for trial in trials:
         lost = trial.seen.lost_steps if trial.seen else 0
         window = range(trial.first_step - lost + 1, trial.last_step + 1)
-        steps = [event for event in trial.arena.events if event["kind"] == "step" and event["step"] in window]
+        wrong = {event["attempt"] for event in trial.arena.events if event["kind"] == "corruption_suspected"}
+        steps = [
+            event
+            for event in trial.arena.events
+            if event["kind"] == "step"
+            and event["step"] in window
+            and not (event["step"] > trial.first_step and event["attempt"] in wrong)
+        ]
         pairs = [(event, expected[event["step"]]) for event in steps if event["step"] in expected]
         loss, norm = (
             max((relative_difference(ours[key], theirs[key]) for ours, theirs in pairs), default=math.inf)

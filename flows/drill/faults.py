@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -173,6 +174,16 @@ def slow_process(arena: Arena, _: Servers) -> Seen:
     return Seen.between(injected_s, named, None)
 
 
+def flip_memory(arena: Arena, _: Servers) -> Seen:
+    """Flip a bit in the memory of one training process, which computes wrong numbers from then on."""
+    process, width = last_rank(arena.job), arena.config.model.head_width
+    seen = _restarted(arena, "flip_memory", lambda: _flip_bit(process, width), "corruption_suspected")
+    suspected = next(event for event in reversed(arena.events) if event["kind"] == "corruption_suspected")
+    if arena.config.world_size - 1 not in suspected["ranks"]:
+        raise NotRecovered(f"the check suspected other processes: {suspected['message']}")
+    return seen
+
+
 def trackers_down(arena: Arena, servers: Servers) -> Seen:
     """Kill MLflow's and Prefect's servers and restart them: training continues, and MLflow gets the missing entries."""
     attempt = arena.attempt.number
@@ -264,6 +275,8 @@ def _kind(kind: str) -> Callable[[Event], bool]:
 def _name(event: Event) -> str:
     if event["kind"] == "checkpoint_rejected":
         return f"checkpoint rejected ({event['reason'].replace(event['path'] + '/', '')})"
+    if event["kind"] == "corruption_suspected":
+        return f"corruption (rank {' or '.join(map(str, event['ranks']))})"
     if event["kind"] == "straggler":
         return f"straggler (rank {event['rank']})"
     return str(event.get("cause") or event.get("what") or event["kind"]).replace("_", " ")
@@ -285,6 +298,31 @@ def _killer(arena: Arena) -> Callable[[], object]:
 def _newest_checkpoint(arena: Arena) -> Path:
     """Return the newest checkpoint on the disk; the journal may not contain it yet."""
     return arena.run.checkpoint(max(steps_in(arena.run.checkpoints)))
+
+
+def _flip_bit(process: Identity, head_width: int) -> None:
+    """Flip a bit of the second row of the model's table of cosines, which every layer reads. Linux only.
+
+    The first row is 1, and the second one begins with the cosine of 1, whose last bits depend on the library.
+    """
+    table = re.compile(re.escape(struct.pack("<f", 1.0) * head_width) + rb"[\x3e-\x42]\x51(\x0a)\x3f")
+    places, folder = list[int](), Path("/proc") / str(process.pid)
+    try:
+        with (folder / "mem").open("r+b", buffering=0) as memory:
+            for area in (folder / "maps").read_text(encoding="utf-8").splitlines():
+                addresses, access, _offset, _device, inode, *_name = area.split()
+                start, stop = (int(address, 16) for address in addresses.split("-"))
+                if access.startswith("rw") and inode == "0":
+                    with suppress(OSError):  # some areas can't be read
+                        memory.seek(start)
+                        places += [start + match.start(1) for match in table.finditer(memory.read(stop - start))]
+            for place in places:  # also copies that the process has freed
+                memory.seek(place)
+                memory.write(b"\x2a")
+    except OSError as error:
+        raise NotTried(f"the memory of a process can't be changed ({error.strerror})") from None
+    if not places:
+        raise NotTried("the model's table of cosines was not found in the memory of a process")
 
 
 def _overwrite(path: Path, content: bytes) -> None:
@@ -325,6 +363,14 @@ def _no_slowest_one(config: Config) -> str:
     return ""
 
 
+def _unchecked(config: Config) -> str:
+    if "recovery.corruption_check_steps" in config.backend.kind.ignores:
+        return f"backend.name={config.backend.name} doesn't check for wrong numbers"
+    if config.cluster.jobs_run != "here" or config.backend.device != "cpu" or not Path("/proc/self/mem").exists():
+        return "only the memory of this machine's own processors can be changed, on Linux"
+    return "" if config.data_parallel_size > 1 else "with one replica there is nothing to compare with"
+
+
 def _two_tiers(config: Config) -> str:
     return "the copy in checkpoint.fast_dir would be read instead" if config.checkpoint.fast_dir else ""
 
@@ -355,6 +401,7 @@ FAULTS: dict[str, Fault] = {
     "bad_data": Fault(title="the loader can't read its data", test=bad_data),
     "flip_bytes": Fault(title="bytes of the newest checkpoint flipped", test=flip_bytes, skip=_two_tiers),
     "cut_manifest": Fault(title="the newest manifest cut in half", test=cut_manifest, skip=_two_tiers),
+    "flip_memory": Fault(title="a bit of a process's memory flipped", test=flip_memory, skip=_unchecked),
     "trackers_down": Fault(title="MLflow and Prefect down for a while", test=trackers_down, skip=no_tracking),
     "kill_head": Fault(title="kill -9 of the driver", test=kill_driver),
     "fill_disk": Fault(title="the disk full", test=fill_disk, skip=_no_small_disk, small_disk=True),

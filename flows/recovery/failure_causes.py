@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from flows.launch.base import Status, Verdict
-from hlatctl.run.errors import DISK_FULL, NONFINITE, STORAGE_AWAY, DataError, HlatctlError
+from hlatctl.run.errors import CORRUPTION, DISK_FULL, NONFINITE, STORAGE_AWAY, DataError, HlatctlError
 from hlatctl.run.state import AttemptState
 from hlatctl.units import host_names
 
@@ -38,6 +38,7 @@ Cause = Literal[
     "hang",
     "out_of_memory",
     "collective_timeout",
+    "corruption",
     "port_in_use",
     "node_failed",
     "killed",
@@ -46,7 +47,7 @@ Cause = Literal[
 ]
 
 #: Causes that may be the fault of a node.
-NODE_CAUSES: frozenset[Cause] = frozenset({"node_failed", "hang", "collective_timeout", "killed", "lost"})
+NODE_CAUSES: frozenset[Cause] = frozenset({"node_failed", "hang", "collective_timeout", "corruption", "killed", "lost"})
 #: What a scheduler's verdict means; ``on`` names the hosts to blame.
 _VERDICTS: dict[Verdict, str] = {
     "node_failed": "the hardware or system failed{on}",
@@ -56,7 +57,12 @@ _VERDICTS: dict[Verdict, str] = {
     "cancelled": "the job was cancelled",
 }
 
-_CAUSE_OF_CODE: dict[str, Cause] = {DISK_FULL: "disk_full", NONFINITE: "nonfinite", STORAGE_AWAY: "storage_away"}
+_CAUSE_OF_CODE: dict[str, Cause] = {
+    CORRUPTION: "corruption",
+    DISK_FULL: "disk_full",
+    NONFINITE: "nonfinite",
+    STORAGE_AWAY: "storage_away",
+}
 #: Texts of PyTorch, NCCL, gloo and the system, by cause; the first row with a matching exception counts.
 _CAUSE_OF_EXCEPTION: tuple[tuple[Cause, re.Pattern[str]], ...] = (
     (
@@ -108,8 +114,9 @@ class Ending:
             ended by the scheduler, with a last checkpoint or without; ``cancelled`` by somebody else; ``rollback``
             restarts without the batch of a step that was not finite; ``amended`` ends so that an amendment begins;
             ``error`` left an error that a person must fix; ``storage_away`` could not read the corpus in object
-            storage; ``port_in_use`` could not connect its processes; ``node_failed`` lost a node, according to the
-            scheduler; ``killed`` ended by a signal; ``crashed`` by an exception; ``lost`` left no exit code.
+            storage; ``corruption`` found a process that computes wrong numbers; ``port_in_use`` could not connect its
+            processes; ``node_failed`` lost a node, according to the scheduler; ``killed`` ended by a signal;
+            ``crashed`` by an exception; ``lost`` left no exit code.
         evidence: one line.
         signal: number of the signal that ended it; 0: none.
         hosts: hosts to blame, if it may be the fault of a node and the launcher names them.

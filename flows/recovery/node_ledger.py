@@ -21,18 +21,21 @@ from hlatctl.run.errors import StorageError, cannot_write
 from hlatctl.run.files import DAMAGED, locked_file, parse_json, read_bytes
 from hlatctl.run.state import AttemptState
 
-Kind = Literal["preflight_passed", "preflight_failed", "failure", "straggler"]
+Kind = Literal["preflight_passed", "preflight_failed", "failure", "straggler", "corruption"]
+
+#: A host with such an entry, and no passed preflight after it, is not used for a while.
+_REJECTING: tuple[Kind, ...] = ("preflight_failed", "corruption")
 
 #: After this time an entry weighs half as much.
 HALF_LIFE_S = 7 * 86400.0
 #: Weight of a new entry.
-WEIGHTS: dict[str, float] = {"preflight_failed": 1.0, "failure": 1.0, "straggler": 0.5}
+WEIGHTS: dict[str, float] = {"preflight_failed": 1.0, "failure": 1.0, "straggler": 0.5, "corruption": 1.0}
 #: From this sum of weights since it last passed preflight, a host is a suspect and is measured before it is used; from
 #: this sum of all weights it is excluded.
 SUSPECT_SCORE, EXCLUDED_SCORE = 1.5, 2.5
 #: The same limits if another host can replace it: a start on a broken node costs more than a measurement.
 REPLACEABLE_SUSPECT_SCORE = 0.9
-#: A host is not used for this long after a failed preflight; then it is measured again.
+#: A host is not used for this long after a failed preflight or wrong numbers; then it is measured again.
 REJECTED_S = 86400.0
 
 
@@ -115,17 +118,17 @@ def suspects(entries: Iterable[Entry], now_unix_s: float, *, replaceable: bool =
         else:
             since_passed.setdefault(entry.host, []).append(entry)
     recent = [entry for listed in since_passed.values() for entry in listed]
-    rejected = {entry.host for entry in recent if entry.kind == "preflight_failed"}
+    rejected = {entry.host for entry in recent if entry.kind in _REJECTING}
     return rejected | {host for host, score in scores(recent, now_unix_s).items() if score >= enough}
 
 
 def rejected(entries: Iterable[Entry], now_unix_s: float) -> dict[str, float]:
-    """Return the hosts whose newest preflight failed in the last ``REJECTED_S`` seconds, with the time of failure."""
-    newest = {entry.host: entry for entry in entries if entry.kind in ("preflight_passed", "preflight_failed")}
+    """Return the hosts rejected in the last ``REJECTED_S`` seconds that passed no preflight since, with the time."""
+    newest = {entry.host: entry for entry in entries if entry.kind in ("preflight_passed", *_REJECTING)}
     return {
         host: entry.time_unix_s
         for host, entry in newest.items()
-        if entry.kind == "preflight_failed" and now_unix_s - entry.time_unix_s < REJECTED_S
+        if entry.kind in _REJECTING and now_unix_s - entry.time_unix_s < REJECTED_S
     }
 
 

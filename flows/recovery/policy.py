@@ -140,7 +140,7 @@ def case_of(
     attempt, past = state.attempts[-1], history(state)[:-1]
     no_progress = restarts_without_progress(state)
     since_progress = past[max(0, len(past) - no_progress) :] if no_progress else []
-    ceiling, nodes = _ceiling(state), ending.hosts if several else ()
+    ceiling, nodes = _ceiling(state, ending.cause), ending.hosts if several else ()
     usable = [checkpoint for checkpoint in state.checkpoints if ceiling is None or checkpoint <= ceiling]
     unexplained, suspected = _budgets(_streak(past, no_progress, several), ending, nodes, counts=no_progress > 0)
     return Case(
@@ -215,12 +215,20 @@ def _budgets(
     return unexplained, len(seen)
 
 
-def _ceiling(state: RunState) -> int | None:
-    """Return the newest checkpoint since a walk back, until attempts pass the skipped one; None after that."""
-    attempt = state.attempts[-1]
+def _ceiling(state: RunState, cause: Cause) -> int | None:
+    """Return the newest checkpoint since a walk back, until attempts pass the skipped one; None after that.
+
+    After ``corruption`` only checkpoints up to the newest check without differences are trusted; 0: none, so the run
+    begins again.
+    """
+    attempt, trusted = state.attempts[-1], state.trusted_step
+    if cause == "corruption" and trusted is not None and (trusted == 0 or any(c <= trusted for c in state.checkpoints)):
+        return trusted
     if attempt.max_checkpoint_step is None:
         return None
     reached = max(attempt.max_checkpoint_step, attempt.newest_checkpoint)
+    if reached == 0:
+        return 0
     # If no checkpoint below is left, use a skipped one rather than none.
     below = [checkpoint for checkpoint in state.checkpoints if checkpoint <= reached]
     return reached if below and len(below) < len(state.checkpoints) else None

@@ -19,6 +19,7 @@ from conf.devices import DEVICES
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Status
 from flows.recovery import failure_causes, policy
+from flows.recovery.node_ledger import Kind
 from flows.runtime.amended import Orders, config_words, follow, note_begun, pause_step
 from flows.runtime.context import FlowContext, make_job
 from flows.runtime.driver import Clock
@@ -244,6 +245,8 @@ class Attempt:
         if ending.cause == "amended" and _is_at_milestone(state, ctx.config):
             evidence = "ended to evaluate its milestone; checkpoint written"
             ending = dataclasses.replace(ending, cause="evaluation", evidence=evidence)
+        if ending.cause == "corruption":  # the processes have compared each other
+            return dataclasses.replace(ending, hosts=tuple(state.attempts[-1].corrupt_hosts))
         return ctx.nodes.blame(ending, status, self._job, tail)
 
     def _hold_nodes_against(self, attempt: AttemptState, ending: failure_causes.Ending) -> None:
@@ -251,7 +254,8 @@ class Attempt:
         for straggler in attempt.stragglers:
             self._ctx.hold_against([straggler["host"]], "straggler", straggler["message"], attempt=attempt.number)
         if ending.hosts:
-            self._ctx.hold_against(ending.hosts, "failure", ending.signature, attempt=attempt.number)
+            kind: Kind = "corruption" if ending.cause == "corruption" else "failure"
+            self._ctx.hold_against(ending.hosts, kind, ending.signature, attempt=attempt.number)
 
 
 def training_job(

@@ -257,6 +257,19 @@ OF_RUNS: dict[str, Kind] = {
         "message text; code text (with `checkpoint_failed`: of the error, or empty)",
         _message,
     ),
+    "corruption_checked": _kind(
+        "train rank 0: all processes compute the same; checkpoints up to this step are trusted",
+        "step! whole; wall_s number (of the check)",
+    ),
+    "corruption_suspected": _kind(
+        "train rank 0: processes compute wrong numbers; the attempt ends",
+        "step whole (the last one before the check); part text (`weights`, `forward` or `backward`: the first that "
+        "differs); ranks list (the suspects); hosts list (of each suspect); devices list (of each suspect); "
+        "blamed_hosts list (nodes that certainly have a faulty device; empty: any of the suspects may be wrong); "
+        "difference number (largest relative difference of a loss or a norm; 0: of bits only; null: one isn't finite); "
+        "repeatable flag (the suspects reproduced their own numbers); message text",
+        _message,
+    ),
     "warning": _kind("flow, train rank 0", "message text", _message),
     "checkpoint_written": _kind(
         "train rank 0: all files are written, under a temporary name",

@@ -352,8 +352,21 @@ def _straggler(state: RunState, event: Event) -> None:
     _warning(state, event)
 
 
+def _corruption_checked(state: RunState, event: Event) -> None:
+    state.trusted_step = int(event["step"])
+
+
+def _corruption_suspected(state: RunState, event: Event) -> None:
+    attempt = _attempt_of(state, event)
+    if attempt:
+        attempt.corrupt_hosts = [str(host) for host in event.get("blamed_hosts") or []]
+    _warning(state, event)
+
+
 def _train_started(state: RunState, event: Event) -> None:
     resumed = int(event.get("resumed_from_step", 0))
+    if state.trusted_step is not None:
+        state.trusted_step = min(state.trusted_step, resumed)
     state.steps.supersede(after=resumed)
     del state.spikes[bisect_right(state.spikes, resumed, key=_step_of) :]
     attempt = _attempt_of(state, event)
@@ -640,6 +653,8 @@ _HANDLERS = {
     "profile_failed": _profile_failed,
     "hang": _hang,
     "straggler": _straggler,
+    "corruption_checked": _corruption_checked,
+    "corruption_suspected": _corruption_suspected,
     "stop_requested": stopping.fold_request,
     "run_finished": _run_finished,
 }

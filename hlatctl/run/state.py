@@ -54,6 +54,7 @@ class AttemptState:
         oom_kills: the kernel's count of processes killed for lack of memory when it started; None if unknown.
         train_events: number of events that its processes have written.
         stragglers: events that name a slow process.
+        corrupt_hosts: nodes that certainly have a device that computes wrong numbers.
         hosts: nodes of the attempt; empty until it starts, or if the launcher doesn't report them.
         left_out_hosts: nodes that it had to avoid.
         blamed_hosts: those of them that failed first.
@@ -81,6 +82,7 @@ class AttemptState:
     oom_kills: int | None = None
     train_events: int = 0
     stragglers: list[Event] = field(default_factory=list)
+    corrupt_hosts: list[str] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
     left_out_hosts: list[str] = field(default_factory=list)
     blamed_hosts: list[str] = field(default_factory=list)
@@ -292,6 +294,7 @@ class RunState:
         driver: token of the newest driver's lease.
         asked_driver: token of the driver that the newest stop request names; empty: no request.
         trust: state of each checkpoint: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps later).
+        trusted_step: the newest step after which all processes computed the same; None: nothing was checked.
     """
 
     run_id: str = ""
@@ -316,6 +319,7 @@ class RunState:
     used: dict[str, Any] = field(default_factory=dict)
     checkpoints: list[int] = field(default_factory=list)
     trust: dict[int, str] = field(default_factory=dict)
+    trusted_step: int | None = None
     milestones: dict[int, MilestoneState] = field(default_factory=dict)
     spikes: list[Event] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)

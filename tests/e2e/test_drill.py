@@ -26,6 +26,7 @@ RESTARTED = {
     "bad_data": "data error",
     "flip_bytes": "checkpoint rejected (shard-",
     "cut_manifest": "checkpoint rejected (",
+    "flip_memory": "corruption (rank 0 or 1)",
 }
 CONTINUED = {
     "slow_process": "straggler (rank 1)",

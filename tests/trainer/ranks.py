@@ -171,6 +171,71 @@ def formats(run: RunPaths, job: dict[str, Any]) -> dict[str, list[str]]:
     return {name: sorted(seen) for name, seen in found.items()}
 
 
+def corruption(run: RunPaths, job: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers of steps without checks and with them, and what checks find of faults of one rank.
+
+    ``faults`` are lists of a part, a rank, and whether the fault is only in the first replay.
+    """
+    from trainer.backends.torch_native import TorchNative
+    from trainer.optim.adamw import local
+    from trainer.step.corruption import CorruptionCheck
+
+    config = load(run.config)
+    backend = TorchNative(config)
+    share = config.train.global_batch_size // backend.data_parallel_size
+    generator = torch.Generator().manual_seed(backend.data_parallel_rank)
+    tokens = torch.randint(config.model.vocab_size, (share, config.train.seq_len), generator=generator)
+    hosts = [f"node-{rank}" for rank in range(backend.world_size)]
+
+    def steps(*, checked: bool) -> tuple[list[Any], CorruptionCheck, Any, Any]:
+        model = backend.build_model(document_end_id=None)
+        optimizer = backend.optimizer(model)
+        check = CorruptionCheck(config, backend, model, optimizer, hosts)
+        numbers: list[Any] = []
+        for number in (1, 2, 3):
+            if checked:
+                assert check.run(number) is None
+            optimizer.zero_grad()
+            loss = backend.forward_backward(model, tokens, tokens)
+            metrics = backend.update(optimizer, loss, lr=1e-2, step=number)()
+            numbers.append([metrics.loss, metrics.grad_norm, metrics.param_norm])
+        sums = [float(local(tensor).double().sum()) for tensor in optimizer.tensors().values()]
+        return [numbers, backend.gather(sums)], check, model, optimizer
+
+    plain, *_others = steps(checked=False)
+    with_checks, check, model, optimizer = steps(checked=True)
+
+    def flip(tensor: Tensor) -> Tensor:
+        changed = tensor.detach().clone()
+        changed.view(-1).view(torch.int32)[0] ^= 1
+        return changed
+
+    found = []
+    for part, rank, is_transient in job["faults"]:
+        calls = itertools.count()
+
+        def corrupt(_module: nn.Module, _inputs: Any, output: Tensor, part: str = part) -> Tensor | None:
+            if is_transient and next(calls):  # noqa: B023 (called in this iteration)
+                return None
+            if part == "backward":
+                output.register_hook(flip)  # type: ignore[no-untyped-call]
+                return None
+            return output + (flip(output) - output).detach()
+
+        undo = None
+        if backend.rank == rank:
+            if part == "weights":
+                weight = local(next(iter(optimizer.tensors().values())))
+                weight.copy_(flip(weight))
+            else:
+                undo = next(iter(model.blocks())).register_forward_hook(corrupt)
+        finding = check.run(4)
+        found.append(None if finding is None else finding.fields)
+        if undo:
+            undo.remove()
+    return {"plain": plain, "checked": with_checks, "found": found}
+
+
 def piece(name: str, whole: Tensor, layout: Layout) -> Tensor:
     """Return this process's piece of a whole parameter."""
     from trainer.model.decoder import slice_dim
@@ -266,6 +331,7 @@ _WORK = {
     "exchanges": exchanges,
     "formats": formats,
     "weights": weights,
+    "corruption": corruption,
     "muon": muon,
 }
 

@@ -16,7 +16,7 @@ import torch
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.checks import Check
-from hlatctl.run.errors import PreflightError, load_error
+from hlatctl.run.errors import PreflightError, install, load_error
 from hlatctl.run.paths import RunPaths
 from tests.conf.test_validate import config_with
 from tests.trainer.conftest import ROOT, Finish, MakeRun, Start
@@ -133,7 +133,7 @@ def test_a_missing_gpu_fails_and_a_missing_library_does_not(
     monkeypatch.setitem(sys.modules, "pynvml", None)  # as if it were not installed
     (check,) = look([{}]).values()
     assert check.status == "skip"
-    assert "pip install 'hlatctl[gpu]'" in check.shows
+    assert install("gpu") in check.shows
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,42 @@ def trained(trained_all: dict[tuple[str, str], RunPaths]) -> dict[str, RunPaths]
     return {layout: trained_all["", layout] for layout in LAYOUTS}
 
 
+#: By layout: the rank with a fault, whom a check suspects if the fault stays, and if it was in one pass only.
+_SUSPECTS: dict[str, tuple[int, list[int], list[int]]] = {
+    "dp2": (1, [0, 1], [1]),
+    "fsdp2": (1, [0, 1], [1]),
+    "zero1_2": (0, [0, 1], [0]),
+    "hybrid2_2": (2, [2], [2]),
+    "dp2_pp2": (3, [2, 3], [3]),
+    "fsdp2_tp2": (3, [0, 1, 2, 3], [2, 3]),
+}
+
+
+def test_checks_for_corruption_change_nothing_and_find_one_flipped_bit(
+    tmp_path: Path, make_layout: Callable[..., RunPaths], ranks: Ranks
+) -> None:
+    for processes in (2, 4):
+        names = [name for name in _SUSPECTS if LAYOUTS[name][0] == processes]
+        jobs: list[dict[str, Any]] = []
+        for name in names:
+            rank = _SUSPECTS[name][0]
+            faults = [[part, rank, once] for part in ("forward", "backward") for once in (False, True)]
+            run = make_layout(tmp_path, name)
+            jobs.append(
+                {"work": "corruption", "run": os.fspath(run.root), "faults": [*faults, ["weights", rank, False]]}
+            )
+        for name, result in zip(names, ranks(processes, jobs), strict=True):
+            rank, stays, passes = _SUSPECTS[name]
+            assert result["plain"] == result["checked"], name
+            *found, of_weights = result["found"]
+            expected = [("forward", stays), ("forward", passes), ("backward", stays), ("backward", passes)]
+            assert [(each["part"], each["ranks"]) for each in found] == expected, name
+            blamed = {True: [f"node-{rank}"], False: []}
+            assert [each["blamed_hosts"] for each in found] == [blamed[each["ranks"] == [rank]] for each in found], name
+            if name == "hybrid2_2":
+                assert of_weights["part"] == "weights", "two processes have copies of each shard"
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_checkpoint_has_the_computed_size_in_every_layout(trained: dict[str, RunPaths], name: str) -> None:
     """Within the 64 KiB per process that random states, loaders and headers are given. Each process writes a share."""

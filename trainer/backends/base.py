@@ -235,6 +235,16 @@ class Backend(Member, Protocol):
     def expect_steps(self, step_s: float) -> None:
         """Shorten the timeouts of collectives: every process has compiled its graphs, and a step takes this long."""
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Return the numbers of this process's pipeline stage, slice of tensors, and shard of them: (0, 0, 0)."""
+
+    def replay(self, model: Llama, optimizer: Optimizer, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Run :meth:`forward_backward` of a micro-batch, or of a pipeline's step, without an effect on training.
+
+        Gradients aren't exchanged, except by FSDP, and are cleared before and after.
+        """
+
     def drift(self, optimizer: Optimizer) -> float:
         """Return the largest relative difference between the norms of a weight's replicas on different processes."""
 
@@ -306,6 +316,15 @@ class TorchDistributed(ABC):
     @abstractmethod
     def _exchange(self) -> tuple[torch.device, dist.ProcessGroup | None]:
         """Return the training thread's group for host values, and its tensors' device; None: the default group."""
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """See :class:`Backend`; backends with ``recovery.corruption_check_steps`` have it."""
+        raise NotImplementedError
+
+    def replay(self, model: Llama, optimizer: Optimizer, inputs: Tensor, targets: Tensor) -> Tensor:
+        """See :class:`Backend`; backends with ``recovery.corruption_check_steps`` have it."""
+        raise NotImplementedError
 
     def gather(self, value: Any) -> list[Any]:
         """See :class:`Backend`."""

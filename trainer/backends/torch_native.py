@@ -127,9 +127,29 @@ class TorchNative(TorchDistributed):
 
     def forward_backward(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
         """Run the micro-batches one by one, or through the pipeline."""
-        inputs, targets = self._on_device(inputs), self._on_device(targets)
         if self._sum is not None:
             self._sum.begin()
+        return self._forward_backward(model, inputs, targets)
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """See :class:`trainer.backends.base.Backend`."""
+        layout = self._layout
+        shard = layout.mesh.get_local_rank("dp") if layout.mesh is not None and layout.shards_parameters else 0
+        return layout.pp_rank, layout.tp.rank if layout.tp else 0, shard
+
+    def replay(self, model: Llama, optimizer: Optimizer, inputs: Tensor, targets: Tensor) -> Tensor:
+        """See :class:`trainer.backends.base.Backend`."""
+        if self._sum is not None:
+            self._sum.pause()
+        optimizer.zero_grad()
+        with self._numbers.kept():
+            loss = self._forward_backward(model, inputs, targets)
+        optimizer.zero_grad()
+        return loss
+
+    def _forward_backward(self, model: Llama, inputs: Tensor, targets: Tensor) -> Tensor:
+        inputs, targets = self._on_device(inputs), self._on_device(targets)
         if self._pipeline is not None:
             total = self._pipeline.run(inputs, targets)
         else:

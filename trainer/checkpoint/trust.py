@@ -172,6 +172,7 @@ _KINDS = {
     "checkpoint_survived",
     "checkpoint_rejected",
     "checkpoint_deleted",
+    "corruption_checked",
     "milestone",
     "head_started",
     "eval_taken",
@@ -225,6 +226,8 @@ class CheckpointRecords:
     def candidates(self, max_step: int | None = None) -> Iterator[tuple[int, Path]]:
         """Yield step and folder of each checkpoint of this run, newest first, up to ``max_step``. Nothing is verified.
 
+        0: none, so the run begins again.
+
         Raises a CheckpointError if checkpoints were committed, and no further one can be tried.
         """
         for step, folder in self._tiers.copies():
@@ -234,7 +237,7 @@ class CheckpointRecords:
                 yield step, folder
         self._read_journal()
         committed = sorted({*self._manifests, *self._rejected})
-        if committed:
+        if committed and max_step != 0:
             raise CheckpointError(
                 f"{self._tiers.shared}: no valid checkpoint, although steps {committed} were written; the run does "
                 "not start over by itself",
@@ -297,7 +300,8 @@ class CheckpointRecords:
         self._read_journal()
         steps = [step for step in steps_in(self._tiers.shared) if step not in self._rejected]
         verified = [step for step in steps if self._state.trust.get(step) in ("verified", "survived")]
-        unneeded = self._policy.to_delete(steps, verified=verified, is_evaluated=self._is_evaluated)
+        trusted = [step for step in verified if step <= (self._state.trusted_step or 0)]
+        unneeded = self._policy.to_delete(steps, verified=verified, is_evaluated=self._is_evaluated) - {*trusted[-1:]}
         for milestone in self._state.milestones.values():
             if unneeded:
                 unneeded -= self._read_by_evaluators(milestone)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -196,6 +197,15 @@ class StepNumbers:
         value = value.detach().float().reshape(1)
         one = torch.cat((value, torch.ones_like(value)))
         self._added[name] = self._added[name] + one if name in self._added else one
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Forget what is added in this block."""
+        added, self._added = self._added, {}
+        try:
+            yield
+        finally:
+            self._added = added
 
     def take(self, gather: Callable[[list[str]], list[list[str]]], like: Tensor) -> tuple[list[str], Tensor]:
         """End the step; return all processes' names, and this process's sum and count of each in turn, FP32.

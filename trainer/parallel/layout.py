@@ -270,6 +270,10 @@ class OverlappedSum:
         for bucket in self._buckets:
             bucket.missing, bucket.work = set(bucket.names), None
 
+    def pause(self) -> None:
+        """Exchange nothing until :meth:`begin`: the next backward passes are not a step's."""
+        self._done = dict.fromkeys(self._bucket_of, self._passes)
+
     def finish(self) -> None:
         """Exchange the remaining buckets, such as those with gradients that no hook reported, and wait for all."""
         for bucket in self._buckets:

@@ -11,11 +11,13 @@ from conf.schema import Config
 from conf.sizes import flops_per_token, parameters
 from conf.training_rules import Outcome, SaveReason, learning_rate
 from hlatctl.run import startup
+from hlatctl.run.errors import CORRUPTION, TrainingError
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend, StepMetrics, Stopwatch
 from trainer.checkpoint.manager import seed_rng
 from trainer.step import training
+from trainer.step.corruption import HINT, CorruptionCheck
 from trainer.step.monitor import DRIFT_EVERY_STEPS, drift_alarm, skipped_alarm
 
 
@@ -68,6 +70,7 @@ class Training(training.Training):
         if restored:
             self.optimizer.loaded(restored.shared["optimizer_steps"])
         self.open_batches(restored)
+        self.corruption = CorruptionCheck(config, backend, self.model, self.optimizer, self.hosts)
 
     def run(self) -> int:
         """Train to the last step, or until SIGTERM or an amendment ends the attempt.
@@ -76,19 +79,25 @@ class Training(training.Training):
             The process's exit code, from ``conf.training_rules.EXIT_CODES``.
 
         Raises:
-            TrainingError: the loss or the gradients are not finite, and ``train.on_nonfinite`` says to stop.
+            TrainingError: the loss or the gradients are not finite, and ``train.on_nonfinite`` says to stop; or a
+                process computes wrong numbers.
             StorageError: a checkpoint can't be written.
         """
         startup.imported()
         self.note_start(self.step, parameters(self.config.model).total)
         outcome: Outcome | None = None
         try:
+            if self.corruption.is_due(self.step, at_start=True):
+                self._check_for_corruption()
             while self.step < self.config.total_steps and not outcome:
                 self.step += 1
                 self._start_step()
                 outcome = self._finish_steps(leave=self.backend.steps_ahead)
-                if outcome or self._reason_to_save(outcome):
+                is_checked = self.corruption.is_due(self.step)
+                if outcome or is_checked or self._reason_to_save(outcome):
                     outcome = self._finish_steps(leave=0) or outcome  # never save a step that may not be finite
+                if is_checked and not outcome:
+                    self._check_for_corruption()
                 reason = self._reason_to_save(outcome)
                 if reason:
                     self.save(self.optimizer.tensors(), self.step, reason, optimizer_steps=self.optimizer.step_count)
@@ -163,6 +172,20 @@ class Training(training.Training):
                 **self.figures.of(step_s),
             }
         )
+
+    def _check_for_corruption(self) -> None:
+        """Compare what the processes compute after a step; checkpoints up to a step without differences are trusted.
+
+        Raises:
+            TrainingError: a process computes something else.
+        """
+        started_s = time.perf_counter()
+        found = self.corruption.run(self.step)
+        if found is None:
+            self.note("corruption_checked", step=self.step, wall_s=time.perf_counter() - started_s)
+            return
+        self.note("corruption_suspected", durable=True, step=self.step, **found.fields)
+        raise TrainingError(f"after step {self.step}: {found.message}", hint=HINT, code=CORRUPTION)
 
     def _reason_to_save(self, outcome: Outcome | None) -> SaveReason | None:
         if outcome == "rollback":

@@ -22,7 +22,7 @@ _NO_MEMORY = dict.fromkeys(("active_bytes.all.peak", "reserved_bytes.all.peak", 
 
 
 class Device(types.ModuleType):
-    """The functions of ``torch.cuda`` that torchtitan calls."""
+    """The functions of ``torch.cuda`` that torchtitan calls; see PyTorch's."""
 
     @staticmethod
     def device_count() -> int:

@@ -217,6 +217,18 @@ def _straggler(event: Event, run: RunPaths) -> Note:
     )
 
 
+def _corruption(event: Event, run: RunPaths) -> Note:
+    return Note(
+        kind="alarm",
+        title=f"wrong numbers after step {event['step']}",
+        key=f"corruption {event['step']} {event.get('ranks')}",
+        happened=str(event["message"]),
+        decided="the attempt ends, and the run returns to a checkpoint from before the last good check",
+        asked="test the named devices",
+        command=f"hlatctl status {run.run_id}",
+    )
+
+
 def _job_queued(event: Event, run: RunPaths) -> Note | None:
     if event.get("code") != NO_SPARE_NODE:
         return None  # waiting in a scheduler's queue needs no action
@@ -277,6 +289,7 @@ _OF: dict[str, Callable[[Event, RunPaths], Note | None]] = {
     "attempt_started": _attempt_started,
     "alarm": _alarm,
     "straggler": _straggler,
+    "corruption_suspected": _corruption,
     "job_queued": _job_queued,
     "eval_failed": _eval_failed,
     "eval_finished": _eval_finished,

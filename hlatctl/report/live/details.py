@@ -39,7 +39,15 @@ MOST_WARNINGS = 200
 _MOST_SAMPLED = 20
 #: Goodput is computed again after this many times the time that it took.
 _KEPT_SHARE = 10.0
-_WARNINGS = ("warning", "alarm", "straggler", "environment_collision", "tracking_lost", "eval_rejected")
+_WARNINGS = (
+    "warning",
+    "alarm",
+    "straggler",
+    "corruption_suspected",
+    "environment_collision",
+    "tracking_lost",
+    "eval_rejected",
+)
 
 
 def details(opened: OpenRun) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import pytest
 from flows.launch.base import Status, Verdict
 from flows.recovery.failure_causes import Cause, Ending, classify, failed_host, last_exception
 from hlatctl.run.errors import (
+    CORRUPTION,
     DISK_FULL,
     NONFINITE,
     STORAGE_AWAY,
@@ -102,6 +103,7 @@ def test_the_first_exception_gives_the_cause_whatever_other_processes_print(line
         (StorageError("/runs: needs 4096 bytes, 17 are free: No space left on device"), 7, "error"),
         (StorageError("/runs: can't be written (Read-only file system)"), 7, "error"),
         (TrainingError("any words", code=NONFINITE), 7, "nonfinite"),
+        (TrainingError("any words", code=CORRUPTION), 0, "corruption"),
         (ConfigError("seed=x"), 7, "error"),
         (DataError("s3://bucket/a.arrow: can't be read", code=STORAGE_AWAY), 0, "storage_away"),
         (DataError("s3://bucket/a.arrow: can't be read", code=STORAGE_AWAY), 7, "storage_away"),

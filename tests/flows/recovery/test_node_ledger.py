@@ -176,9 +176,10 @@ def test_a_ledger_that_cannot_be_written_is_named_in_the_error(tmp_path: Path) -
         record(tmp_path / "file" / "nodes.jsonl", [entry("a")])
 
 
-def test_a_rejected_host_is_not_used_for_a_day_or_until_newer_rejections_need_the_room() -> None:
+@pytest.mark.parametrize("kind", ["preflight_failed", "corruption"])
+def test_a_rejected_host_is_not_used_for_a_day_or_until_newer_rejections_need_the_room(kind: Kind) -> None:
     def rejection(host: str, at_s: float) -> Entry:
-        return Entry(time_unix_s=at_s, host=host, kind="preflight_failed", run_id="r", attempt=0)
+        return Entry(time_unix_s=at_s, host=host, kind=kind, run_id="r", attempt=0)
 
     hosts = ("a", "b", "c", "d")
     entries = [rejection("a", 0.0), rejection("b", 10.0)]

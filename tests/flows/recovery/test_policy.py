@@ -71,6 +71,7 @@ def conclude(state: RunState, ending: Ending, decision: Decision) -> None:
         ("out_of_memory", False, 0, "restart", "restarting from step 5"),
         ("collective_timeout", False, 10, "restart", "restarting from step 5"),
         ("hang", False, 0, "restart", "restarting from step 5"),
+        ("corruption", False, 10, "restart", "restarting from step 5"),
         ("port_in_use", False, 0, "restart", "restarting from step 5"),
         ("killed", False, 0, "restart", "restarting from step 5"),
         ("killed", True, 10, "stop", "stopped on request; it ended before it could write a checkpoint"),
@@ -192,6 +193,45 @@ def test_a_checkpoint_left_by_a_walk_back_is_not_loaded_until_an_attempt_passes_
     assert decide(state, preempted, POLICY).max_checkpoint_step is None, "it wrote checkpoint 20 itself"
     walked.last_step, walked.newest_checkpoint, state.checkpoints = 10, 0, [20]
     assert decide(state, preempted, POLICY).max_checkpoint_step is None, "checkpoint 10 was found to be damaged"
+
+
+@pytest.mark.parametrize(
+    ("trusted", "ceiling", "start"),
+    [(17, 17, "from step 10"), (20, 20, "from step 20"), (3, None, "from step 30"), (None, None, "from step 30")],
+)
+def test_after_corruption_only_checkpoints_up_to_the_last_good_check_are_loaded(
+    trusted: int | None, ceiling: int | None, start: str
+) -> None:
+    state = RunState(checkpoints=[10, 20, 30], attempts=[attempt(1, last_step=34, checkpoint=30)], trusted_step=trusted)
+    wrong = Ending(cause="corruption", evidence="TrainingError: rank 3 is wrong", hosts=("n3",))
+    decision = decide(state, wrong, POLICY, left_out=("n3",), several=True)
+    assert (decision.action, decision.max_checkpoint_step) == ("restart_without", ceiling)
+    assert decision.why == f"restarting {start} without n3"
+    assert decide(state, KILLED, POLICY).max_checkpoint_step is None
+
+
+def test_after_corruption_before_the_first_good_checkpoint_the_run_begins_again_until_it_has_another_one() -> None:
+    state = RunState(checkpoints=[10], attempts=[attempt(1, last_step=14, checkpoint=10)], trusted_step=0)
+    wrong = Ending(cause="corruption", evidence="TrainingError: rank 3 is wrong")
+    decision = decide(state, wrong, POLICY)
+    assert (decision.max_checkpoint_step, decision.why) == (0, "restarting from the beginning")
+    conclude(state, wrong, decision)
+    state.attempts.append(attempt(2, last_step=4, max_checkpoint_step=0))
+    assert decide(state, KILLED, POLICY).max_checkpoint_step == 0
+    state.attempts[-1].newest_checkpoint = 10
+    assert decide(state, KILLED, POLICY).max_checkpoint_step is None
+
+
+def test_corruption_that_nobody_is_blamed_for_ends_the_run_at_last() -> None:
+    state = RunState(checkpoints=[10, 20], attempts=[attempt(1, last_step=24, checkpoint=20)], trusted_step=20)
+    tie = Ending(cause="corruption", evidence="TrainingError: one of rank 0 (cuda:0 on a), rank 8 (cuda:0 on b)")
+    decisions = [decide(state, tie, POLICY, several=True)]
+    while decisions[-1].action != "stop" and len(decisions) < 9:
+        conclude(state, tie, decisions[-1])
+        ceiling = decisions[-1].max_checkpoint_step
+        state.attempts.append(attempt(len(state.attempts) + 1, start=ceiling or 20, max_checkpoint_step=ceiling))
+        decisions.append(decide(state, tie, POLICY, several=True))
+    assert len(decisions) <= 5
 
 
 def test_a_batch_that_fails_twice_is_excluded() -> None:
