@@ -267,7 +267,7 @@ def weights(run: RunPaths, job: dict[str, Any]) -> list[int]:
         drawn += numbers.numel()
         return numbers
 
-    initial.normal_block = count
+    initial.normal_block = count  # type: ignore[assignment]
     try:
         model = backend.build_model(document_end_id=None)
     finally:

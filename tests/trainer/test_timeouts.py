@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from conf.schema import Config, RecoveryConfig
 from trainer import rendezvous
@@ -16,7 +17,7 @@ from trainer import rendezvous
 
 @pytest.fixture
 def world() -> Iterator[dist.ProcessGroup]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield dist.group.WORLD  # type: ignore[misc]
     dist.destroy_process_group()
 

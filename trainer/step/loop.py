@@ -70,7 +70,9 @@ class Training(training.Training):
         if restored:
             self.optimizer.loaded(restored.shared["optimizer_steps"])
         self.open_batches(restored)
-        self.corruption = CorruptionCheck(config, backend, self.model, self.optimizer, self.hosts)
+        self.corruption = CorruptionCheck(
+            config, backend, self.model, self.optimizer, [host for host, _ in self.places]
+        )
 
     def run(self) -> int:
         """Train to the last step, or until SIGTERM or an amendment ends the attempt.
