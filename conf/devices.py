@@ -97,10 +97,11 @@ class Device:
 HOST_PROCESS_GROUP = "gloo"
 
 #: Dense peaks in FP8, BF16 and FP32 by the name with which PyTorch knows a GPU, 10**12 FLOP/s; 0: no such format. The
-#: first row that begins the name counts. NVIDIA's data sheets give most figures with sparsity, which are halved here:
-#: "NVIDIA A100", "L40S", "H100" (SXM, PCIe), "H100 NVL", "H200" (SXM, NVL), "DGX B200" (an eighth), "GB200 NVL72" (a
-#: 72nd). AMD's data sheets give dense figures; PyTorch counts the two halves of an MI250X as two devices. Compared
-#: 2026-11 with copies and summaries of these sheets, because the originals couldn't be read here.
+#: first row that begins the name counts. NVIDIA's data sheets, most of whose figures are with sparsity and halved here:
+#: compared 2026-11 with copies of those of H100 SXM and PCIe, H200 SXM, HGX B200 and GB200 NVL72; of A100, L40S, GH200,
+#: H100 NVL and H200 NVL no copy could be read. AMD's figures are those of its data sheets, and were computed again from
+#: compute units, clock and operations per clock: 220 units of 1.7 GHz (MI250X, whose two halves are two devices for
+#: PyTorch), 304 of 2.1 GHz (MI300X, MI325X), 256 of 2.2 and 2.4 GHz (MI350X, MI355X).
 _GPU_TERA_FLOPS_PER_S = {
     "NVIDIA A100": (0, 312, 19.5),
     "NVIDIA L40S": (733, 362, 91.6),
@@ -115,6 +116,7 @@ _GPU_TERA_FLOPS_PER_S = {
     "AMD Instinct MI250X": (0, 191.5, 47.9),
     "AMD Instinct MI300X": (2615, 1307, 163.4),
     "AMD Instinct MI325X": (2615, 1307, 163.4),
+    "AMD Instinct MI350X": (4614, 2307, 144.2),
     "AMD Instinct MI355X": (5033, 2517, 157.3),
 }
 

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -169,9 +169,17 @@ class Nvml:
             raise Unavailable(f"NVML can't count the GPUs ({error})") from None
         return [self._gpu(index, partial(self._nvml.nvmlDeviceGetHandleByIndex, index)) for index in range(count)]
 
-    def gpu(self, uuid: str) -> Health:
-        """Return the health of one GPU by its UUID."""
-        return self._gpu(-1, partial(self._nvml.nvmlDeviceGetHandleByUUID, uuid))
+    def slowed(self, uuid: str) -> tuple[str, ...]:
+        """Return why the GPU with this UUID is slowed down now; takes about a millisecond."""
+        try:
+            return self._slowed(self._nvml.nvmlDeviceGetHandleByUUID(uuid))
+        except self._nvml.NVMLError:
+            return ()
+
+    def _slowed(self, gpu: Any) -> tuple[str, ...]:
+        reasons = int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
+        known = {text: getattr(self._nvml, f"nvmlClocksEventReason{name}") for name, text in _SLOWED.items()}
+        return tuple(text for text, bit in known.items() if reasons & bit)
 
     def _gpu(self, index: int, find: Callable[[], Any]) -> Health:
         nvml = self._nvml
@@ -186,8 +194,7 @@ class Nvml:
             ),
         )
         *_, pending, failed = read("row remapping", lambda: nvml.nvmlDeviceGetRemappedRows(gpu), (0, 0, 0, 0))
-        reasons = read("clock reasons", lambda: int(nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)), 0)
-        slowed = [text for name, text in _SLOWED.items() if reasons & getattr(nvml, f"nvmlClocksEventReason{name}")]
+        slowed = read("clock reasons", lambda: self._slowed(gpu), ())
         links, link_errors = self._links(gpu, read)
         facts = {
             "temperature_celsius": read(
@@ -200,7 +207,7 @@ class Nvml:
             "persistence_mode": read("persistence mode", lambda: bool(nvml.nvmlDeviceGetPersistenceMode(gpu))),
         }
         return Health(
-            index=read("index", lambda: int(nvml.nvmlDeviceGetIndex(gpu)), index) if index < 0 else index,
+            index=index,
             name=read("name", lambda: str(nvml.nvmlDeviceGetName(gpu)), "unknown"),
             identity=read("UUID", lambda: str(nvml.nvmlDeviceGetUUID(gpu)), ""),
             bus=_bus(read("PCI bus", lambda: _text(nvml.nvmlDeviceGetPciInfo(gpu).busId), "")),
@@ -208,7 +215,7 @@ class Nvml:
             uncorrected=uncorrected,
             remap_failed=bool(failed),
             remap_pending=bool(pending),
-            slowed=tuple(slowed),
+            slowed=slowed,
             links=links,
             link_errors=link_errors,
             facts={name: value for name, value in facts.items() if value is not None},
@@ -280,9 +287,9 @@ class AmdSmi:
             raise Unavailable(f"AMD SMI can't list the GPUs ({_line(error)})") from None
         return [self._gpu(index, gpu) for index, gpu in enumerate(handles)]
 
-    def gpu(self, uuid: str) -> Health:
-        """Raise Unavailable: AMD SMI's identity of a GPU isn't PyTorch's."""
-        raise Unavailable(f"AMD SMI has no GPU {uuid}")
+    def slowed(self, uuid: str) -> tuple[str, ...]:
+        """Return nothing: AMD SMI's identity of a GPU isn't PyTorch's."""
+        return ()
 
     def _gpu(self, index: int, gpu: Any) -> Health:
         smi = self._smi
@@ -572,29 +579,25 @@ def measure(
 
 def _products(device: torch.device, size: int, seconds: float, uuid: str) -> tuple[float, tuple[str, ...]]:
     """Return the speed of BF16 products in TFLOP/s at the end of some seconds, and why the GPU was slowed down."""
-    module = torch.get_device_module(device)
+    module, batches, slowed = torch.get_device_module(device), list[float](), dict[str, None]()
     left = torch.linspace(-1, 1, size * size, device=device, dtype=torch.bfloat16).view(size, size)
     right, into = left.t().contiguous(), torch.empty_like(left)
-    began_s, batches, slowed = time.perf_counter(), list[float](), tuple[str, ...]()
-    while len(batches) < 4 or time.perf_counter() - began_s < seconds:
-        module.synchronize()
-        started_s = time.perf_counter()
-        for _ in range(_PRODUCTS):
-            torch.mm(left, right, out=into)
-        if not slowed and time.perf_counter() - began_s > seconds / 2:
-            slowed = _slowed(uuid)  # while the GPU computes
-        module.synchronize()
-        batches.append(time.perf_counter() - started_s)
+    with ExitStack() as stack:
+        known: Nvml | AmdSmi | None = None
+        with suppress(Unavailable):
+            known = stack.enter_context(library()) if uuid else None
+        began_s = time.perf_counter()
+        while len(batches) < 4 or time.perf_counter() - began_s < seconds:
+            module.synchronize()
+            started_s = time.perf_counter()
+            for _ in range(_PRODUCTS):
+                torch.mm(left, right, out=into)
+            if known and started_s - began_s > seconds / 2:  # it is warm, and computes now
+                slowed |= dict.fromkeys(known.slowed(uuid))
+            module.synchronize()
+            batches.append(time.perf_counter() - started_s)
     newest = statistics.median(batches[len(batches) // 2 :])
-    return 2 * size**3 * _PRODUCTS / newest / 1e12, slowed
-
-
-def _slowed(uuid: str) -> tuple[str, ...]:
-    try:
-        with library() as known:
-            return known.gpu(uuid).slowed if uuid else ()
-    except Unavailable:
-        return ()
+    return 2 * size**3 * _PRODUCTS / newest / 1e12, tuple(slowed)
 
 
 def _exchange_gib_per_s(device: torch.device, size_bytes: int, following: int, previous: int) -> float:

@@ -315,12 +315,16 @@ def muon(run: RunPaths, job: dict[str, Any]) -> None:
 
 
 def gpu_speed(run: RunPaths, job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what each process measures of its device, which is a CPU here."""
+    """Return what each process measures of its device, which is a CPU here, but a GPU for the libraries in ``path``."""
+    from types import SimpleNamespace
+
     from trainer.backends.torch_native import TorchNative
     from trainer.gpu_node import measure
 
     backend = TorchNative(load(run.config))
-    torch.cpu.get_device_properties = lambda device: device  # type: ignore[attr-defined]
+    sys.path.append(job["path"])
+    named = SimpleNamespace(name="NVIDIA H200", uuid=f"0000000{backend.rank}")
+    torch.cpu.get_device_properties = lambda device: named  # type: ignore[attr-defined]
     return backend.gather(measure(backend, size=64, seconds=0.0, exchange_bytes=1 << 16))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.conftest import EventsOf, MakeRun, Ranks
+from trainer.gpu_node import runtime
 
 pytestmark = pytest.mark.processes
 
@@ -54,6 +56,11 @@ def test_processes_measure_their_products_and_exchanges_before_training(
     tmp_path: Path, make_run: MakeRun, ranks: Ranks
 ) -> None:
     run = make_run(tmp_path / "run", cluster={"processes_per_node": 2})
-    (found,) = ranks(2, [{"work": "gpu_speed", "run": os.fspath(run.root)}])
-    assert [sorted(values) for values in found] == [["gpu", "gpu_node_gib_per_s", "gpu_tflops_per_s"]] * 2
-    assert all(min(values["gpu_tflops_per_s"], values["gpu_node_gib_per_s"]) > 0 for values in found)
+    job = {"work": "gpu_speed", "run": os.fspath(run.root), "path": os.fspath(Path(__file__).parent / "gpu_libraries")}
+    gpus = json.dumps([{}, {"CurrentClocksEventReasons": 0x80}])
+    ((cool, slow),) = ranks(2, [{**job, "env": {"FAKE_GPUS": gpus}}])
+    assert slow.pop("slowed") == ["power brake of the node"]
+    for values, rank in ((cool, 0), (slow, 1)):
+        speeds = [values.pop(name) for name in ("gpu_tflops_per_s", "gpu_node_gib_per_s")]
+        assert min(speeds) > 0
+        assert values == {"gpu": f"NVIDIA H200 GPU-0000000{rank}", **runtime()}

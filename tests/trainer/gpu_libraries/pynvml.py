@@ -90,10 +90,6 @@ def nvmlDeviceGetHandleByUUID(uuid: str) -> dict[str, Any]:
     raise _ERRORS["InvalidArgument"](_TEXTS["InvalidArgument"])
 
 
-def nvmlDeviceGetIndex(gpu: dict[str, Any]) -> Any:
-    return gpu["Index"]
-
-
 def nvmlDeviceGetName(gpu: dict[str, Any]) -> Any:
     return _value(gpu, "Name", "NVIDIA H100 80GB HBM3")
 
