@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from conf.schema import Config
@@ -19,6 +21,26 @@ from trainer.checkpoint.manager import seed_rng
 from trainer.step import training
 from trainer.step.corruption import HINT, CorruptionCheck
 from trainer.step.monitor import DRIFT_EVERY_STEPS, drift_alarm, skipped_alarm
+
+#: Steps between collections of Python's garbage (torchtitan's default, its tools/utils.py).
+_COLLECT_EVERY_STEPS = 50
+
+
+@contextmanager
+def _collecting_by_hand() -> Iterator[None]:
+    """Keep Python from collecting garbage by itself.
+
+    It would do so in another step on each process, while all others wait for that one. A full collection takes a
+    second, because PyTorch has hundreds of thousands of objects; :meth:`Training._collect` leaves these out.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -87,6 +109,12 @@ class Training(training.Training):
         """
         startup.imported()
         self.note_start(self.step, parameters(self.config.model).total)
+        with _collecting_by_hand():
+            outcome = self._train()
+        return self.end(self.step, outcome)
+
+    def _train(self) -> Outcome | None:
+        """Run the steps; return why training ends before the last one."""
         outcome: Outcome | None = None
         try:
             if self.corruption.is_due(self.step, at_start=True):
@@ -94,6 +122,7 @@ class Training(training.Training):
             while self.step < self.config.total_steps and not outcome:
                 self.step += 1
                 self._start_step()
+                self._collect()
                 outcome = self._finish_steps(leave=self.backend.steps_ahead)
                 is_checked = self.corruption.is_due(self.step)
                 if outcome or is_checked or self._reason_to_save(outcome):
@@ -109,7 +138,14 @@ class Training(training.Training):
                 self.checkpoints.finish(lambda: self.stop.requested)
         finally:
             self.close()
-        return self.end(self.step, outcome)
+        return outcome
+
+    def _collect(self) -> None:
+        """Collect garbage in the same step on each process, while the device works; not what the first steps left."""
+        if self.step == self.first_step + 2:
+            gc.freeze()
+        elif self.step % _COLLECT_EVERY_STEPS == 0:
+            gc.collect()
 
     def _start_step(self) -> None:
         """Issue one optimizer step. The device may still run the previous one when this returns."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,37 @@ def test_accumulated_micro_batches_train_like_one_batch(train_run: TrainRun, eve
     assert step["mfu"] is None, "a CPU's peak is unknown"
     assert step["tokens_per_s_per_device"] == step["tokens_per_s"] > 0
     assert 0 < step["memory_bytes"] <= step["peak_memory_bytes"]
+
+
+def test_garbage_is_collected_in_the_same_steps_on_every_process_and_quickly(
+    train_run: TrainRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first steps left, such as PyTorch's own objects, is not walked through again."""
+    collected: list[int] = []
+    walked: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            collected.append(steps[-1])
+            walked.append(len(gc.get_objects()))
+
+    class Noting(TorchNative):
+        def update(self, *arguments: Any, step: int, **options: Any) -> Callable[[], StepMetrics]:
+            steps.append(step)
+            return super().update(*arguments, step=step, **options)
+
+    steps = [0]
+    monkeypatch.setattr("trainer.step.loop._COLLECT_EVERY_STEPS", 3)
+    monkeypatch.setattr("trainer.backends.torch_native.TorchNative", Noting)
+    gc.callbacks.append(note)
+    try:
+        train_run(train={"max_steps": 7})
+    finally:
+        gc.callbacks.remove(note)
+    assert [step for step in collected if 0 < step < 7] == [3, 6]
+    assert max(walked[collected.index(3)], walked[collected.index(6)]) < 20_000
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_number_that_a_layer_or_a_backend_adds_is_journalled_with_its_step(
