@@ -585,7 +585,10 @@ def _products(device: torch.device, size: int, seconds: float, uuid: str) -> tup
     with ExitStack() as stack:
         known: Nvml | AmdSmi | None = None
         with suppress(Unavailable):
-            known = stack.enter_context(library()) if uuid else None
+            if uuid:
+                opened = library()
+                stack.enter_context(opened)
+                known = opened
         began_s = time.perf_counter()
         while len(batches) < 4 or time.perf_counter() - began_s < seconds:
             module.synchronize()
