@@ -50,6 +50,8 @@ class Device:
         loss_block_entries: most logits that the loss computes per block: few enough for a CPU's cache, many on other
             devices, where large products are faster.
         fp8_capability: the lowest compute capability whose devices multiply in FP8; none: no such device does.
+        attention: the compute capability whose devices have a faster kernel of attention, PyTorch's name of it, and the
+            package that has the kernel.
         resources: beginnings of the names by which Kubernetes counts such devices, from their device plug-ins.
         peak_flops_per_s: dense peak of matrix products by prefix of the device's name and number format, from the
             vendor's data sheets, without sparsity.
@@ -74,6 +76,7 @@ class Device:
     hang_variables: dict[str, str] = field(default_factory=dict)
     loss_block_entries: int = _LARGE_LOSS_BLOCK_ENTRIES
     fp8_capability: tuple[int, int] | None = None
+    attention: tuple[tuple[int, int], str, str] | None = None
     resources: tuple[str, ...] = ()
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
@@ -127,6 +130,8 @@ DEVICES = {
         # default). We have no such device to try it on.
         hang_variables={"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_DUMP_TEMP_FILE": "{logs}/nccl-rank-"},
         fp8_capability=(8, 9),
+        # torch/nn/attention/_fa3.py: "FA3 requires compute capability 9.0".
+        attention=((9, 0), "FA3", "flash_attn_interface"),
         resources=("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu"),
         variables={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
         peak_flops_per_s={
