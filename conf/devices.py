@@ -52,6 +52,8 @@ class Device:
             devices, where large products are faster.
         fp8_capability: the lowest compute capability whose devices multiply in FP8; none: no such device does.
         fp8_architectures: AMD's architectures that do; their compute capabilities are on another scale.
+        attention: the compute capability whose devices have a faster kernel of attention, PyTorch's name of it, and the
+            package that has the kernel.
         resources: beginnings of the names by which Kubernetes counts such devices, from their device plug-ins.
         node_checks: module of the trainer whose ``look`` checks a node's devices before a preflight uses them; none:
             there is nothing to check.
@@ -79,6 +81,7 @@ class Device:
     loss_block_entries: int = _LARGE_LOSS_BLOCK_ENTRIES
     fp8_capability: tuple[int, int] | None = None
     fp8_architectures: tuple[str, ...] = ()
+    attention: tuple[tuple[int, int], str, str] | None = None
     resources: tuple[str, ...] = ()
     node_checks: str | None = None
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -140,6 +143,8 @@ DEVICES = {
         hang_variables={"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_DUMP_TEMP_FILE": "{logs}/nccl-rank-"},
         fp8_capability=(8, 9),
         fp8_architectures=("gfx942", "gfx950"),  # CDNA 3 and 4: MI300X, MI325X, MI350X, MI355X
+        # torch/nn/attention/_fa3.py: "FA3 requires compute capability 9.0".
+        attention=((9, 0), "FA3", "flash_attn_interface"),
         resources=("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu"),
         node_checks="trainer.gpu_node",
         variables={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},

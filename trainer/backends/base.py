@@ -201,6 +201,8 @@ class Backend(Member, Protocol):
 
     compiles: bool
     """The layers are compiled."""
+    attention: str | None
+    """Name of the kernel of attention, if it is another one than the device's usual one."""
     warnings: list[str]
     """Messages for the journal and the terminal, such as a missing compiler."""
 
@@ -308,6 +310,7 @@ class TorchDistributed(ABC):
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.warnings: list[str] = []
+        self.attention: str | None = None
         #: Connects the hosts; training does not use it. None: this is the only process.
         self._beside: dist.ProcessGroup | None = None
         torch.set_num_threads(config.cluster.threads_per_process)

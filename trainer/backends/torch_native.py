@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import shutil
 import sys
@@ -63,6 +64,7 @@ class TorchNative(TorchDistributed):
             self._layout = make_layout(config, self.device.type, self.world_size)
         self.data_parallel_rank, self.data_parallel_size = self._layout.dp_rank, config.data_parallel_size
         self.is_replica_leader, self.data_ranks = self._layout.is_replica_leader, self._layout.data_ranks(self.rank)
+        self.attention = faster_attention(self.device, self.warnings)
         self._numbers = StepNumbers()
         self._pipeline: Pipeline | None = None
         self._sum: OverlappedSum | None = None
@@ -319,6 +321,29 @@ def own_device(kind: str, local_rank: int) -> torch.device:
         )
     module.set_device(local_rank)
     return torch.device(kind, local_rank)
+
+
+def faster_attention(device: torch.device, warnings: list[str]) -> str | None:
+    """Let PyTorch use a faster kernel of attention, and return its name; None if this process has none.
+
+    Newer versions of PyTorch do this for packages of others (``torch.nn.attention``).
+
+    Args:
+        warnings: gets a message if the package is installed but does not work.
+    """
+    facts = DEVICES[device.type].attention
+    activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)
+    if facts is None or activate is None or importlib.util.find_spec(facts[2]) is None:
+        return None
+    capability, name, package = facts
+    if torch.get_device_module(device).get_device_capability(device) != capability:
+        return None
+    try:
+        activate(name)
+    except (ImportError, OSError, RuntimeError) as error:
+        warnings.append(f"{package} is installed but can't be used: {error}; attention runs with PyTorch's own kernel")
+        return None
+    return name
 
 
 def _cpp_compiler() -> str | None:

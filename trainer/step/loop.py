@@ -108,7 +108,7 @@ class Training(training.Training):
             StorageError: a checkpoint can't be written.
         """
         startup.imported()
-        self.note_start(self.step, parameters(self.config.model).total)
+        self.note_start(self.step, parameters(self.config.model).total, attention=self.backend.attention)
         with _collecting_by_hand():
             outcome = self._train()
         return self.end(self.step, outcome)
