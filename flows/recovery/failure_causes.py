@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from flows.launch.base import Status, Verdict
-from hlatctl.run.errors import CORRUPTION, DISK_FULL, NONFINITE, STORAGE_AWAY, DataError, HlatctlError
+from hlatctl.run.errors import DISK_FULL, NONFINITE, STORAGE_AWAY, DataError, HlatctlError
 from hlatctl.run.state import AttemptState
 from hlatctl.units import host_names
 
@@ -57,12 +57,7 @@ _VERDICTS: dict[Verdict, str] = {
     "cancelled": "the job was cancelled",
 }
 
-_CAUSE_OF_CODE: dict[str, Cause] = {
-    CORRUPTION: "corruption",
-    DISK_FULL: "disk_full",
-    NONFINITE: "nonfinite",
-    STORAGE_AWAY: "storage_away",
-}
+_CAUSE_OF_CODE: dict[str, Cause] = {DISK_FULL: "disk_full", NONFINITE: "nonfinite", STORAGE_AWAY: "storage_away"}
 #: Texts of PyTorch, NCCL, gloo and the system, by cause; the first row with a matching exception counts.
 _CAUSE_OF_EXCEPTION: tuple[tuple[Cause, re.Pattern[str]], ...] = (
     (
@@ -165,6 +160,8 @@ def classify(
     code, verdict = status.exit_code, status.verdict
     if train_stopped == "finished":
         return Ending(cause="finished", evidence="the last step and its checkpoint are written", exit_code=code)
+    if attempt.corruption:  # first: what its processes do after that finding means little
+        return Ending(cause="corruption", evidence=attempt.corruption, exit_code=code)
     # The flow ends a hanging job, so the scheduler reports it as cancelled.
     if attempt.hang and verdict != "node_failed":
         if not train_stopped:

@@ -92,7 +92,7 @@ def _name(user: int) -> str:
 
 
 #: Codes of errors that the restart policy treats specially.
-DISK_FULL, NONFINITE, STORAGE_AWAY, CORRUPTION = "disk_full", "nonfinite", "storage_away", "corruption"
+DISK_FULL, NONFINITE, STORAGE_AWAY = "disk_full", "nonfinite", "storage_away"
 
 #: Environment variable: the file to which a launched process writes its error, for the process that launched it.
 ERROR_FILE_ENV = "HLATCTL_ERROR_FILE"

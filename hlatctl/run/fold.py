@@ -359,6 +359,7 @@ def _corruption_checked(state: RunState, event: Event) -> None:
 def _corruption_suspected(state: RunState, event: Event) -> None:
     attempt = _attempt_of(state, event)
     if attempt:
+        attempt.corruption = str(event.get("message") or "a process computes wrong numbers")
         attempt.corrupt_hosts = [str(host) for host in event.get("blamed_hosts") or []]
     _warning(state, event)
 

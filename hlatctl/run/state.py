@@ -54,7 +54,8 @@ class AttemptState:
         oom_kills: the kernel's count of processes killed for lack of memory when it started; None if unknown.
         train_events: number of events that its processes have written.
         stragglers: events that name a slow process.
-        corrupt_hosts: nodes that certainly have a device that computes wrong numbers.
+        corruption: which of its processes compute wrong numbers; empty if none was found.
+        corrupt_hosts: nodes that certainly have such a process.
         hosts: nodes of the attempt; empty until it starts, or if the launcher doesn't report them.
         left_out_hosts: nodes that it had to avoid.
         blamed_hosts: those of them that failed first.
@@ -82,6 +83,7 @@ class AttemptState:
     oom_kills: int | None = None
     train_events: int = 0
     stragglers: list[Event] = field(default_factory=list)
+    corruption: str = ""
     corrupt_hosts: list[str] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
     left_out_hosts: list[str] = field(default_factory=list)

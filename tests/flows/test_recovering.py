@@ -74,6 +74,29 @@ def test_training_that_cannot_write_events_on_a_full_disk_is_not_hung(
     assert of_kind(run, "hang") == []
 
 
+def test_after_wrong_numbers_the_run_continues_without_the_node_from_before_the_last_good_check(
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(cluster: SimulatedCluster, job: Job) -> Script:
+        yield 1.0
+        with cluster.journal(train_writer(0), 1) as journal:
+            journal.append("train_started", resumed_from_step=0)
+            for step in (10, 20):
+                journal.append("checkpoint_committed", step=step, manifest_sha256="")
+            journal.append("corruption_checked", step=10, wall_s=1.0)
+            journal.append("corruption_suspected", step=25, blamed_hosts=["simulated-1"], message="rank 1 is wrong")
+        return 20
+
+    monkeypatch.setitem(SCRIPTS, "train", first(wrong, "train"))
+    cluster = dataclasses.replace(simulated_config.cluster, nodes=2)  # and two spare ones
+    run = pretrain.create(dataclasses.replace(simulated_config, cluster=cluster), argv=[])
+    assert pretrain.drive(run).status == "finished"
+    ended, _finished = of_kind(run, "attempt_ended")
+    assert (ended["cause"], ended["evidence"]) == ("corruption", "rank 1 is wrong")
+    assert (ended["decision"], ended["max_checkpoint_step"]) == ("restart_without", 10)
+    assert of_kind(run, "attempt_started")[1]["left_out_hosts"] == ["simulated-1"]
+
+
 def test_an_attempt_starts_when_the_disk_has_room_for_its_event(
     simulated_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:

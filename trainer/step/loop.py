@@ -13,7 +13,7 @@ from conf.schema import Config
 from conf.sizes import flops_per_token, parameters
 from conf.training_rules import Outcome, SaveReason, learning_rate
 from hlatctl.run import startup
-from hlatctl.run.errors import CORRUPTION, TrainingError
+from hlatctl.run.errors import TrainingError
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend, StepMetrics, Stopwatch
@@ -223,7 +223,7 @@ class Training(training.Training):
             self.note("corruption_checked", step=self.step, wall_s=time.perf_counter() - started_s)
             return
         self.note("corruption_suspected", durable=True, step=self.step, **found.fields)
-        raise TrainingError(f"after step {self.step}: {found.message}", hint=HINT, code=CORRUPTION)
+        raise TrainingError(f"after step {self.step}: {found.message}", hint=HINT)
 
     def _reason_to_save(self, outcome: Outcome | None) -> SaveReason | None:
         if outcome == "rollback":

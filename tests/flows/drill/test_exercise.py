@@ -14,9 +14,9 @@ from flows.drill.faults import FAULTS, Seen
 _SEEN = Seen(detected_as="killed", detected_s=1.0, recovered_s=2.0, lost_steps=2)
 
 
-def _steps(*losses: float, first: int = 1, norm: float = 2.0) -> list[dict[str, Any]]:
-    numbered = enumerate(losses, first)
-    return [{"kind": "step", "step": step, "loss": loss, "grad_norm": norm} for step, loss in numbered]
+def _steps(*losses: float, first: int = 1, norm: float = 2.0, attempt: int = 1) -> list[dict[str, Any]]:
+    same = {"kind": "step", "grad_norm": norm, "attempt": attempt}
+    return [{**same, "step": step, "loss": loss} for step, loss in enumerate(losses, first)]
 
 
 def _compared(ours: list[dict[str, Any]], undisturbed: list[dict[str, Any]], *, exactly: bool) -> Trial:
@@ -50,6 +50,14 @@ def test_a_cpu_must_repeat_every_bit_and_other_devices_all_but_rounding(
 ) -> None:
     assert _compared(ours, _UNDISTURBED, exactly=True).failure
     assert (_compared(ours, _UNDISTURBED, exactly=False).failure == "") == is_rounding
+
+
+def test_steps_that_a_check_for_corruption_rejected_need_not_be_equal() -> None:
+    wrong = _steps(1.5, first=5)
+    suspected = {"kind": "corruption_suspected", "attempt": 1}
+    again = _steps(3.0, 2.0, 1.0, first=3, attempt=2)
+    assert not _compared([*wrong, suspected, *again], _UNDISTURBED, exactly=True).failure
+    assert _compared([*wrong, *again], _UNDISTURBED, exactly=True).failure
 
 
 def test_only_steps_that_both_runs_logged_are_compared() -> None:

@@ -7,7 +7,6 @@ import pytest
 from flows.launch.base import Status, Verdict
 from flows.recovery.failure_causes import Cause, Ending, classify, failed_host, last_exception
 from hlatctl.run.errors import (
-    CORRUPTION,
     DISK_FULL,
     NONFINITE,
     STORAGE_AWAY,
@@ -103,7 +102,6 @@ def test_the_first_exception_gives_the_cause_whatever_other_processes_print(line
         (StorageError("/runs: needs 4096 bytes, 17 are free: No space left on device"), 7, "error"),
         (StorageError("/runs: can't be written (Read-only file system)"), 7, "error"),
         (TrainingError("any words", code=NONFINITE), 7, "nonfinite"),
-        (TrainingError("any words", code=CORRUPTION), 0, "corruption"),
         (ConfigError("seed=x"), 7, "error"),
         (DataError("s3://bucket/a.arrow: can't be read", code=STORAGE_AWAY), 0, "storage_away"),
         (DataError("s3://bucket/a.arrow: can't be read", code=STORAGE_AWAY), 7, "storage_away"),
@@ -183,6 +181,13 @@ def test_sigkill_means_out_of_memory_only_if_the_kernel_has_counted_a_kill_meanw
 def test_a_stop_that_nobody_requested_is_a_preemption() -> None:
     assert ending(exit_code=75, train_stopped="stop").cause == "preempted"
     assert ending(exit_code=75, train_stopped="stop", stop_requested=True).cause == "stopped"
+
+
+def test_wrong_numbers_are_the_cause_whatever_the_processes_do_after_that_finding() -> None:
+    wrong = attempt(hang="no step after step 7 for 60 s")
+    wrong.corruption = "rank 3 (cuda:3 on n1) computed different outputs"
+    end = ending(SIGKILL_LOG, error=TrainingError("after step 7: any words"), of=wrong)
+    assert (end.cause, end.evidence) == ("corruption", wrong.corruption)
 
 
 def test_an_attempt_that_was_ended_as_hung_has_the_cause_hang_however_it_died() -> None:

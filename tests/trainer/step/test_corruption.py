@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hlatctl.run.checkpoint import steps_in
-from hlatctl.run.errors import CORRUPTION, TrainingError
+from hlatctl.run.errors import TrainingError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import read_events
 from hlatctl.run.processes import node_name
@@ -139,9 +139,8 @@ def test_wrong_numbers_end_the_attempt_and_the_last_trusted_checkpoint_is_kept_a
     monkeypatch.setattr(Layer, "_layer", broken)
     changes: dict[str, Any] = {"checkpoint": {"every_steps": 2, "keep": 1}, "recovery": {"corruption_check_steps": 8}}
     run = make_run(tmp_path / "wrong", **changes)
-    with pytest.raises(TrainingError, match=r"after step 24: rank 0 \(cpu on .*doesn't reproduce") as caught:
+    with pytest.raises(TrainingError, match=r"after step 24: rank 0 \(cpu on .*doesn't reproduce"):
         train_here(run, 1)
-    assert caught.value.code == CORRUPTION
     (event,) = events_of(run, "corruption_suspected")
     assert (event["step"], event["part"], event["blamed_hosts"]) == (24, "forward", [node_name()])
     assert fold(read_events(run)).trusted_step == 16
