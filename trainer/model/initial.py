@@ -14,6 +14,7 @@ import functools
 import hashlib
 import math
 from statistics import NormalDist
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ def build(config: ModelConfig, *, seq_len: int, seed: int) -> Llama:
 @torch.no_grad()
 def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
     """Fill this process's part of the model, without communication."""
+    parameter: Any
     for name, parameter in model.named_parameters():
         part, first_row = parameter.detach(), 0
         if hasattr(parameter, "placements"):  # a DTensor, sharded over the replicas; importing the class takes a second
@@ -82,7 +84,7 @@ def fill_slice(
     rows, columns, width = _place(name, shape, parts)
     rows = rows[first_row : first_row + part.shape[0]]
     count = max(1, _BLOCK_ENTRIES * torch.get_num_threads() // max(1, len(columns)))
-    for target, numbers in zip(part.split(count), rows.split(count), strict=True):
+    for target, numbers in zip(torch.split(part, count), torch.split(rows, count), strict=True):
         target.copy_(normal_block(key, numbers, columns, width).mul_(std))
 
 

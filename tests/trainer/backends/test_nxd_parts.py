@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
@@ -31,7 +32,7 @@ _MODULES = (
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """The libraries' modules, whose functions do nothing, by name."""
     modules: dict[str, Any] = {name: MagicMock(spec=ModuleType) for name in _MODULES}
     for name, module in modules.items():
