@@ -41,6 +41,7 @@ def build(config: ModelConfig, *, seq_len: int, seed: int) -> Llama:
 @torch.no_grad()
 def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
     """Fill this process's part of the model, without communication."""
+    parameter: Any
     for name, parameter in model.named_parameters():
         part, first_row = parameter.detach(), 0
         if hasattr(parameter, "placements"):  # a DTensor, sharded over the replicas; importing the class takes a second
