@@ -30,6 +30,7 @@ class Device:
         compile_backend: backend of torch.compile.
         cache_variable: environment variable with the folder of the compiler's cache.
         package: package to import first, so that PyTorch knows the device; none: PyTorch includes it.
+        forks: a process that has imported PyTorch for it can be forked (``trainer.launch``).
         own_for_each_process: each process of a node has a separate device; otherwise all share one.
         compiles_with_cpp: its compiler needs a C++ compiler.
         counts_graphs: the compiler reports how many graphs came from the cache (Inductor only).
@@ -56,6 +57,7 @@ class Device:
     compile_backend: str = "inductor"
     cache_variable: str = "TORCHINDUCTOR_CACHE_DIR"
     package: str | None = None
+    forks: bool = False
     own_for_each_process: bool = True
     compiles_with_cpp: bool = False
     counts_graphs: bool = True
@@ -104,6 +106,7 @@ _GPU_TERA_FLOPS_PER_S = {
 DEVICES = {
     "cpu": Device(
         process_group=HOST_PROCESS_GROUP,
+        forks=True,
         own_for_each_process=False,
         compiles_with_cpp=True,
         pins_host_memory=False,
