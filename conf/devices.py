@@ -33,6 +33,7 @@ class Device:
         binds_groups: its process groups can be bound to a process's device (PyTorch's ``device_id``): they connect when
             they are created, and the library splits smaller groups from the first one. Groups of the hosts need
             ``gloo`` to have the device, too.
+        forks: a process that has imported PyTorch for it can be forked (``trainer.launch``).
         own_for_each_process: each process of a node has a separate device; otherwise all share one.
         compiles_with_cpp: its compiler needs a C++ compiler.
         counts_graphs: the compiler reports how many graphs came from the cache (Inductor only).
@@ -66,6 +67,7 @@ class Device:
     cache_variable: str = "TORCHINDUCTOR_CACHE_DIR"
     package: str | None = None
     binds_groups: bool = False
+    forks: bool = False
     own_for_each_process: bool = True
     compiles_with_cpp: bool = False
     counts_graphs: bool = True
@@ -127,6 +129,7 @@ _GPU_TERA_FLOPS_PER_S = {
 DEVICES = {
     "cpu": Device(
         process_group=HOST_PROCESS_GROUP,
+        forks=True,
         own_for_each_process=False,
         compiles_with_cpp=True,
         pins_host_memory=False,

@@ -24,7 +24,7 @@ from hlatctl.run.errors import ConfigError
 from hlatctl.run.files import read_text, why
 
 #: Both loaders are equally safe; libyaml's is ten times as fast.
-_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _T = TypeVar("_T")
 #: A configuration has a few hundred values. Hydra takes 3 s for as many as this.
@@ -92,7 +92,7 @@ def parse_yaml(text: str) -> Any:
     """
     try:
         _check_written(text)
-        loader: Any = _SafeLoader(text)
+        loader: Any = SAFE_LOADER(text)
         try:
             node = loader.get_single_node()
             if node is None:
@@ -108,7 +108,7 @@ def parse_yaml(text: str) -> Any:
 def _check_written(text: str) -> None:
     """Refuse a text before its values are built: libyaml's loader crashes the process at a depth of about 20,000."""
     values = depth = 0
-    for event in yaml.parse(text, Loader=_SafeLoader):
+    for event in yaml.parse(text, Loader=SAFE_LOADER):
         values += isinstance(event, yaml.NodeEvent)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MAX_DEPTH:

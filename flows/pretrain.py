@@ -35,7 +35,7 @@ from flows.stages.compile import check_coverage, compile_graphs, warm_cache
 from flows.stages.data import prepare_data
 from flows.stages.evaluate import Evaluations, due_milestones, remove_left_over
 from flows.stages.preflight import preflight
-from flows.stages.validate import check, check_notify, check_remote, check_shape, validate
+from flows.stages.validate import check_new, check_notify, check_remote, check_shape, validate
 from flows.tracking import follower, links, prefect_api, prefect_stale
 from hlatctl.run import files, runs
 from hlatctl.run.checkpoint import MANIFEST, read_manifest
@@ -157,7 +157,7 @@ def create(
         at = f"--at {config.fork.step}"
         raise ConfigError("fork.run: only `hlatctl fork` sets it", hint=f"`hlatctl fork {config.fork.run} {at}`")
     if of is None:
-        check(config, begun=forked)
+        check_new(config, begun=forked)
         check_shape(config)
         check_remote(config, run_id)
         tracking.check_mirrors(config)

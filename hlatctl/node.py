@@ -61,7 +61,8 @@ _ORDERS_EVERY_S = 1.0
 _END_S = 10.0
 #: Signals that ask a job to stop.
 _STOPS = (signal.SIGTERM, signal.SIGINT)
-_TORCHRUN = "torch.distributed.run"
+#: Programs that start the ranks of a node.
+_LAUNCHERS = {"torch.distributed.run", "trainer.launch"}
 #: A node that can't start ends the whole job. The others first write their records, and then this one is known.
 _OTHERS_START_S = 5.0
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
@@ -140,7 +141,7 @@ class Node:
         self._asked_to_stop = self._asked_to_end = self._over = False
         self._order = ""
         self._pid, self._parent = os.getpid(), os.getppid()
-        self._is_torchrun = _TORCHRUN in command
+        self._starts_ranks = not _LAUNCHERS.isdisjoint(command)
         self._fence = fence.of_job(base)
 
     def run(self) -> int:
@@ -208,7 +209,7 @@ class Node:
     def _log(self, folder: Path) -> NodeLog | None:
         """Return the collector of the ranks' output; None: output goes to this program's own output."""
         try:
-            return NodeLog(folder, sys.stdout.fileno()) if self._is_torchrun else None
+            return NodeLog(folder, sys.stdout.fileno()) if self._starts_ranks else None
         except OSError:
             return None  # the path of a socket is limited
 
@@ -216,7 +217,7 @@ class Node:
         """Prepare the new process. Runs between fork and exec, which is safe because this program has no threads."""
         processes.end_with_parent(self._pid)
         processes.raise_open_files()
-        if self._is_torchrun:
+        if self._starts_ranks:
             signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
 
     def _ended(self, child: subprocess.Popen[bytes]) -> int | None:
@@ -260,7 +261,7 @@ class Node:
         if self._child is None:
             return
         ranks = list(processes.ranks(self._child.pid).values())
-        if self._is_torchrun and not ranks:
+        if self._starts_ranks and not ranks:
             self._end_all()  # there is nothing to save
         for process in ranks or [self._child]:
             processes.send(process, signal.SIGTERM)

@@ -41,6 +41,7 @@ class Job:
         wrapper: arguments of ``python``, ``-m module ...``, for a program that starts the whole command on each node.
         processes_per_node: number of processes that torchrun starts; 0: one process without torchrun, on one node
             unless ``each_node``.
+        shared_modules: modules to import before its processes are forked; empty: each must be a new interpreter.
         each_node: start one process on each of its nodes, without torchrun.
         nodes: number of nodes.
         keeps_nodes: it runs on the nodes that a scheduler keeps for the run between such jobs.
@@ -66,6 +67,7 @@ class Job:
     unset: tuple[str, ...] = ()
     wrapper: tuple[str, ...] = ()
     processes_per_node: int = 0
+    shared_modules: tuple[str, ...] = ()
     each_node: bool = False
     nodes: int = 1
     keeps_nodes: bool = False

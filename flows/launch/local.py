@@ -226,9 +226,12 @@ def _command(job: Job) -> tuple[str, ...]:
     if not job.processes_per_node:
         return (*(("nice", "-n", str(BESIDE_TRAINING_NICE)) if job.beside_training else ()), sys.executable, *job.argv)
     # hlatctl.node sets how the processes find each other on one machine.
-    torchrun = ("-m", "torch.distributed.run", f"--rdzv-id={job.name}", f"--nproc-per-node={job.processes_per_node}")
+    count = job.processes_per_node
+    torchrun = ("-m", "torch.distributed.run", f"--rdzv-id={job.name}", f"--nproc-per-node={count}")
+    forking = ("-m", "trainer.launch", str(count), *(f"--import={name}" for name in job.shared_modules))
+    launcher = forking if job.shared_modules else torchrun
     wrapper = (sys.executable, *job.wrapper) if job.wrapper else ()
-    return (*wrapper, sys.executable, *torchrun, *job.argv)  # torchrun reads "-m trainer" as --module trainer
+    return (*wrapper, sys.executable, *launcher, *job.argv)  # torchrun reads "-m trainer" as --module trainer
 
 
 def _inheritable() -> list[int]:

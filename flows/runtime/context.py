@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 from conf import environment
+from conf.devices import DEVICES
 from conf.of_run import of_run
 from conf.registries import LAUNCHERS
 from conf.schema import Config
@@ -314,6 +315,8 @@ def make_job(
             processes.WAITS: processes.GIVES_CORE_AWAY,
         }
         threads = {name: os.environ.get(name, value) for name, value in usual.items()}
+    kind = config.backend.kind
+    forks = distributed and DEVICES[config.backend.device].forks and not kind.torch_xla
     return Job(
         name=name,
         run_dir=run.root,
@@ -333,6 +336,7 @@ def make_job(
         wrapper=wrapper,
         nodes=cluster.nodes,
         processes_per_node=cluster.processes_per_node if distributed else 0,
+        shared_modules=(kind.code.partition(":")[0],) if forks else (),
         each_node=each_node,
         keeps_nodes=distributed,
     )

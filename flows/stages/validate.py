@@ -32,6 +32,9 @@ from hlatctl.run.provenance import package_versions
 _TIMEOUT_S = 900
 #: Time limit of object storage's answer.
 _REMOTE_TIMEOUT_S = 120
+#: The configuration of the run that this process has just created. Its first stage need not check it again, which
+#: starts programs that import PyTorch or the harness.
+_created_with: dict[str, Config] = {}
 
 
 def validate(ctx: FlowContext) -> None:
@@ -47,7 +50,8 @@ def validate(ctx: FlowContext) -> None:
                 message=str(collision),
             )
             ctx.message(str(collision))
-        check(ctx.config, begun=bool(checkpoint_steps(ctx.run)))
+        if _created_with.pop("config", None) != ctx.config:
+            check(ctx.config, begun=bool(checkpoint_steps(ctx.run)))
         _check_shape(ctx)
         warning = machine_checks.skipped_code_tasks(ctx.config)
         if warning and warning not in ctx.state.warnings:
@@ -69,6 +73,12 @@ def check(config: Config, *, begun: bool = False) -> None:
     conf.validate.validate(config)
     for each in _checks(config, begun=begun):
         each()
+
+
+def check_new(config: Config, *, begun: bool = False) -> None:
+    """Check a configuration like :func:`check` for a run that this process creates, and perhaps drives."""
+    check(config, begun=begun)
+    _created_with["config"] = config
 
 
 def refused(config: Config) -> list[HlatctlError]:

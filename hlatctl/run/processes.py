@@ -39,7 +39,9 @@ _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 #: Counters of this container, or else of the machine.
 _OOM_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), _PROC / "vmstat")
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
+#: Beginning of the name of a training process that was forked, and of its threads and forked children; a rank follows.
+_RANK_NAME = "rank "
 #: Loaded early, because nothing may be imported between fork and exec.
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 #: Indexes in /proc/PID/stat after the command's name (proc_pid_stat(5)).
@@ -117,6 +119,15 @@ def end_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def call_rank(rank: int) -> None:
+    """Name this process after its rank, so that :func:`ranks` and ``top`` show it. Linux only.
+
+    The system shows the environment with which a process was executed, and a forked one has its parent's.
+    """
+    if _PRCTL:
+        _PRCTL(_PR_SET_NAME, f"{_RANK_NAME}{rank}".encode())
+
+
 def most_open_files() -> int:
     """Return how many files a job's process can open: the hard limit, up to a million."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -185,13 +196,23 @@ def descendants(*pids: int) -> list[int]:
 
 
 def ranks(pid: int) -> dict[int, Identity]:
-    """Return the training processes below one, by rank. torchrun sets ``RANK``, which their children inherit."""
+    """Return the training processes below one, by rank. Their children have the same rank."""
     by_rank = {}
     for process in _identified(descendants(pid)):
-        rank, fields = _variable(process.pid, "RANK"), _stat(process.pid)
-        if rank.isdigit() and fields and not _variable(int(fields[_PARENT]), "RANK"):
-            by_rank[int(rank)] = process
+        rank, fields = rank_of(process.pid), _stat(process.pid)
+        if rank is not None and fields and rank_of(int(fields[_PARENT])) is None:
+            by_rank[rank] = process
     return dict(sorted(by_rank.items()))
+
+
+def rank_of(pid: int) -> int | None:
+    """Return the rank of a training process or its child: torchrun sets ``RANK``, others have a name. None: none."""
+    try:
+        name = (_PROC / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+    rank = name.removeprefix(_RANK_NAME) if name.startswith(_RANK_NAME) else _variable(pid, "RANK")
+    return int(rank) if rank.isdecimal() else None
 
 
 def ask_for_stacks(pids: list[int]) -> str:

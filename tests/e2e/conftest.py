@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hlatctl.cli.main import main
+from hlatctl.run import processes
 from hlatctl.run.journal import Event, read_events
 from hlatctl.run.paths import RunPaths
 from tests.foreign import install
@@ -104,19 +105,12 @@ class Cli:
         return losses
 
     def trainer_pids(self, run_id: str) -> list[int]:
-        """Return the training processes of a run, without torchrun and the script, in order of ranks."""
-        by_rank = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                if b"trainer" in words and os.fsencode(self.paths(run_id).root) in words and b"--attempt" in words:
-                    variables = (entry / "environ").read_bytes().split(b"\0")
-                    rank = next((int(v[5:]) for v in variables if v.startswith(b"RANK=")), None)
-                    if rank is not None:
-                        by_rank.append((rank, int(entry.name)))
-            except OSError:
-                continue
-        return [pid for _, pid in sorted(by_rank)]
+        """Return the training processes of a run, without their launcher and the script, in order of ranks."""
+        words = ("-m", "trainer", "--run-dir", os.fspath(self.paths(run_id).root))
+        found: dict[int, processes.Identity] = {}
+        for process in processes.with_words(*words):
+            found |= processes.ranks(process.pid)
+        return [found[rank].pid for rank in sorted(found)]
 
 
 class WithPackage(Cli):

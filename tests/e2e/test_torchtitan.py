@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hlatctl.run import processes
-from hlatctl.run.paths import RunPaths
 from tests.e2e.conftest import Cli
 from tests.e2e.driver import Driver
 
@@ -21,23 +19,13 @@ pytestmark = [
 _LONG = ("backend=torchtitan", "parallel=fsdp", "train.max_steps=4000", "checkpoint.every_steps=5")
 
 
-def _kill_a_rank(run: RunPaths) -> None:
-    marks = f"--run-dir {run.root}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        words = (folder / "cmdline").read_bytes().replace(b"\0", b" ") if (folder / "cmdline").exists() else b""
-        if marks in words and b"-m trainer" in words and b"torch.distributed.run" not in words:
-            os.kill(int(folder.name), signal.SIGKILL)
-            return
-    raise AssertionError(f"no rank of {run.root} is running: {processes.descendants(os.getpid())}")
-
-
 def test_a_run_survives_a_killed_rank_and_is_stopped_amended_proven_and_forked(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     driver = Driver(cli, "titan")
     driver.train(*_LONG)
     try:
         driver.steps(1)
-        _kill_a_rank(driver.run)
+        os.kill(cli.trainer_pids("titan")[0], signal.SIGKILL)
         assert driver.ended(1)["cause"] == "killed"
         driver.steps(2)
         assert cli.run("stop", "titan").returncode == 0

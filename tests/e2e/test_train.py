@@ -243,7 +243,7 @@ def test_a_dry_run_needs_no_corpus_prepared_and_says_that_it_is_simulated(cli: C
 def test_plan_changes_nothing(cli: Cli, call: Call, tmp_path: Path) -> None:
     result = call("plan", *cli.overrides, f"runs_dir={tmp_path / 'none'}")
     assert result.returncode == 0, result.stderr
-    assert "torch.distributed.run" in result.stdout
+    assert "trainer.launch 2" in result.stdout
     assert "compile" in result.stdout
     assert not (tmp_path / "none").exists()
 

@@ -10,15 +10,19 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from conf.load import dump
 from conf.schema import Config, EvalConfig, TrainConfig
+from eval import programs
 from eval.serving import model, runners
 from hlatctl.run.paths import RunPaths
 from tests.eval import tiny_data as tiny
+
+if TYPE_CHECKING:
+    from eval.serving.hugging_face import HuggingFace
 
 REPO = Path(__file__).resolve().parents[2]
 _SENTENCES = (
@@ -34,6 +38,20 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Undo an evaluation's changes of the environment after each test."""
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HOME", "TQDM_DISABLE", "TOKENIZERS_PARALLELISM"):
         monkeypatch.setenv(name, "1" if name != "HF_HOME" else str(tmp_path / "huggingface"))
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> None:
+    """Skip tests of programs where these can't be sandboxed."""
+    if (reason := programs.why_unavailable()) is not None:
+        pytest.skip(f"no sandbox here: {reason}")
+
+
+def hugging_face(loaded: model.Loaded, **options: Any) -> HuggingFace:
+    """Return a runner of transformers, whose import takes seconds that no collection of tests should."""
+    from eval.serving.hugging_face import HuggingFace
+
+    return HuggingFace(loaded, **options)
 
 
 @pytest.fixture(autouse=True)

@@ -24,8 +24,7 @@ from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.processes
 
-_WHY_NOT = programs.why_unavailable()
-needs_sandbox = pytest.mark.skipif(_WHY_NOT is not None, reason=f"no sandbox here: {_WHY_NOT}")
+needs_sandbox = pytest.mark.usefixtures("sandbox")
 _LIMITS = CodeConfig(memory_bytes=512 << 20)
 _PROBLEMS = code.read_jsonl(suites.task("smoke", "smoke_humaneval").items)
 _PROBLEM: dict[str, Any] = {

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from lm_eval import utils as lm_eval_utils
 
 from conf.compose import compose
 from conf.schema import EvalConfig, EvalGroupConfig
@@ -217,6 +216,8 @@ def test_a_tiny_file_is_enough_for_every_task_of_the_table(lm: object, tiny_data
             "truthfulqa_mc2": None,
         }
     )
+    from lm_eval import utils as lm_eval_utils
+
     compiled = lm_eval_utils.env.from_string.cache_info()
     assert compiled.hits > compiled.misses, "the harness compiles a template for every example"
 

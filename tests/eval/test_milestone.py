@@ -68,7 +68,7 @@ def _finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(programs.why_unavailable() is not None, reason=f"no sandbox here: {programs.why_unavailable()}")
+@pytest.mark.usefixtures("sandbox")
 def test_every_task_of_the_suite_is_scored(make_run: MakeRun, model_folder: Path) -> None:
     run = make_run()
     record = _evaluate(run, model_folder, try_number=2)

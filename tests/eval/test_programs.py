@@ -24,8 +24,7 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
-_WHY_NOT = programs.why_unavailable()
-needs_sandbox = pytest.mark.skipif(_WHY_NOT is not None, reason=f"no sandbox here: {_WHY_NOT}")
+needs_sandbox = pytest.mark.usefixtures("sandbox")
 _LIMITS = Limits(cpu_s=0, memory_bytes=0)
 _CLONE = seccomp.CLONE[platform.machine() == "aarch64"]
 _SYNC = (162, 81)[platform.machine() == "aarch64"]

@@ -78,7 +78,7 @@ def test_a_run_whose_remote_folder_can_not_be_written_is_not_created(
         compose(["checkpoint.remote_url=file:///proc/no/bucket", "eval.enabled=false"]),
         runs_dir=os.fspath(tmp_path / "runs"),
     )
-    monkeypatch.setattr(pretrain, "check", lambda config, begun: None)
+    monkeypatch.setattr(pretrain, "check_new", lambda config, begun: None)
     with pytest.raises(StorageError, match=r"checkpoint.remote_url=file:///proc/no/bucket: can't be used"):
         pretrain.create(config, argv=[])
     assert not (tmp_path / "runs").exists()

@@ -154,20 +154,20 @@ def make_run(make_config: MakeConfig, dataset: Path) -> MakeRun:
 
 @pytest.fixture(scope="session")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
-    """Start a module or a file, alone or (with ``processes``) by torchrun, in a process group of its own.
+    """Start a module or a file alone, or (with ``processes``) a module by ``trainer.launch``, in a process group.
 
-    The environment is that of ``hlatctl.node``, which isn't used so that signals reach torchrun directly.
+    The environment is that of ``hlatctl.node``, which isn't used so that signals reach the processes directly.
     """
 
     def run(*argv: str, processes: int = 0, log: Path | None = None, **env: str) -> subprocess.Popen[str]:
-        torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={processes}")
+        launcher = ("-m", "trainer.launch", str(processes), "--import=trainer.backends.torch_native")
         own = tmp_path_factory.mktemp("job")
         if processes:
             env = {**node.one_machine(own), JOB_FOLDER_ENV: os.fspath(own), "TMPDIR": os.fspath(own), **env}
         module = () if argv[0].endswith(".py") else ("-m",)
         with log.open("w") if log else nullcontext(subprocess.PIPE) as output:
             return subprocess.Popen(
-                [sys.executable, *(torchrun if processes else ()), *module, *argv],
+                [sys.executable, *(launcher if processes else ()), *module, *argv],
                 cwd=ROOT,
                 text=True,
                 start_new_session=True,
@@ -187,7 +187,7 @@ def finish() -> Finish:
         try:
             output, _ = process.communicate(timeout=_FINISH_S)
         except subprocess.TimeoutExpired:
-            descendants = processes.descendants(process.pid)  # torchrun's are in sessions of their own
+            descendants = processes.descendants(process.pid)  # ranks are in sessions of their own
             for pid in (process.pid, *descendants):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -214,7 +214,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory, start: Start) -> Iterator[Ra
     def do(size: int, jobs: list[dict[str, Any]]) -> list[Any]:
         if size not in groups:
             folder = tmp_path_factory.mktemp("ranks")
-            argv = ("tests/trainer/ranks.py", os.fspath(folder), str(os.getpid()))
+            argv = ("tests.trainer.ranks", os.fspath(folder), str(os.getpid()))
             groups[size] = start(*argv, processes=size, log=folder / "log"), folder, itertools.count(1)
         process, folder, numbers = groups[size]
         number = next(numbers)

@@ -1,4 +1,4 @@
-"""Run by torchrun with a folder: processes of one group that stay for more work; not a test by itself.
+"""Run by ``trainer.launch`` with a folder: processes of one group that stay for more work; not a test by itself.
 
 The fixture ``ranks`` starts them and writes files of jobs: lists of {"work": name of a function below, "run": folder,
 …}. Importing PyTorch and creating a process group would take most of the time of each. A job with ``fork`` is done in a

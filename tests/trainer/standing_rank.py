@@ -1,4 +1,4 @@
-"""Run by torchrun with a run directory: train, while rank 1 stands still in front of its third batch."""
+"""Run by ``trainer.launch`` with a run directory: train, while rank 1 stands still in front of its third batch."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _LONG: dict[str, Any] = {
     "checkpoint": {"every_steps": 50},
     "cluster": {"processes_per_node": 2},
 }
-_BAD_DISK = os.fspath(Path(__file__).with_name("bad_disk.py"))
+_BAD_DISK = "tests.trainer.bad_disk"
 _METRICS = ("loss", "grad_norm", "param_norm", "lr", "tokens")
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from conf.load import SAFE_LOADER
+
 VALIDATION = "validation"
 
 
@@ -93,11 +95,11 @@ class Task:
         return fields
 
 
-class _PlainLoader(yaml.SafeLoader):
+class _PlainLoader(SAFE_LOADER):  # type: ignore[misc]
     """Loads a task definition without importing the functions that it names."""
 
 
-_PlainLoader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))  # type: ignore[arg-type]
+_PlainLoader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
 
 
 def known() -> dict[str, list[str]]:

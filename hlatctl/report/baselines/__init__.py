@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from conf.load import SAFE_LOADER
 from hlatctl.run.errors import ConfigError, suggest
 
 #: Units of a row: fractions shown in percent, or values shown unchanged.
@@ -149,5 +150,5 @@ def _figures(by_row: dict[str, dict[str, list[float]]], model: str) -> dict[str,
 
 
 def _read(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    data: dict[str, Any] = yaml.load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), SAFE_LOADER)
     return data

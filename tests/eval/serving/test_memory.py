@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from eval.serving import memory
-from eval.serving.hugging_face import HuggingFace
 from eval.serving.model import Loaded
 from eval.serving.scoring import ScoringRow
 from hlatctl.run.errors import EvaluationError
+from tests.eval.conftest import hugging_face
 
 _COST = memory.Cost(token=10, kept_token=5, logit_token=100)
 
@@ -75,7 +75,7 @@ def test_scores_of_automatic_batches_are_those_of_fixed_ones(loaded: Loaded, mon
     prompts = [
         SimpleNamespace(args=(text, {"until": [], "max_gen_toks": 4})) for text in ("a fox", "def add(", "Question")
     ]
-    fixed, auto = HuggingFace(loaded, batch_size=1), HuggingFace(loaded, batch_size="auto")
+    fixed, auto = hugging_face(loaded, batch_size=1), hugging_face(loaded, batch_size="auto")
     one_row = memory.Cost.of(loaded.model).token * 102 + 24 * 400
     monkeypatch.setattr(auto, "_budget", memory.Budget(memory.Cost.of(loaded.model), one_row))
     actual, expected = auto._loglikelihood_tokens(requests), fixed._loglikelihood_tokens(requests)
@@ -93,7 +93,7 @@ def test_a_fixed_batch_that_does_not_fit_names_the_automatic_one(
 
     monkeypatch.setattr("eval.serving.scoring.score", exhausted)
     with pytest.raises(EvaluationError) as caught:
-        HuggingFace(loaded, batch_size=4).score(_rows(3, 2))
+        hugging_face(loaded, batch_size=4).score(_rows(3, 2))
     assert str(caught.value) == (
         "eval.batch_size=2: memory is exhausted (CUDA out of memory)\nhint: set eval.batch_size=auto"
     )
@@ -117,7 +117,7 @@ def test_fewer_answers_are_generated_after_memory_was_exhausted(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []
-    lm = HuggingFace(loaded, batch_size="auto")
+    lm = hugging_face(loaded, batch_size="auto")
     monkeypatch.setattr(lm, "_generate", _out_of_memory_above(4, tried))
     of_one = lm.max_length * 15 + 100
     monkeypatch.setattr(lm, "_budget", memory.Budget(_COST, 16 * of_one))
@@ -130,7 +130,7 @@ def test_fewer_answers_are_generated_after_memory_was_exhausted(
 def test_answers_of_a_fixed_batch_that_does_not_fit_are_an_error(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, batch_size: Any, keys: dict[str, Any], hint: str
 ) -> None:
-    lm = HuggingFace(loaded, batch_size=batch_size)
+    lm = hugging_face(loaded, batch_size=batch_size)
     monkeypatch.setattr(lm, "_generate", _out_of_memory_above(4, []))
     with pytest.raises(EvaluationError) as caught:
         lm.generate_until(_prompts(**keys))

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 from eval.serving import answers as batches
 from eval.serving import prefixes, scoring
-from eval.serving.hugging_face import HuggingFace
 from eval.serving.model import Loaded
 from hlatctl.run.errors import EvaluationError
+from tests.eval.conftest import hugging_face
 
 _SOLVED = [5, 6, 7, 8, 9, 10, 11, 12]
 
@@ -28,8 +27,8 @@ def _requests() -> list[Any]:
 
 
 def test_scores_of_packed_sequences_are_those_of_each_alone(loaded: Loaded) -> None:
-    alone = HuggingFace(loaded, batch_size=16)._loglikelihood_tokens(_requests())
-    model = HuggingFace(loaded, batch_size=16, share_prefixes=True)
+    alone = hugging_face(loaded, batch_size=16)._loglikelihood_tokens(_requests())
+    model = hugging_face(loaded, batch_size=16, share_prefixes=True)
     shared = model._loglikelihood_tokens(_requests())
     assert [greedy for _, greedy in shared] == [greedy for _, greedy in alone]
     assert [nats for nats, _ in shared] == pytest.approx([nats for nats, _ in alone], rel=0, abs=1e-5)
@@ -95,6 +94,8 @@ def test_rows_are_the_same_however_many_batches_are_asked_for_together() -> None
 
 
 def _mistral(window: int | None) -> Any:
+    from transformers import MistralConfig, MistralForCausalLM
+
     shape: dict[str, Any] = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     model: Any = MistralForCausalLM(
         MistralConfig(**shape, num_attention_heads=2, num_key_value_heads=2, sliding_window=window)
@@ -103,6 +104,8 @@ def _mistral(window: int | None) -> Any:
 
 
 def _gpt2() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=1, n_head=2))
     return model.eval()
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from eval.serving import scoring
-from eval.serving.hugging_face import HuggingFace
 from eval.serving.model import Loaded
 from hlatctl.run.errors import EvaluationError
+from tests.eval.conftest import hugging_face
 
 #: A context with two answers that differ in their last token, an answer of several tokens, and a context that is cut.
 _REQUESTS: list[Any] = [
@@ -33,14 +33,14 @@ def _harness(loaded: Loaded, batch_size: int) -> Any:
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
 def test_scores_are_those_of_the_harness(loaded: Loaded, batch_size: int) -> None:
     expected = _harness(loaded, batch_size)._loglikelihood_tokens(_REQUESTS)
-    actual = HuggingFace(loaded, batch_size=batch_size)._loglikelihood_tokens(_REQUESTS)
+    actual = hugging_face(loaded, batch_size=batch_size)._loglikelihood_tokens(_REQUESTS)
     assert [greedy for _, greedy in actual] == [greedy for _, greedy in expected]
     # A product with one row may be summed in another order (eval.serving.scoring).
     assert [nats for nats, _ in actual] == pytest.approx([nats for nats, _ in expected], rel=0, abs=4e-6)
 
 
 def test_answers_of_one_text_are_scored_where_they_begin(loaded: Loaded) -> None:
-    model = HuggingFace(loaded, batch_size=4)
+    model = hugging_face(loaded, batch_size=4)
     together = model._loglikelihood_tokens([_REQUESTS[0], _SAME_TEXT])
     apart = [model._loglikelihood_tokens([request])[0] for request in (_REQUESTS[0], _SAME_TEXT)]
     assert [nats for nats, _ in together] == pytest.approx([nats for nats, _ in apart], rel=0, abs=4e-6)

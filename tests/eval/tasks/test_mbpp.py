@@ -10,14 +10,13 @@ import pytest
 
 from conf.compose import compose
 from conf.schema import CodeConfig, EvalConfig
-from eval import code, harness, programs
+from eval import code, harness
 from eval.programs import run_programs
 from eval.tasks import mbpp, plan
 from eval.tasks.catalog import Catalog
 from eval.tasks.suites import Task
 from hlatctl.run.errors import ConfigError, DataError
 
-_WHY_NOT = programs.why_unavailable()
 _RECORD: dict[str, Any] = {
     "task_id": 11,
     "text": "Write a function to remove the first and last x.",
@@ -78,7 +77,7 @@ def test_no_function_of_the_harness_is_named(data_dir: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(_WHY_NOT is not None, reason=f"no sandbox here: {_WHY_NOT}")
+@pytest.mark.usefixtures("sandbox")
 def test_a_program_passes_if_its_first_three_tests_do() -> None:
     wrong = _RIGHT.replace("type(s)()", "s")
     late = "def other():\n    pass\n"
@@ -91,7 +90,7 @@ def test_a_program_passes_if_its_first_three_tests_do() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(_WHY_NOT is not None, reason=f"no sandbox here: {_WHY_NOT}")
+@pytest.mark.usefixtures("sandbox")
 def test_the_whole_task_is_scored_by_pass_at_1(lm: Any, data_dir: Path, tmp_path: Path) -> None:
     task = _task(data_dir, tmp_path)
     programs, given = code.generate(lm, task, tmp_path, samples=1, limit=None, seed=1)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("s3fs", reason="the extra s3 is not installed")
-pytest.importorskip("moto", reason="moto is not installed")
+if find_spec("s3fs") is None or find_spec("moto") is None:
+    pytest.skip("the extra s3 or moto is not installed", allow_module_level=True)
 
 from hlatctl.cache import remote as layout
 from hlatctl.cache.store import Objects

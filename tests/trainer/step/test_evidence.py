@@ -22,7 +22,7 @@ def test_all_processes_of_a_job_that_stands_still_leave_stacks_and_collectives(
     tmp_path: Path, make_run: MakeRun, start: Start, events_of: EventsOf
 ) -> None:
     run = make_run(tmp_path / "run", cluster={"processes_per_node": 2})
-    job = start("tests/trainer/standing_rank.py", os.fspath(run.root), processes=2)
+    job = start("tests.trainer.standing_rank", os.fspath(run.root), processes=2)
     folder = run.hang(1)
     try:
         wait_for(lambda: len(events_of(run, "step")) == 2)
@@ -47,8 +47,7 @@ def test_all_processes_of_a_job_that_stands_still_leave_stacks_and_collectives(
 
 def _ask(job: int, folder: Path, rank: int) -> None:
     """Ask one process for its stacks, and wait until it has written them."""
-    name = f"\0RANK={rank}\0".encode()
-    pid = next(pid for pid in processes.descendants(job) if name in Path(f"/proc/{pid}/environ").read_bytes())
+    pid = processes.ranks(job)[rank].pid
     path = folder / stacks_name(rank)
     before = path.exists() and path.stat().st_mtime_ns
     processes.ask_for_stacks([pid])
