@@ -7,10 +7,12 @@ import gc
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler.loadfile import LoadFileScheduling
 
 from flows.tracking import local_server, prefect_api
+from hlatctl.run.paths import RunPaths
 from tests import compositions
 
 # Before torch is imported. Its threads spin while they wait, which takes the cores of other workers and processes.
@@ -117,13 +120,38 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.freeze)
 
 
+@pytest.fixture(scope="module")
+def train_here() -> Iterator[Callable[[RunPaths, int], int]]:
+    """Train an attempt of a run in this process."""
+    import torch
+
+    from trainer.__main__ import main
+
+    before, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+    yield lambda run, attempt: main(["--run-dir", os.fspath(run.root), "--attempt", str(attempt)])
+    signal.signal(signal.SIGTERM, before)
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
-def prefect_api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def prefect_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs folder of the Prefect API that tests share."""
+    return tmp_path_factory.mktemp("prefect")
+
+
+@pytest.fixture(scope="session")
+def prefect_home(prefect_folder: Path, prefect_api_url: str) -> Path:
+    """A folder with Prefect's empty database, to copy: creating it takes longer than most tests."""
+    return prefect_folder / "empty"
+
+
+@pytest.fixture(scope="session")
+def prefect_api_url(prefect_folder: Path) -> Iterator[str]:
     """One Prefect API for all runs that ask for no other: each would start its own, as slow as its training.
 
     Its password is in this process's environment, where `PREFECT_API_AUTH_STRING` is what a user sets for such an API.
     """
-    home, auth = tmp_path_factory.mktemp("prefect"), local_server.new_auth()
+    home, auth = prefect_folder, local_server.new_auth()
     with socket.create_server(("127.0.0.1", 0)) as listener, (home / "server.log").open("wb") as log:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         server = subprocess.Popen(
@@ -137,6 +165,12 @@ def prefect_api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     os.environ["PREFECT_API_AUTH_STRING"] = auth
     while server.poll() is None and not prefect_api.answers(url):
         time.sleep(0.1)
+    (home / "empty").mkdir()
+    with (
+        closing(sqlite3.connect(prefect_api.home(home) / "prefect.db")) as database,
+        closing(sqlite3.connect(home / "empty" / "prefect.db")) as empty,
+    ):
+        database.backup(empty)
     yield url
     del os.environ["PREFECT_API_AUTH_STRING"]
     server.communicate()

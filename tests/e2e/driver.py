@@ -1,9 +1,17 @@
-"""A run's driver that a test starts, kills and resumes, and the run's events."""
+"""A run's driver that a test starts, kills and resumes; the run's events and processes; and its losses undisturbed."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
+from conf.load import dump
+from conf.of_run import of_run
+from hlatctl.run import files
 from hlatctl.run.journal import Event, read_events
 from hlatctl.run.paths import RunPaths
 from tests.e2e.conftest import Cli
@@ -51,3 +59,42 @@ class Driver:
 
     def _over(self) -> bool:
         return self.process is None or self.process.poll() is not None
+
+
+class Held:
+    """A running training of two processes, the second of which the test stops, so that no step ends."""
+
+    def __init__(self, cli: Cli, run_id: str) -> None:
+        wait_for(lambda: len(cli.trainer_pids(run_id)) == 2)
+        self._pid = cli.trainer_pids(run_id)[1]
+        self.hold()
+
+    def hold(self) -> None:
+        os.kill(self._pid, signal.SIGSTOP)
+
+    def release(self) -> None:
+        os.kill(self._pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+
+def undisturbed_losses(
+    run: RunPaths, folder: Path, train: Callable[[RunPaths, int], int], *, steps: int
+) -> dict[int, float]:
+    """Train the same steps again, in this process from the first to the last, with an optimizer that doesn't pause."""
+    config = of_run(run)
+    config = replace(
+        config,
+        runs_dir=os.fspath(folder),
+        train=replace(config.train, max_steps=steps),
+        cluster=replace(config.cluster, processes_per_node=1),
+        parallel=type(config.parallel)(),
+        optimizer=replace(config.optimizer, name="adamw"),
+        checkpoint=replace(config.checkpoint, every_steps=steps),
+    )
+    again = RunPaths(folder / "undisturbed")
+    files.write_text(again.config, files.seal_lines(dump(config)))
+    files.write_text(again.dataset, run.dataset.read_text(encoding="utf-8"))
+    assert train(again, 1) == 0
+    return {event["step"]: event["loss"] for event in read_events(again) if event["kind"] == "step"}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hlatctl.run.files import JOB_FOLDER_ENV
-from tests.trainer.conftest import corpus, dataset, events_of, finish, make_config, make_run, train_here  # noqa: F401 (fixtures are found by their names here)
+from tests.trainer.conftest import corpus, dataset, events_of, finish, make_config, make_run  # noqa: F401 (fixtures are found by their names here)
 
 ROOT = Path(__file__).parents[2]
 _MISSING = [name for name in ("torch_xla", "neuronx_distributed") if importlib.util.find_spec(name) is None]

@@ -232,18 +232,6 @@ def ranks(tmp_path_factory: pytest.TempPathFactory, start: Start) -> Iterator[Ra
         end(size)
 
 
-@pytest.fixture(scope="module")
-def train_here() -> Iterator[TrainHere]:
-    import torch
-
-    from trainer.__main__ import main
-
-    before, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
-    yield lambda run, attempt: main(["--run-dir", os.fspath(run.root), "--attempt", str(attempt)])
-    signal.signal(signal.SIGTERM, before)
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def train_run(tmp_path: Path, make_run: MakeRun, train_here: TrainHere) -> TrainRun:
     """Make a run with changes of the configuration, and train its first attempt in this process to the end."""
