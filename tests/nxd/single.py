@@ -9,6 +9,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -50,10 +51,31 @@ def attention_by_kernel(backend: Nxd) -> float:
     return max(float((one - other).abs().max()) for one, other in zip(*results, strict=True))
 
 
+def formats_of_sums() -> list[str]:
+    """Return the number formats other than FP32 that the kernel keeps its softmax's sums in, of BF16 attention."""
+    from neuronx_distributed.kernels import flash_attn
+
+    from trainer.backends.nxd_parts import NxdParts
+
+    formats: list[str] = []
+
+    def config(lse_dtype: str = "", **_: Any) -> None:
+        formats.append(lse_dtype)
+
+    q = torch.zeros(1, 1, 2048, 8, dtype=torch.bfloat16)
+    with mock.patch.object(flash_attn, "FlashConfig", config):
+        NxdParts(load(RunPaths(Path(sys.argv[1])).config).parallel, q.dtype, flash=True).attend(q, q, q, None)
+    return [each for each in formats if each]
+
+
 def main() -> None:
     run = RunPaths(Path(sys.argv[1]))
     backend = Nxd(load(run.config))
-    seen = {"compiled": compiled_at_each_boundary(backend, run), "attention": attention_by_kernel(backend)}
+    seen = {
+        "compiled": compiled_at_each_boundary(backend, run),
+        "attention": attention_by_kernel(backend),
+        "sums": formats_of_sums(),
+    }
     backend.close()
     print(json.dumps(seen))
 
