@@ -22,7 +22,7 @@ def world() -> Iterator[dist.ProcessGroup]:
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta:
-    options = group._get_backend(torch.device("cpu")).options  # type: ignore[attr-defined]
+    options = group._get_backend(torch.device("cpu")).options
     waits: timedelta = options._timeout
     return waits
 

@@ -137,7 +137,7 @@ def _shard(model: Llama, layout: Layout, precision: Precision) -> None:
     again = parallel.data_parallel == "fsdp" and parallel.reshard_after_forward == "always"
 
     def shard(module: nn.Module | list[nn.Module], *, again: bool) -> FSDPModule:
-        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=again)  # type: ignore[arg-type]
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
         unit = module[0] if isinstance(module, list) else module
         assert isinstance(unit, FSDPModule)
         return unit
