@@ -207,7 +207,8 @@ OF_RUNS: dict[str, Kind] = {
         "resumed_from_step whole (0: the initial model); tokens whole; world whole (number of processes); device "
         "text; device_name text (of a GPU, and what computes on it; else empty); parameters whole; peak_flops_per_s "
         "number (of one device; null: unknown); added_skips list (batches that `data_changed` events have excluded so "
-        "far); log_freq whole (steps between two that are journalled; null: 1)",
+        "far); log_freq whole (steps between two that are journalled; null: 1); attention text (kernel of "
+        "attention, such as `FA3`; null: the device's usual one)",
         lambda e: f"attempt {e['attempt']}: training starts from step {e['resumed_from_step']}",
     ),
     "initial_weights": _kind(
