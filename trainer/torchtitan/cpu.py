@@ -54,6 +54,11 @@ class Device(types.ModuleType):
         return getattr(torch.cpu, name)
 
 
+def device_module() -> types.ModuleType:
+    """Return what stands for ``torch.cuda``."""
+    return _Device("cpu")
+
+
 def _dense_attention(
     q: Tensor, k: Tensor, v: Tensor, *, block_mask: Any, scale: float | None, enable_gqa: bool, **_: Any
 ) -> tuple[Tensor, Any]:
