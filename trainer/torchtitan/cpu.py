@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 _NO_MEMORY = dict.fromkeys(("active_bytes.all.peak", "reserved_bytes.all.peak", "num_alloc_retries", "num_ooms"), 0)
 
 
-class Device(types.ModuleType):
+class _Device(types.ModuleType):
     """The functions of ``torch.cuda`` that torchtitan calls."""
 
     @staticmethod
@@ -86,7 +86,7 @@ def adapt() -> None:
     logging.getLogger().setLevel(logging.ERROR)  # torchtitan's own: it looks for a GPU
     torch._dynamo.config.disable = True  # the mask's compiled function takes a minute to compile
     device = torch.device("cpu")
-    utils.device_type, utils.device_module, utils.get_local_device = "cpu", Device("cpu"), lambda: device
+    utils.device_type, utils.device_module, utils.get_local_device = "cpu", device_module(), lambda: device
     from torchtitan.distributed import utils as distributed_utils
 
     distributed_utils.get_local_device = utils.get_local_device
