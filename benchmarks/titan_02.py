@@ -35,11 +35,11 @@ def engine_of(config: Config, tokens: Path) -> Any:
     device = config.backend.device
     os.environ["LOCAL_RANK"] = "0"
     if device == "cpu":
-        from trainer.torchtitan.cpu import Device
+        from trainer.torchtitan.cpu import device_module
 
         for name, module in list(sys.modules.items()):  # the package has imported what reads them
             if name.startswith(torchtitan.__name__) and hasattr(module, "device_type"):
-                module.device_type, module.device_module = "cpu", Device("cpu")  # type: ignore[attr-defined]
+                module.device_type, module.device_module = "cpu", device_module()  # type: ignore[attr-defined]
         torch._dynamo.config.disable = True
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group(DEVICES[device].process_group, store=store, rank=0, world_size=1)

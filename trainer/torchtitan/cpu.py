@@ -21,8 +21,8 @@ from torch.distributed.fsdp import FSDPModule
 _NO_MEMORY = dict.fromkeys(("active_bytes.all.peak", "reserved_bytes.all.peak", "num_alloc_retries", "num_ooms"), 0)
 
 
-class Device(types.ModuleType):
-    """The functions of ``torch.cuda`` that torchtitan calls; see PyTorch's."""
+class _Device(types.ModuleType):
+    """The functions of ``torch.cuda`` that torchtitan calls."""
 
     @staticmethod
     def device_count() -> int:
@@ -54,6 +54,11 @@ class Device(types.ModuleType):
         return getattr(torch.cpu, name)
 
 
+def device_module() -> types.ModuleType:
+    """Return what stands for ``torch.cuda``."""
+    return _Device("cpu")
+
+
 def _dense_attention(
     q: Tensor, k: Tensor, v: Tensor, *, block_mask: Any, scale: float | None, enable_gqa: bool, **_: Any
 ) -> tuple[Tensor, Any]:
@@ -81,7 +86,7 @@ def adapt() -> None:
     logging.getLogger().setLevel(logging.ERROR)  # torchtitan's own: it looks for a GPU
     torch._dynamo.config.disable = True  # the mask's compiled function takes a minute to compile
     device = torch.device("cpu")
-    utils.device_type, utils.device_module, utils.get_local_device = "cpu", Device("cpu"), lambda: device
+    utils.device_type, utils.device_module, utils.get_local_device = "cpu", device_module(), lambda: device
     from torchtitan.distributed import utils as distributed_utils
 
     distributed_utils.get_local_device = utils.get_local_device
