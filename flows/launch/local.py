@@ -229,7 +229,8 @@ def _command(job: Job) -> tuple[str, ...]:
     count = job.processes_per_node
     torchrun = ("-m", "torch.distributed.run", f"--rdzv-id={job.name}", f"--nproc-per-node={count}")
     forking = ("-m", "trainer.launch", str(count), *(f"--import={name}" for name in job.shared_modules))
-    launcher = forking if job.shared_modules else torchrun
+    # Apple's libraries don't survive a fork, and only Linux shows the names of ranks.
+    launcher = forking if job.shared_modules and sys.platform == "linux" else torchrun
     wrapper = (sys.executable, *job.wrapper) if job.wrapper else ()
     return (*wrapper, sys.executable, *launcher, *job.argv)  # torchrun reads "-m trainer" as --module trainer
 
