@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from conf.compose import compose
+from flows import pretrain
 from tests.e2e.conftest import Call, Cli
 
 pytestmark = pytest.mark.processes
@@ -59,8 +61,8 @@ def test_bad_input_gives_one_error_with_a_hint_and_creates_nothing(
 
 @pytest.fixture(scope="module")
 def existing(cli: Cli) -> str:
-    assert cli.train("existing", "--dry-run").returncode == 0
-    return "existing"
+    config = compose([*cli.overrides, "cluster=simulated", f"runs_dir={cli.runs_dir}"])
+    return pretrain.create(config, argv=[], run_id="existing").run_id
 
 
 def test_a_run_id_that_exists_is_refused(cli: Cli, call: Call, existing: str) -> None:

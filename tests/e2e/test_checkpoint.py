@@ -14,7 +14,9 @@ from tests.e2e.conftest import WORDS, Call, Cli
 pytestmark = pytest.mark.processes
 
 
-def test_an_exported_model_is_imported_again_and_trained_further(cli: Cli, undisturbed: str, tmp_path: Path) -> None:
+def test_an_exported_model_is_imported_again_and_trained_further(
+    cli: Cli, call: Call, undisturbed: str, tmp_path: Path
+) -> None:
     before = sorted(path.name for path in (cli.paths(undisturbed).root).rglob("*"))
     exported = cli.run("checkpoint", "export", undisturbed, "--step", "40", "--to", os.fspath(tmp_path / "hf"))
     assert exported.returncode == 0, exported.stderr
@@ -32,10 +34,10 @@ def test_an_exported_model_is_imported_again_and_trained_further(cli: Cli, undis
     losses = cli.losses(undisturbed)
     assert cli.losses("went-on")[1] == pytest.approx(losses[40], abs=0.3)
     assert cli.losses("went-on")[1] < losses[1] - 1.0
-    shown = cli.run("show", "went-on", "--json").stdout
+    shown = call("show", "went-on", "--json").stdout
     assert '"manifest_sha256"' in shown
 
-    again = cli.run("checkpoint", "export", undisturbed, "--to", os.fspath(tmp_path / "hf"))
+    again = call("checkpoint", "export", undisturbed, "--to", os.fspath(tmp_path / "hf"))
     assert again.returncode == 14
     assert "exists and is not an empty folder\nhint: " in again.stderr
 

@@ -32,19 +32,21 @@ def child(cli: Cli, parent: str) -> str:
     return "child"
 
 
-def test_a_fork_without_changes_has_exactly_the_losses_of_its_parent(cli: Cli, parent: str, child: str) -> None:
+def test_a_fork_without_changes_has_exactly_the_losses_of_its_parent(
+    cli: Cli, call: Call, parent: str, child: str
+) -> None:
     losses = cli.losses(child)
     assert losses == {step: cli.losses(parent)[step] for step in (9, 10, 11, 12)}
     assert [event["tokens"] for event in cli.events(child, "step")] == [4608, 5120, 5632, 6144]
     record = files.read_json(cli.paths(child).provenance)["fork"]
     assert (record["run"], record["step"], record["tokens"]) == (parent, 8, 4096)
     assert record["manifest_sha256"] == read_manifest(cli.paths(parent).checkpoint(8)).sha256
-    assert f"forked from  {parent} at step 8" in cli.run("status", child).stdout
+    assert f"forked from  {parent} at step 8" in call("status", child).stdout
 
 
-def test_a_fork_with_longer_sequences_counts_its_tokens_from_the_checkpoint(cli: Cli, parent: str) -> None:
+def test_a_fork_with_longer_sequences_counts_its_tokens_from_the_checkpoint(cli: Cli, call: Call, parent: str) -> None:
     changes = ("train.seq_len=256", "train.max_steps=null", "train.tokens=6100", "data.validation_fraction=0.05")
-    done = cli.run("fork", parent, "--at", "4.1K", "--run-id", "longer", *changes)
+    done = call("fork", parent, "--at", "4.1K", "--run-id", "longer", *changes)
     assert done.returncode == 22, "no checkpoint has 4,100 tokens"
     done = cli.run("fork", parent, "--at", "8", "--run-id", "longer", *changes)
     assert done.returncode == 0, done.stderr
@@ -54,12 +56,12 @@ def test_a_fork_with_longer_sequences_counts_its_tokens_from_the_checkpoint(cli:
     assert [(e["step"], e["tokens"], e["batch"]) for e in steps] == [(9, 5120, 1), (10, 6144, 2)]
 
 
-def test_a_run_whose_fork_has_lost_its_checkpoint_does_not_begin_anew(cli: Cli, parent: str) -> None:
-    assert cli.run("fork", parent, "--at", "4", "--run-id", "orphan", "--detach").returncode == 0
-    assert cli.run("stop", "orphan").returncode == 0
+def test_a_run_whose_fork_has_lost_its_checkpoint_does_not_begin_anew(cli: Cli, call: Call, parent: str) -> None:
+    assert call("fork", parent, "--at", "4", "--run-id", "orphan", "--detach").returncode == 0
+    assert call("stop", "orphan").returncode == 0
     for step in cli.paths("orphan").checkpoints.iterdir():
         (step / "manifest.json").unlink()
-    resumed = cli.run("resume", "orphan")
+    resumed = call("resume", "orphan")
     assert (resumed.returncode, "does not start over" in resumed.stderr) == (22, True), resumed.stderr
 
 

@@ -36,7 +36,7 @@ def whole(cli: Cli, tracked: Cli) -> RunPaths:
         "whole",
         "eval.enabled=true",
         "eval.every_tokens=14000",
-        "eval.limit=4",
+        "eval.limit=2",
         "eval.validation_tokens=2048",
         "tracking=mlflow",
         "tracking.poll_s=0.5",
@@ -259,7 +259,9 @@ def test_resume_in_another_folder_finds_the_run(
     assert cli.run("resume", "whole").returncode == 0
 
 
-def test_a_checkpoint_is_evaluated_with_other_settings_on_request_and_separately(cli: Cli, whole: RunPaths) -> None:
+def test_a_checkpoint_is_evaluated_with_other_settings_on_request_and_separately(
+    cli: Cli, call: Call, whole: RunPaths
+) -> None:
     own = (whole.eval(20480) / "results.json").read_bytes()
     checkpoint = os.fspath(whole.checkpoint(40))
     result = cli.run("eval", checkpoint, "eval.tasks=[smoke_crows_pairs]", "eval.limit=6", "--new-contract")
@@ -270,7 +272,7 @@ def test_a_checkpoint_is_evaluated_with_other_settings_on_request_and_separately
     assert {name: score["n"] for name, score in record["scores"].items()} == {"smoke_crows_pairs": 6}
     assert (whole.eval(20480) / "results.json").read_bytes() == own
     assert not list(whole.evals.rglob("model*")), "the exported model is deleted"
-    status = cli.run("status", "whole").stdout
+    status = call("status", "whole").stdout
     assert f"contract {record['contract'][:8]}  smoke_crows_pairs" in status
     assert "finished" in status
 

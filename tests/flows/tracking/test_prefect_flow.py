@@ -13,6 +13,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -29,6 +31,8 @@ from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 
 pytestmark = pytest.mark.processes
+
+Ask = Callable[[str], list[Any]]
 
 DRIVE = """
 import os, signal, sys, time
@@ -99,23 +103,38 @@ except StoppedError:
 
 
 @pytest.fixture
-def config(simulated_config: Config, prefect_home: Path) -> Config:
-    shutil.copytree(prefect_home, prefect_api.home(Path(simulated_config.runs_dir)))
+def config(simulated_config: Config) -> Config:
     return dataclasses.replace(simulated_config, tracking=dataclasses.replace(simulated_config.tracking, enabled=True))
 
 
-def drive(run: RunPaths, *arguments: str, code: int = 0) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    result = subprocess.run(
-        [sys.executable, "-c", DRIVE, os.fspath(run.root), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+def run_python(*argv: str, api: str = "") -> subprocess.CompletedProcess[str]:
+    """Run Python; processes without an ``api`` start their own."""
+    environment = {name: value for name, value in os.environ.items() if api or not name.startswith("PREFECT_")}
+    environment |= {"PREFECT_API_URL": api} if api else {}
+    argv = (sys.executable, *argv)
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+
+def drive(run: RunPaths, *arguments: str, api: str = "", code: int = 0) -> str:
+    result = run_python("-c", DRIVE, os.fspath(run.root), *arguments, api=api)
     assert result.returncode == code, result.stderr
     return result.stdout
+
+
+@pytest.fixture
+def database(prefect_folder: Path, config: Config) -> Ask:
+    """Query the database of the API that tests share, about this test's runs folder alone."""
+    lock = f"%{config.runs_dir}/%"
+
+    def ask(what: str) -> list[Any]:
+        with closing(sqlite3.connect(prefect_api.home(prefect_folder) / "prefect.db")) as connection:
+            return connection.execute(
+                "with run as (select * from flow_run where parameters like ?), "
+                f"task as (select * from task_run where flow_run_id in (select id from run)) {what}",
+                (lock,),
+            ).fetchall()
+
+    return ask
 
 
 TASKS = {
@@ -135,28 +154,30 @@ TASKS = {
 }
 
 
-def test_stages_attempts_and_evaluations_are_tasks_of_one_flow_run(config: Config) -> None:
+def test_stages_attempts_and_evaluations_are_tasks_of_one_flow_run(
+    config: Config, prefect_api_url: str, database: Ask
+) -> None:
     run = pretrain.create(config, argv=[], run_id="seen")
-    drive(run)
-    with sqlite3.connect(prefect_api.home(Path(config.runs_dir)) / "prefect.db") as database:
-        (flow,) = database.execute("select name, state_name from flow_run").fetchall()
-        tasks = database.execute("select name, state_name from task_run").fetchall()
-        artifacts = {key for (key,) in database.execute("select key from artifact")}
+    drive(run, api=prefect_api_url)
+    (flow,) = database("select name, state_name from run")
+    tasks = database("select name, state_name from task")
+    artifacts = {key for (key,) in database("select key from artifact where flow_run_id in (select id from run)")}
     assert flow == ("seen (SIMULATED)", "Completed")
     assert {name for name, _ in tasks} == TASKS
     assert {state for _, state in tasks} == {"Completed"}
     assert {"summary", "training"} <= artifacts
 
 
-def bring_up_to_date(runs_dir: Path) -> str:
+def bring_up_to_date(runs_dir: Path, api: str = "") -> str:
     """Do what `hlatctl sync` and `hlatctl ui` do for Prefect; return what is printed."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    argv = [sys.executable, "-m", "flows.tracking.prefect_stale", os.fspath(runs_dir)]
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600, check=True).stderr
+    done = run_python("-m", "flows.tracking.prefect_stale", os.fspath(runs_dir), api=api)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
-def test_a_run_continues_when_prefect_disappears_and_is_copied_to_it_later(config: Config) -> None:
+def test_a_run_continues_when_prefect_disappears_and_is_copied_to_it_later(config: Config, prefect_home: Path) -> None:
     runs_dir = Path(config.runs_dir)
+    shutil.copytree(prefect_home, prefect_api.home(runs_dir))
     run = pretrain.create(config, argv=[], run_id="alone")
     output = drive(run, "lost")
     kinds = [event["kind"] for event in read_events(run)]
@@ -165,10 +186,11 @@ def test_a_run_continues_when_prefect_disappears_and_is_copied_to_it_later(confi
     assert kinds[-1] == "run_finished"
     assert "Prefect" in output
     assert states(runs_dir) != {"alone (SIMULATED)": "Completed"}
+    assert links.is_missed(run)
     assert "alone: copied to Prefect what it has missed" in bring_up_to_date(runs_dir)
     assert states(runs_dir) == {"alone (SIMULATED)": "Completed"}
     assert states(runs_dir, "task_run") == dict.fromkeys(TASKS, "Completed")
-    assert "alone" not in bring_up_to_date(runs_dir)
+    assert not links.is_missed(run), "it isn't copied again"
 
 
 SWEEP = """
@@ -206,7 +228,9 @@ view.end("finished")
 """
 
 
-def test_a_sweep_and_its_trials_are_in_prefect_once_although_it_was_busy_in_between(config: Config) -> None:
+def test_a_sweep_and_its_trials_are_in_prefect_once_although_it_was_busy_in_between(
+    config: Config, prefect_api_url: str, database: Ask
+) -> None:
     sweep = runs.create_sweep(Path(config.runs_dir), "rates", "overrides: []\n")
     with JournalWriter(sweep, FLOW_WRITER) as journal:
         settings: dict[str, Any] = {
@@ -229,17 +253,17 @@ def test_a_sweep_and_its_trials_are_in_prefect_once_although_it_was_busy_in_betw
             hours: dict[str, Any] = {"process_hours": 1.0, "saved_process_hours": 0.0}
             journal.append("trial_ended", trial=n, outcome="finished", why="", value=1.0, tokens=1, **hours)
         journal.append("sweep_finished", outcome="finished", message="")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    argv = [sys.executable, "-c", SWEEP, os.fspath(sweep.root)]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = run_python("-c", SWEEP, os.fspath(sweep.root), api=prefect_api_url)
     assert done.returncode == 0, done.stderr
-    runs_dir = Path(config.runs_dir)
-    assert states(runs_dir) == {"rates": "Completed", "rates-t0000": "Completed"}
-    assert states(runs_dir, "task_run") == {"rates-t0000": "Completed", "rates-t0001": "Completed"}
-    with sqlite3.connect(prefect_api.home(runs_dir) / "prefect.db") as database:
-        assert database.execute("select count(*) from flow_run").fetchone() == (2,)
-        query = "select task_run.name from flow_run join task_run on flow_run.parent_task_run_id = task_run.id"
-        assert database.execute(query).fetchall() == [("rates-t0000",)]
+    assert sorted(database("select name, state_name from run")) == [
+        ("rates", "Completed"),
+        ("rates-t0000", "Completed"),
+    ]
+    assert sorted(database("select name, state_name from task")) == [
+        ("rates-t0000", "Completed"),
+        ("rates-t0001", "Completed"),
+    ]
+    assert database("select task.name from run join task on run.parent_task_run_id = task.id") == [("rates-t0000",)]
 
 
 def states(runs_dir: Path, table: str = "flow_run") -> dict[str, str]:
@@ -247,20 +271,24 @@ def states(runs_dir: Path, table: str = "flow_run") -> dict[str, str]:
         return dict(database.execute(f"select name, state_name from {table}").fetchall())
 
 
-def test_a_stopped_run_is_cancelled_and_one_whose_process_has_died_is_crashed(config: Config) -> None:
-    runs_dir = Path(config.runs_dir)
+def test_a_stopped_run_is_cancelled_and_one_whose_process_has_died_is_crashed(
+    config: Config, prefect_api_url: str, database: Ask
+) -> None:
+    def states() -> dict[str, str]:
+        return dict(database("select name, state_name from run"))
+
     dead = pretrain.create(config, argv=[], run_id="dead")
-    drive(dead, "killed", code=-signal.SIGKILL)
-    assert states(runs_dir) == {"dead (SIMULATED)": "Running"}
+    drive(dead, "killed", api=prefect_api_url, code=-signal.SIGKILL)
+    assert states() == {"dead (SIMULATED)": "Running"}
     stopped = pretrain.create(config, argv=[], run_id="stopped")
     with hold_driver(dead):  # as long as it has a driver, it is alive
-        assert drive(stopped, "stopped").endswith("stopped\n")
-    assert states(runs_dir) == {"dead (SIMULATED)": "Running", "stopped (SIMULATED)": "Cancelled"}
-    assert "Failed" not in states(runs_dir, "task_run").values()
-    said = bring_up_to_date(runs_dir)
+        assert drive(stopped, "stopped", api=prefect_api_url).endswith("stopped\n")
+    assert states() == {"dead (SIMULATED)": "Running", "stopped (SIMULATED)": "Cancelled"}
+    assert ("Failed",) not in database("select state_name from task")
+    said = bring_up_to_date(Path(config.runs_dir), prefect_api_url)
     assert "dead (SIMULATED): its process has died; it is marked as Crashed in Prefect" in said
-    assert states(runs_dir) == {"dead (SIMULATED)": "Crashed", "stopped (SIMULATED)": "Cancelled"}
-    assert "Running" not in states(runs_dir, "task_run").values()
+    assert states() == {"dead (SIMULATED)": "Crashed", "stopped (SIMULATED)": "Cancelled"}
+    assert ("Running",) not in database("select state_name from task")
 
 
 def test_without_tracking_no_prefect_is_started(simulated_config: Config) -> None:
@@ -270,20 +298,21 @@ def test_without_tracking_no_prefect_is_started(simulated_config: Config) -> Non
     assert not prefect_api.home(Path(simulated_config.runs_dir)).exists()
 
 
-def test_cancelling_or_suspending_in_prefect_stops_the_run_and_resuming_continues_the_flow_run(config: Config) -> None:
+def test_cancelling_or_suspending_in_prefect_stops_the_run_and_resuming_continues_the_flow_run(
+    config: Config, prefect_api_url: str, database: Ask
+) -> None:
     run = pretrain.create(config, argv=[], run_id="cancelled")
-    assert drive(run, "cancelled").endswith("stopped\n")
+    assert drive(run, "cancelled", api=prefect_api_url).endswith("stopped\n")
     asked = [event["by"] for event in read_events(run) if event["kind"] == "stop_requested"]
     assert asked == ["a person in Prefect"]
-    assert states(Path(config.runs_dir)) == {"cancelled (SIMULATED)": "Cancelled"}
-    assert drive(run, "suspended").endswith("stopped\n")
+    assert database("select name, state_name from run") == [("cancelled (SIMULATED)", "Cancelled")]
+    assert drive(run, "suspended", api=prefect_api_url).endswith("stopped\n")
     assert [event["by"] for event in read_events(run) if event["kind"] == "stop_requested"] == 2 * asked
-    assert states(Path(config.runs_dir)) == {"cancelled (SIMULATED)": "Cancelled"}
-    drive(run)
+    assert database("select name, state_name from run") == [("cancelled (SIMULATED)", "Cancelled")]
+    drive(run, api=prefect_api_url)
     assert read_events(run)[-1]["outcome"] == "finished"
-    with sqlite3.connect(prefect_api.home(Path(config.runs_dir)) / "prefect.db") as database:
-        (flow,) = database.execute("select name, state_name, run_count, tags, id from flow_run").fetchall()
-        tasks = [name for (name,) in database.execute("select name from task_run where state_name = 'Completed'")]
+    (flow,) = database("select name, state_name, run_count, tags, id from run")
+    tasks = [name for (name,) in database("select name from task where state_name = 'Completed'")]
     assert flow[:2] == ("cancelled (SIMULATED)", "Completed")
     assert flow[2] >= 2, "a request that was sent again also counts"
     assert links.in_prefect(run, "http://p") == f"http://p/runs/flow-run/{UUID(flow[4])}"
