@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan is not installed (docs/engines.md)"),
 ]
 #: The amendment's step, and steps enough to kill a rank after it.
-_AMENDED, _LAST = 10, 80
+_AMENDED, _LAST = 10, 40
 
 
 def test_a_run_is_amended_survives_a_killed_rank_and_is_proven_and_forked(tmp_path: Path) -> None:
