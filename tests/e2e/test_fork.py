@@ -57,7 +57,7 @@ def test_a_fork_with_longer_sequences_counts_its_tokens_from_the_checkpoint(cli:
 
 
 def test_a_run_whose_fork_has_lost_its_checkpoint_does_not_begin_anew(cli: Cli, call: Call, parent: str) -> None:
-    assert call("fork", parent, "--at", "4", "--run-id", "orphan", "--detach").returncode == 0
+    assert cli.run("fork", parent, "--at", "4", "--run-id", "orphan", "--detach").returncode == 0
     assert call("stop", "orphan").returncode == 0
     for step in cli.paths("orphan").checkpoints.iterdir():
         (step / "manifest.json").unlink()

@@ -49,9 +49,18 @@ def initialize(model: Llama, config: ModelConfig, seed: int) -> None:
             part = sharded.to_local()
             if not part.numel():
                 continue
-            (place,) = sharded.__create_chunk_list__()
-            first_row = place.offsets[0]
+            first_row = _first_row(sharded)
         fill_slice(part, name, list(parameter.shape), model.parts, config, seed, first_row=first_row)
+
+
+def _first_row(sharded: Any) -> int:
+    """Return the first row of this process's shard of a DTensor that FSDP divided by rows.
+
+    PyTorch's own function for it reads a tensor, which needs one with values.
+    """
+    ((dim, _),) = [(dim, place) for dim, place in enumerate(sharded.placements) if place.is_shard(0)]
+    rows, mesh = sharded.shape[0], sharded.device_mesh
+    return int(min(rows, mesh.get_local_rank(dim) * -(-rows // mesh.size(dim))))
 
 
 def initial_slice(name: str, shape: list[int], parts: Parts, config: ModelConfig, seed: int) -> Tensor:

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -150,8 +151,8 @@ def denied(path: Path) -> PermissionError:
 def test_an_extra_is_installed_from_where_the_project_was(
     noted: str | None, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("importlib.metadata.Distribution.read_text", lambda *_: noted)
-    monkeypatch.setattr("importlib.metadata.PathDistribution.read_text", lambda *_: noted)
+    found = SimpleNamespace(read_text={"direct_url.json": noted}.get)
+    monkeypatch.setattr("importlib.metadata.distribution", {"hlatctl": found}.get)
     assert install("s3") == command
 
 

@@ -427,7 +427,7 @@ def test_weights_that_a_checkpoint_replaces_are_not_drawn(
     """That would take minutes of a large model's every attempt, and no checkpoint leaves one undefined."""
     whole = read_tensors(trained.checkpoint(24), bool)
     shutil.rmtree(trained.checkpoint(24))
-    monkeypatch.delattr("trainer.model.decoder.initial_value")
+    monkeypatch.delattr("trainer.model.initial.normal_block")
     assert train_here(trained, 2) == 0
     again = read_tensors(trained.checkpoint(24), bool)
     assert all(torch.equal(again[name], whole[name]) for name in whole)
