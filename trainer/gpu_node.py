@@ -338,7 +338,7 @@ def look(config: Config, *, across_nodes: bool = False) -> Iterator[Check]:
     command = "amd-smi static" if torch.version.hip else "nvidia-smi -q"
     try:
         with library() as known:
-            everything, driver = known.gpus(), known.driver() or known.driver()
+            everything, driver = known.gpus(), known.driver()
     except Unavailable as error:
         yield Check(name=SOFTWARE, status="skip", shows=str(error), command=command)
         return

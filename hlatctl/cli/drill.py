@@ -44,11 +44,11 @@ def drill(
 ) -> None:
     """Inject faults into a short run and check that it recovers.
 
-    Injects one fault after another: processes killed, stopped, slowed and preempted; data and checkpoints damaged;
-    trackers, driver and disk lost; on Slurm, also a node's program killed and the job cancelled. At the end every loss
-    must equal that of an undisturbed run: bit by bit on a CPU, within rounding on other devices. All files are in a new
-    folder under the runs folder, and other runs are not changed. Takes a few minutes. The exit code is 20 if a recovery
-    failed.
+    Injects one fault after another: processes killed, stopped, slowed and preempted; data, checkpoints and memory
+    damaged; trackers, driver and disk lost; on Slurm, also a node's program killed and the job cancelled. At the end
+    every loss must equal that of an undisturbed run: bit by bit on a CPU, within rounding on other devices. All files
+    are in a new folder under the runs folder, and other runs are not changed. Takes a few minutes. The exit code is 20
+    if a recovery failed.
     """
     from conf.compose import compose
     from flows.drill.exercise import check_names, exercise, new_folder

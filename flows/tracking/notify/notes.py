@@ -223,7 +223,7 @@ def _corruption(event: Event, run: RunPaths) -> Note:
         title=f"wrong numbers after step {event['step']}",
         key=f"corruption {event['step']} {event.get('ranks')}",
         happened=str(event["message"]),
-        decided="the attempt ends, and the run returns to a checkpoint from before the last good check",
+        decided="the attempt ends, and the run returns to its newest checkpoint up to the last good check",
         asked="test the named devices",
         command=f"hlatctl status {run.run_id}",
     )
