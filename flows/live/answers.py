@@ -24,14 +24,16 @@ from flows.live.json_response import as_json
 from flows.live.stream import Watcher
 from flows.runtime import programs
 from flows.tracking import links
-from hlatctl.report.live import curves, details, items
+from hlatctl.report.live import curves, details, items, sweeps
 from hlatctl.report.live import index as ranks
 from hlatctl.report.live.curves import StepColumns
 from hlatctl.report.live.index import OpenRun
 from hlatctl.report.run_view import is_simulated, view_run
+from hlatctl.run import labels
 from hlatctl.run.errors import ConfigError, DataError, RunBusyError, RunNotFoundError
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.processes import user_name
+from hlatctl.run.runs import list_sweeps
 
 _TIMEOUT_S = 300.0
 #: One at a time, because each one imports PyTorch and may replay thousands of batches.
@@ -182,12 +184,19 @@ class Answers:
             found["version"] = opened.version
         return as_json(found)
 
+    def sweep(self, request: Request) -> Response:
+        """Return everything about a sweep."""
+        paths = self._sweep(request)
+        report = f"/sweeps/{paths.run_id}/report" if _report(paths) else None
+        return as_json({**sweeps.details(paths), "links": {"report": report}})
+
     def report(self, request: Request) -> Response:
-        """Return the report's page."""
-        path = _report(self._run(request))
-        if path is None:
-            raise RunNotFoundError("the run has no report yet", hint="it is written when the run ends")
-        return FileResponse(path, media_type="text/html", headers={"content-security-policy": _REPORT_POLICY})
+        """Return the page of a run's report."""
+        return _report_page(self._run(request))
+
+    def sweep_report(self, request: Request) -> Response:
+        """Return the page of a sweep's report."""
+        return _report_page(self._sweep(request))
 
     def compare(self, request: Request) -> Response:
         """Return a comparison of several runs."""
@@ -251,6 +260,25 @@ class Answers:
         """Continue a run."""
         return as_json(resume_run(self._run(request)), 202)
 
+    def labels(self, request: Request) -> Response:
+        """Change a run's name or tags, or add a note."""
+        run, given = self._run(request), request.query_params
+        change = labels.change(
+            name=given.get("name"),
+            tags=given.getlist("tag"),
+            untag=given.getlist("untag"),
+            note=given.get("note", ""),
+        )
+        labels.write_label(run, change, by=user_name())
+        return as_json({"run_id": run.run_id}, 202)
+
+    def _sweep(self, request: Request) -> SweepPaths:
+        name = request.path_params["sweep_id"]
+        found = next((sweep for sweep in list_sweeps(self.watcher.index.runs_dir) if sweep.run_id == name), None)
+        if found is None:
+            raise RunNotFoundError(f"{name:.100}: no such sweep", hint="`hlatctl runs` lists them")
+        return found
+
     def _run(self, request: Request) -> RunPaths:
         return self.watcher.index.find(request.path_params["run_id"])
 
@@ -276,6 +304,13 @@ def _whole(text: str | None, name: str) -> int | None:
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise ConfigError(f"{name}={text:.40}: must be a whole number", hint=f"{name}=1000")
     return int(text)
+
+
+def _report_page(run: RunPaths) -> Response:
+    path = _report(run)
+    if path is None:
+        raise RunNotFoundError(f"{run.run_id} has no report yet", hint="it is written at the end")
+    return FileResponse(path, media_type="text/html", headers={"content-security-policy": _REPORT_POLICY})
 
 
 def _report(run: RunPaths) -> Path | None:

@@ -107,8 +107,11 @@ def make_app(service: Service, *, token: str, port: int) -> ASGIApp:
         Route("/api/runs/{run_id}/documents", late("documents")),
         Route("/api/runs/{run_id}/stop", late("stop"), methods=["POST"]),
         Route("/api/runs/{run_id}/resume", late("resume"), methods=["POST"]),
+        Route("/api/runs/{run_id}/labels", late("labels"), methods=["POST"]),
+        Route("/api/sweeps/{sweep_id}", late("sweep")),
         Route("/api/compare", late("compare")),
         Route("/runs/{run_id}/report", late("report")),
+        Route("/sweeps/{sweep_id}/report", late("sweep_report")),
     ]
     app = Starlette(routes=routes, exception_handlers=_HANDLERS)
     return Gate(Session(app, token, port, allow_control=service.allow_control), port)

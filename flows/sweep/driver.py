@@ -56,7 +56,7 @@ class Trial:
     Args:
         run: the trial's directory, which may not exist yet.
         of: its place in the sweep.
-        argv: the sweep's command line, recorded as provenance.
+        argv: the command line that creates the same run, recorded as provenance.
         player: runs the simulation in a dry run; None: the trial gets a driver process.
     """
 
@@ -345,7 +345,8 @@ class _Driver:
             return None
         config = config if asked.seed is None else dataclasses.replace(config, seed=asked.seed)
         of = pretrain.TrialOf(sweep=book.sweep.run_id, trial=number)
-        self._trials[number] = Trial(book.sweep.trial(number), config, of, sys.argv, self._player)
+        argv = [sys.argv[0], "train", *asked.overrides]
+        self._trials[number] = Trial(book.sweep.trial(number), config, of, argv, self._player)
         return self._trials[number]
 
     def _begin(self, trial: Trial) -> None:

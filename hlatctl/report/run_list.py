@@ -18,13 +18,16 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from conf.constraints import field_types
+from conf.schema import Config
 from hlatctl.report.run_view import RunView, view_run
 from hlatctl.run import files, reader
 from hlatctl.run.errors import ConfigError, RunNotFoundError, suggest
@@ -315,7 +318,7 @@ def ordered(rows: Sequence[RunRow], key: str, *, reverse: bool = False) -> list[
 
 
 def differing(rows: Sequence[RunRow]) -> list[str]:
-    """Return each row's overrides that some other row doesn't have, with the shortest distinct keys."""
+    """Return each row's overrides that some other row doesn't have, with the shortest keys that name one key."""
     chosen = [dict(override.lstrip("+~").split("=", 1) for override in row.overrides) for row in rows]
     keys = dict.fromkeys(key for values in chosen for key in values)
     shown = [key for key in keys if len({values.get(key) for values in chosen}) > 1]
@@ -324,10 +327,24 @@ def differing(rows: Sequence[RunRow]) -> list[str]:
 
 
 def _short(keys: Iterable[str]) -> dict[str, str]:
-    last: dict[str, list[str]] = {}
-    for key in keys:
-        last.setdefault(key.rpartition(".")[2], []).append(key)
-    return {key: end if len(same) == 1 else key for end, same in last.items() for key in same}
+    ends, shown = _ends_of_keys(), list(keys)
+    same = Counter(key.rpartition(".")[2] for key in shown)
+    return {key: end if same[end := key.rpartition(".")[2]] == 1 and ends[end] < 2 else key for key in shown}
+
+
+@cache
+def _ends_of_keys() -> Counter[str]:
+    """Count the keys of a configuration that end with the same word, such as ``enabled``."""
+
+    def ends(schema: type) -> Iterator[str]:
+        for field in dataclasses.fields(schema):
+            expected = field_types(schema)[field.name]
+            if isinstance(expected, type) and dataclasses.is_dataclass(expected):
+                yield from ends(expected)
+            else:
+                yield field.name
+
+    return Counter(ends(Config))
 
 
 def age(row: RunRow, now_unix_s: float) -> str:

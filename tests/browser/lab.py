@@ -18,6 +18,7 @@ from conf.load import dump
 from hlatctl.run import continuations
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
+from tests.flows.live.conftest import make_sweep
 from tests.hlatctl.conftest import Script, example_config
 from tests.hlatctl.item_rows import row, write_items
 from tests.ports import free_port
@@ -92,8 +93,10 @@ def make_runs(runs_dir: Path) -> None:
     label(RunPaths(runs_dir / "plain"), name="baseline", tags={"model": "tiny"}, note="the first corpus")
     label(make_run(runs_dir, "hostile", 3), name=HOSTILE[:60], tags={"tag": HOSTILE[:60]}, note=HOSTILE)
     make_run(runs_dir, "live", 120)
+    make_sweep(runs_dir, "beta2", {0: 3.5, 1: 3.1, 2: None})
     for trial in range(3):
-        make_run(runs_dir, f"beta2-t000{trial}", 10 + trial, sweep="beta2", trial=trial)
+        argv = ["hlatctl", "train", "train.max_steps=300", f"optimizer.lr={(trial + 1) / 1000}"]
+        make_run(runs_dir, f"beta2-t000{trial}", 10 + trial, sweep="beta2", trial=trial, argv=argv)
     make_run(runs_dir, "dry", 20, simulated=True)
 
 

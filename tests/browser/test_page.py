@@ -85,6 +85,36 @@ def test_a_sweep_is_one_row_until_it_is_unfolded(page: Page) -> None:
     expect(page.locator('tr[data-run^="beta2-t"]')).to_have_count(3)
     page.reload()
     expect(page.locator('tr[data-run^="beta2-t"]')).to_have_count(3)
+    differs = page.locator('tr[data-run="beta2-t0001"] .c-differs')
+    expect(differs).to_have_text("lr=0.002", use_inner_text=True)
+
+
+def test_the_page_of_a_sweep_ranks_its_arms_and_links_to_its_trials(page: Page) -> None:
+    page.get_by_role("link", name="beta2", exact=True).click()
+    arms = page.get_by_role("region", name="Arms")
+    expect(arms.locator("tbody tr").first).to_contain_text("3.1")
+    expect(arms.locator("tbody tr").nth(1)).to_contain_text("+0.4")
+    drawn(page, "Settings and objective of each arm")
+    drawn(page, "Best so far")
+    go(page, "/run/beta2")
+    page.wait_for_url(re.compile("#/sweep/beta2"))
+    page.get_by_role("link", name="t0001").first.click()
+    expect(page.locator("h1")).to_have_text("beta2-t0001")
+
+
+def test_a_filter_asks_for_fields(page: Page) -> None:
+    cases = (("status:finished loss<4", {"plain", "other"}), ("lr>=0.4", {"other"}), ("model:tiny", {"plain"}))
+    for words, expected in cases:
+        page.get_by_label("Filter runs").fill(words)
+        expect(page.locator("tr[data-run]")).to_have_count(len(expected))
+        assert set(runs(page)) == expected
+
+
+def test_an_unknown_address_says_so(page: Page) -> None:
+    go(page, "/rums")
+    expect(page.locator("h1")).to_have_text("No such page")
+    page.get_by_role("link", name="Show all runs").click()
+    expect(page.locator('tr[data-run="plain"]')).to_be_visible()
 
 
 def test_text_from_runs_is_never_html(page: Page) -> None:

@@ -20,8 +20,8 @@ const MOST_BARS = 12;
 export function settings({ runs, config }) {
   const none = runs.length > 1 ? "No setting differs." : "Select a second run to see which settings differ.";
   if (!config.length || runs.length < 2) return h("section", {}, h("h2", {}, "Settings"), h("p", { class: "empty" }, none));
-  const rows = config.map(({ key, values }) => [h("code", {}, bdi(key)), ...values.map((value) => bdi(text.setting(value)))]);
-  return h("section", {}, h("h2", {}, "Settings that differ"), table("Settings that differ", ["setting", ...runs.map((row) => runLink(row))], rows));
+  const rows = config.map(({ key, values }) => [h("code", {}, bdi(key)), ...values.map((value) => bdi(text.setting(value), { class: "value" }))]);
+  return h("section", {}, h("h2", {}, "Settings that differ"), table("Settings that differ", ["setting", ...runs.map((row) => runLink(row))], rows, { class: "wide" }));
 }
 
 /**
@@ -45,7 +45,7 @@ export function drawScores({ runs, scores, baselines, published, notes }, chosen
   if (own.length) draw();
   chart.node.hidden = !own.length;
   const rows = scores.map((row) => [h("span", { title: row.section }, bdi(titleOf(row))), bdi(row.metric), guessing(row), ...row.values.map(cell), ...baselines.map((name) => cell(row.baselines[name]))]);
-  node.append(chart.node, table("Scores", ["task", "metric", "guessing", ...runs.map((row) => runLink(row)), ...baselines.map((name) => bdi(name))], rows),
+  node.append(chart.node, table("Scores", ["task", "metric", "guessing", ...runs.map((row) => runLink(row)), ...baselines.map((name) => bdi(name))], rows, { class: "wide" }),
     h("ul", { class: "plain" }, notes.map((note) => h("li", {}, h("small", {}, bdi(note))))));
   return { node, draw: () => own.length && draw(), close: () => chart.close() };
 }

@@ -31,9 +31,14 @@ export function bdi(text, props = {}) {
   return h("bdi", props, text);
 }
 
-/** Return a link to a run. */
+/** Characters at the end of a name that are never cut: names of runs differ there. */
+const TAIL = 10;
+
+/** Return a link to a run. A name that is too long is cut before its end. */
 export function runLink(row, props = {}) {
-  return h("a", { href: `#/run/${encodeURIComponent(row.run_id)}`, ...props }, bdi(row.name || row.run_id));
+  const name = row.name || row.run_id, cut = Math.max(0, name.length - TAIL);
+  return h("a", { href: `#/run/${encodeURIComponent(row.run_id)}`, ...props },
+    h("bdi", { class: "name" }, h("span", {}, name.slice(0, cut)), h("span", {}, name.slice(cut))));
 }
 
 /** Return a chip with a run's or stage's status. The colour only repeats the word. */
@@ -54,8 +59,8 @@ export function bar(share, label) {
  */
 export function table(caption, heads, rows, props = {}) {
   const cells = (row) => row.map((cell) => (cell instanceof HTMLTableCellElement ? cell : h("td", {}, cell ?? "–")));
-  return h("div", { class: "scroll-x", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", props, h("caption", { class: "hidden" }, caption),
+  return h("div", { class: props.class ? `scroll-x ${props.class}` : "scroll-x", tabindex: "0", role: "region", "aria-label": caption },
+    h("table", {}, h("caption", { class: "hidden" }, caption),
       h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
       h("tbody", {}, rows.map((row) => h("tr", {}, cells(row))))));
 }

@@ -52,11 +52,9 @@ export function time(unix_s) {
   return `${day} ${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
 }
 
-/** A time of this year without its year: `11-21 10:15`. */
+/** A time to the minute: `2026-11-21 10:15`. */
 export function shortTime(unix_s) {
-  if (!known(unix_s)) return NONE;
-  const all = time(unix_s);
-  return all.startsWith(String(new Date().getFullYear())) ? all.slice(5, 16) : all.slice(0, 10);
+  return time(unix_s).slice(0, 16);
 }
 
 /** `3 runs`. */

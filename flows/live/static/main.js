@@ -8,9 +8,21 @@ import { RunView } from "./run.js";
 import { RunsView } from "./runs.js";
 import { current, format } from "./state.js";
 import { load, merge, remove, store } from "./store.js";
+import { SweepView } from "./sweep.js";
 import { startTheme } from "./theme.js";
 
-const VIEWS = { runs: RunsView, run: RunView, compare: CompareView };
+/** An address that this page doesn't know, such as one with a typing error. */
+class UnknownView {
+  constructor(root) {
+    fill(root, h("h1", {}, "No such page"), h("p", {}, `This page has no view ${location.hash}.`), h("p", {}, h("a", { href: "#/runs" }, "Show all runs")));
+  }
+
+  close() {}
+
+  update() {}
+}
+
+const VIEWS = { runs: RunsView, run: RunView, sweep: SweepView, compare: CompareView, unknown: UnknownView };
 const main = document.getElementById("main");
 let view = null, shown = "", lost = false;
 
@@ -20,13 +32,14 @@ function route() {
     if (link.dataset.view === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  if (shown === `${name} ${id}`) return view.update(params);
+  if (shown === `${name} ${id}` && name !== "unknown") return view.update(params);
   if (view) view.close();
   shown = `${name} ${id}`;
   document.title = "hlatctl";
   document.documentElement.dataset.view = name;
   view = new VIEWS[name](main, params, id);
-  if (stream.run !== id) stream.follow(id);
+  const followed = name === "run" ? id : "";
+  if (stream.run !== followed) stream.follow(followed);
 }
 
 function onEvent(name, data) {
@@ -36,6 +49,7 @@ function onEvent(name, data) {
   } else if (name === "removed") {
     remove(data);
     view.rows?.([]);
+    view.removed?.(data);
   } else if (name === "complete") {
     store.complete = true;
     view.rows?.([]);
@@ -108,7 +122,10 @@ function onKey(event) {
   chord = event.key === "g" ? "g" : "";
   if (event.key === "?") showHelp();
   else if (event.key === "/") focusFilter(event);
-  else if (before === "g" && event.key === "r") location.hash = "#/runs";
+  else if (["ArrowDown", "ArrowUp"].includes(event.key) && view.focus && document.activeElement === document.body) {
+    event.preventDefault();
+    view.focus(0);
+  } else if (before === "g" && event.key === "r") location.hash = "#/runs";
   else if (before === "g" && event.key === "c") location.hash = format({ view: "compare", params: { runs: current().params.sel || current().params.runs || current().id } });
 }
 

@@ -22,6 +22,34 @@ export function tagsOf(rows) {
   return [...tags].sort();
 }
 
+/** A word of the filter that asks for a field: `status:failed`, `loss<3`, `lr>=0.004`. */
+const FIELD = /^([a-z_.]+)(:|>=|<=|>|<|=)(.+)$/;
+const ORDERS = { ">": (a, b) => a > b, "<": (a, b) => a < b, ">=": (a, b) => a >= b, "<=": (a, b) => a <= b };
+const FIELDS = { tokens: "tokens", step: "step", loss: "loss", val: "validation_loss", validation_loss: "validation_loss", mfu: "mfu", cost: "cost_usd", hours: "node_hours", left: "left_s" };
+
+/** Return whether a row fits one word of a filter. */
+function fits(row, word) {
+  const [, name, sign, wanted] = FIELD.exec(word) || [];
+  if (!name) return textOf(row).includes(word);
+  const value = valueOf(row, name);
+  if (sign in ORDERS) return value !== null && value !== "" && Number.isFinite(Number(value)) && ORDERS[sign](Number(value), Number(wanted));
+  if (value === null) return textOf(row).includes(word);
+  return sign === ":" ? String(value).toLowerCase().includes(wanted) : String(value).toLowerCase() === wanted || (value !== "" && Number(value) === Number(wanted));
+}
+
+/** Return a field of a row by a name of the filter: of the row, a score, a tag, or a setting that was changed; null if it has none. */
+function valueOf(row, name) {
+  if (name in FIELDS) return row[FIELDS[name]] ?? null;
+  if (["status", "experiment", "sweep", "name", "note"].includes(name)) return row[name] ?? null;
+  const lower = (pairs) => pairs.find(([key]) => key.toLowerCase() === name || key.toLowerCase().endsWith(`.${name}`))?.[1] ?? null;
+  return lower(Object.entries(row.scores || {})) ?? lower(Object.entries(row.tags || {})) ?? lower(settingsOf(row));
+}
+
+/** Return the settings that a run's command changed, as pairs of key and text. */
+export function settingsOf(row) {
+  return (row.overrides || []).map((each) => { const at = each.indexOf("="); return [each.slice(0, at).replace(/^[+~]+/, ""), each.slice(at + 1)]; });
+}
+
 /**
  * Return the rows that a filter keeps, and how many simulated ones it hides.
  * @param {{q?: string, status?: string, tag?: string, sim?: string}} params
@@ -33,7 +61,7 @@ export function filtered(rows, params) {
   for (const row of rows) {
     if (params.status && row.status !== params.status) continue;
     if (params.tag && !hasTag(row, params.tag)) continue;
-    if (!words.every((word) => textOf(row).includes(word))) continue;
+    if (!words.every((word) => fits(row, word))) continue;
     if (row.simulated && params.sim !== "1") hidden += 1;
     else kept.push(row);
   }
@@ -95,10 +123,19 @@ export function items(rows, sort, open) {
   for (const item of tops.sort((a, b) => compare(a.row, b.row))) {
     found.push(item);
     if (item.sweep && open.has(item.sweep)) {
-      for (const row of [...item.rows].sort(compare)) found.push({ row, depth: 1 });
+      const own = differing(item.rows);
+      for (const row of [...item.rows].sort(compare)) found.push({ row, depth: 1, differs: own(row) });
     }
   }
   return found;
+}
+
+/** Return a function that gives a row's settings which some of the rows don't have. */
+function differing(rows) {
+  const values = new Map();
+  for (const row of rows) for (const [key, value] of settingsOf(row)) values.set(key, (values.get(key) || new Map()).set(value, (values.get(key)?.get(value) || 0) + 1));
+  const shown = [...values].filter(([, found]) => found.size > 1 || [...found.values()][0] < rows.length).map(([key]) => key);
+  return (row) => settingsOf(row).filter(([key]) => shown.includes(key)).map(([key, value]) => `${key.split(".").at(-1)}=${value}`).join(" ");
 }
 
 /** Return an order of rows: `loss` ascends, `-loss` descends. Unknown values are last, equal ones newest first. */

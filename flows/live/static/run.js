@@ -60,12 +60,23 @@ export class RunView {
       this.details = details;
     } catch (error) {
       if (this.closed) return;
+      if (error.status === 404 && await this.isSweep()) return location.replace(format({ view: "sweep", id: this.id }));
       if (!this.details) fill(this.panel, h("p", { class: "problem" }, error.message), h("p", {}, error.hint), h("p", {}, h("a", { href: "#/runs" }, "Show all runs")));
       return;
     }
     this.drawHeader();
     if (!this.tab) this.openTab();
     else if (this.tab.show) this.tab.show(this.details);
+  }
+
+  /** Whether the address is that of a sweep, which has a page of its own. */
+  async isSweep() {
+    return !this.details && get(`/api/sweeps/${encodeURIComponent(this.id)}`).then(() => true, () => false);
+  }
+
+  /** Called when runs were deleted. */
+  removed(ids) {
+    if (ids.includes(this.id)) fill(this.actions, h("p", { class: "problem" }, "This run was deleted or moved. What is shown is the last that was read of it."));
   }
 
   /** Read the details again, not more often than every two seconds. */
@@ -163,7 +174,7 @@ function described(row, details) {
     parts.push(details.model && bdi(details.model), details.parameters && `${text.count(details.parameters)} parameters`,
       details.hardware && bdi(details.hardware), details.driver && `driver: process ${details.driver.pid} on ${details.driver.host}`);
   }
-  if (row.sweep) parts.push(h("span", {}, "sweep ", h("a", { href: format({ view: "runs", params: { q: row.sweep, open: row.sweep, sim: row.simulated ? "1" : "" } }) }, bdi(row.sweep))));
+  if (row.sweep) parts.push(h("span", {}, "sweep ", h("a", { href: format({ view: "sweep", id: row.sweep }) }, bdi(row.sweep))));
   parts.push(row.last_event_unix_s && `last event ${text.time(row.last_event_unix_s)}`);
   const says = (details && details.message) || row.problem || row.what;
   const facts = parts.filter(Boolean).flatMap((part, index) => (index ? [" · ", part] : [part]));

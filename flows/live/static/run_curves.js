@@ -188,10 +188,10 @@ function milestones(data, { color }) {
 }
 
 function spikes(data, { color }) {
-  const xs = (data.spikes || []).filter((x) => x !== null);
-  if (!xs.length) return [];
+  const found = data.spikes || [];
+  if (!found.length) return [];
   return [{
-    type: "scatter", mode: "markers", name: "spike", x: xs, y: xs.map((x) => valueAt(data.xs, data.series.grad_norm.y, x)),
+    type: "scatter", mode: "markers", name: "spike", x: found.map(({ x }) => x), y: found.map(({ y }) => y),
     hovertemplate: "spike by HLAT's rule", marker: { color, size: 5, symbol: "triangle-up" },
   }];
 }

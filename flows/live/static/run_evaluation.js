@@ -70,8 +70,8 @@ export class EvaluationTab {
 
 /** Draw scores over tokens with their standard errors, and the score of guessing as a dashed line. */
 function drawChart(chart, milestones, names) {
-  chart.node.hidden = !names.length;
-  if (!names.length) return;
+  chart.node.hidden = !names.length || milestones.length < 2;  // one point is no curve: the table has it
+  if (chart.node.hidden) return;
   const ends = [milestones[0].tokens, milestones[milestones.length - 1].tokens];
   const lines = names.flatMap((name, index) => {
     const shown = milestones.filter((each) => each.scores[name]), line = stroke(index), chance = chanceOf(milestones, name);

@@ -21,30 +21,26 @@ export class HistoryTab {
 
 const section = (title, ...children) => h("section", {}, h("h2", {}, title), ...children);
 
-/** Stages and attempts as bars over time. */
-function timeline({ stages, attempts: tries }) {
-  const bars = [
-    ...stages.map((stage) => ({ ...stage, label: stage.name, says: stage.message })),
-    ...tries.map((each) => ({ ...each, label: `attempt ${each.attempt}`, status: each.ended_unix_s ? "ended" : "running", says: each.cause })),
-  ].filter((each) => each.started_unix_s);
+/** Stages, evaluations and attempts as bars over time, a bar for each time that one ran. */
+function timeline({ timeline: lanes }) {
+  const bars = lanes.flatMap((each) => each.bars);
   if (!bars.length) return section("Timeline", h("p", { class: "empty" }, "No stage has started."));
   const from = Math.min(...bars.map((each) => each.started_unix_s));
-  const running = bars.some((each) => !each.ended_unix_s && each.status === "running");
+  const running = bars.some((each) => each.status === "running");
   const last = Math.max(...bars.map((each) => each.ended_unix_s || each.started_unix_s));
   const to = Math.max(running && last > Date.now() / 1000 - 7 * 86400 ? Date.now() / 1000 : last, from + 1);
-  return section("Timeline", h("ol", { class: "timeline" }, bars.map((each) => lane(each, from, to))),
+  return section("Timeline", h("ol", { class: "timeline" }, lanes.map((each) => lane(each, from, to))),
     h("p", { class: "scale" }, h("span", {}, text.time(from)), h("span", {}, text.duration(to - from)), h("span", {}, text.time(to))));
 }
 
-function lane(each, from, to) {
-  const began = each.status === "skipped" ? each.ended_unix_s : each.started_unix_s;
-  const until = each.ended_unix_s || (each.status === "running" ? to : each.started_unix_s);
-  const left = 100 * (began - from) / (to - from), width = 100 * (until - began) / (to - from);
-  const lasted = until > began ? `, ${text.duration(until - began)}` : "";
-  const says = `${each.status}${lasted}${each.says ? `: ${each.says}` : ""}`;
-  return h("li", { title: `${each.label}: ${says}` }, h("span", { class: "lane-name" }, bdi(each.label)),
-    h("span", { class: "lane" }, h("span", { "data-status": each.status, style: { left: `${Math.min(left, 99.5)}%`, width: `${Math.max(width, 0.4)}%` } })),
-    h("small", {}, bdi(says)));
+function lane({ name, bars, count }, from, to) {
+  const end = (each) => each.ended_unix_s || (each.status === "running" ? to : each.started_unix_s);
+  const says = (each) => [each.of, each.status, end(each) > each.started_unix_s && text.duration(end(each) - each.started_unix_s), each.message].filter(Boolean).join(", ");
+  const left = (each) => Math.min(100 * (each.started_unix_s - from) / (to - from), 99.6), width = (each) => 100 * (end(each) - each.started_unix_s) / (to - from);
+  const newest = says(bars.at(-1)), total = bars.reduce((sum, each) => sum + end(each) - each.started_unix_s, 0);
+  return h("li", {}, h("span", { class: "lane-name" }, bdi(name)),
+    h("span", { class: "lane" }, bars.map((each) => h("span", { "data-status": each.status, title: `${name}: ${text.time(each.started_unix_s)}, ${says(each)}`, style: { left: `${left(each)}%`, width: `${Math.max(width(each), 0.3)}%` } }))),
+    h("small", { title: newest }, bdi(count > 1 ? `${text.whole(count)} times, ${text.duration(total)}; newest: ${newest}` : newest)));
 }
 
 function attempts(tries) {

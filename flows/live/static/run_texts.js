@@ -18,8 +18,14 @@ export class SamplesTab {
     if (!samples.length) return fill(this.root, h("p", { class: "empty" }, "This run has no samples. Set eval.prompts before training, and each milestone continues these prompts."));
     const byPrompt = Map.groupBy ? Map.groupBy(samples, (each) => each.prompt) : grouped(samples);
     fill(this.root, [...byPrompt].map(([prompt, found]) => h("section", { class: "samples" }, h("h2", {}, bdi(prompt)),
-      [...found].reverse().map((each) => h("article", {}, h("small", {}, `${text.count(each.tokens)} tokens, step ${text.whole(each.step)}`), h("pre", {}, bdi(each.text)))))));
+      [...found].reverse().map((each) => h("article", {}, h("small", {}, `${text.count(each.tokens)} tokens, step ${text.whole(each.step)}`), sample(each.text))))));
   }
+}
+
+/** A generated text; one without a visible character is described. */
+function sample(generated) {
+  const blank = !generated.trim() && h("p", { class: "empty" }, generated ? `${text.counted(generated.length, "character")}, all of them white space` : "no text: the model ended at once");
+  return blank || h("pre", { class: "sample", tabindex: "0" }, bdi(generated.replace(/\n{3,}/g, (run) => `\n\n[${run.length - 2} more empty lines]\n`)));
 }
 
 function grouped(samples) {
@@ -137,7 +143,13 @@ export class SettingsTab {
   draw() {
     const query = this.filter.value.toLowerCase();
     const kept = Object.entries(this.config).filter(([key, value]) => `${key} ${text.setting(value)}`.toLowerCase().includes(query));
-    const key = (name) => h(this.overrides.has(name) ? "strong" : "span", {}, h("code", {}, bdi(name)));
-    fill(this.found, table("Settings", ["setting", "value"], kept.map(([name, value]) => [key(name), bdi(text.setting(value))])));
+    const listed = (title, found, open) => found.length > 0 && h("details", { open: open || query !== "" }, h("summary", {}, `${title} (${text.whole(found.length)})`),
+      table(title, ["setting", "value"], found.map(([name, value]) => [h("code", {}, bdi(name)), bdi(text.setting(value))])));
+    const topics = [...new Set(kept.map(([name]) => topicOf(name)))];
+    fill(this.found, listed("Changed on the command line", kept.filter(([name]) => this.overrides.has(name)), true),
+      topics.map((topic) => listed(topic, kept.filter(([name]) => topicOf(name) === topic), false)));
   }
 }
+
+/** The first part of a key; those without a dot belong to the run. */
+const topicOf = (key) => (key.includes(".") ? key.split(".")[0] : "run");

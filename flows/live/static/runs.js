@@ -17,6 +17,10 @@ const COLUMNS = [
   ["cost_usd", "Cost", "c-number"], [null, "Tags, note, settings", "c-differs"], ["created", "Created", "c-created"],
 ];
 
+/** Columns that are hidden while no row has a value, by the key of their sort. */
+const OPTIONAL = ["validation_loss", "score", "tokens_per_s", "mfu", "left_s", "cost_usd"];
+const hasValue = (row, key) => (key === "score" ? scoresOf(row).length > 0 : row[key] !== null && row[key] !== undefined);
+
 export class RunsView {
   constructor(root, params) {
     this.root = root;
@@ -73,9 +77,9 @@ export class RunsView {
     this.selected = new Set(list(this.params.sel));
     this.open = new Set(list(this.params.open));
     this.drawTags(tagsOf(all));
-    this.drawHead();
     this.drawSummary(kept.length, hidden, all.length);
     this.window.set(items(kept, this.params.sort || "-created", this.open));
+    this.drawHead(kept);
     this.scroller.querySelector("table").setAttribute("aria-rowcount", this.window.items.length + 1);
   }
 
@@ -87,17 +91,20 @@ export class RunsView {
     fill(this.tag, tags.length > 0 && choice("Tag", [["", "all"], ...tags.map((tag) => [tag, tag])], this.params.tag || "", set));
   }
 
-  drawHead() {
+  /** Draw the titles of the columns; one in which no row has a value is hidden, so that names have its room. */
+  drawHead(kept) {
+    for (const name of OPTIONAL) this.scroller.classList.toggle(`without-${name}`, !kept.some((row) => hasValue(row, name)));
     const sort = this.params.sort || "-created";
     if (this.headSort === sort) return;
     this.headSort = sort;
     this.sort.querySelector("select").value = sort;
     fill(this.head, h("th", { class: "c-select" }, h("span", { class: "hidden" }, "Select")), COLUMNS.map(([key, title, name]) => {
       if (!key) return h("th", { class: name, scope: "col" }, title);
+      const classes = OPTIONAL.includes(key) ? `${name} o-${key}` : name;
       const own = sort.replace("-", "") === key;
       const next = own ? (sort.startsWith("-") ? key : `-${key}`) : ["name", "status", "loss", "validation_loss", "left_s"].includes(key) ? key : `-${key}`;
       const order = own ? (sort.startsWith("-") ? "descending" : "ascending") : null;
-      return h("th", { class: name, scope: "col", "aria-sort": order },
+      return h("th", { class: classes, scope: "col", "aria-sort": order },
         h("button", { type: "button", "data-sort": key, onclick: () => { this.params = change({ sort: next }); this.draw(); this.head.querySelector(`[data-sort="${key}"]`).focus(); } },
           title, own && h("span", { "aria-hidden": "true" }, sort.startsWith("-") ? " ↓" : " ↑")));
     }));
@@ -121,12 +128,12 @@ export class RunsView {
   }
 
   describe(item) {
-    const { row, sweep, depth } = item;
+    const { row, sweep, depth, differs } = item;
     const chosen = !sweep && this.selected.has(row.run_id), open = sweep && this.open.has(sweep);
     return {
       key: sweep ? `sweep ${sweep}` : row.run_id,
-      signature: JSON.stringify([row, depth, chosen, open, sweep && item.rows.length]),
-      build: () => (sweep ? this.sweepRow(item, open) : this.runRow(row, depth, chosen)),
+      signature: JSON.stringify([row, depth, chosen, open, differs, sweep && item.rows.length]),
+      build: () => (sweep ? this.sweepRow(item, open) : this.runRow(differs === undefined ? row : { ...row, differs }, depth, chosen)),
     };
   }
 
@@ -143,10 +150,10 @@ export class RunsView {
   }
 
   sweepRow({ sweep, rows, row }, open) {
-    const toggle = h("button", {
-      type: "button", class: "fold", "aria-expanded": String(open), "data-focus": "open",
-      onclick: () => this.fold(sweep, !open),
-    }, open ? "▾ " : "▸ ", bdi(sweep));
+    const toggle = [
+      h("button", { type: "button", class: "fold", "aria-expanded": String(open), "aria-label": `Trials of ${sweep}`, onclick: () => this.fold(sweep, !open) }, open ? "▾" : "▸"),
+      h("a", { href: format({ view: "sweep", id: sweep }), "data-focus": "open", class: "run-name" }, bdi(sweep)),
+    ];
     const amounts = STATUSES.map((status) => [status, rows.filter((each) => each.status === status).length]);
     const trials = amounts.filter(([, amount]) => amount).map(([status, amount]) => `${amount} ${status}`).join(", ");
     return h("tr", { class: "sweep", "data-run": sweep },
@@ -201,15 +208,15 @@ function marks(row) {
 function cells(row) {
   const done = share(row), steps = row.total_steps ? `${text.whole(row.step)} of ${text.whole(row.total_steps)} steps` : `${text.whole(row.step)} steps`;
   const scores = scoresOf(row);
-  const named = (label, value, name = "c-number") => h("td", { class: name, "data-label": label }, value);
+  const named = (label, value, name, key) => h("td", { class: key ? `${name} o-${key}` : name, "data-label": label }, value);
   return [
     h("td", { class: "c-status", title: row.what || row.problem || "" }, chip(row.status)),
     h("td", { class: "c-progress" }, bar(done, steps), h("small", {}, `${done === null ? "" : `${text.percent(done)} · `}${text.count(row.tokens)} tok`)),
-    named("loss", text.number(row.loss)), named("valid.", text.number(row.validation_loss)),
-    h("td", { class: "c-scores", title: scores.map(([name, value]) => `${name} ${text.number(value)}`).join("\n") },
+    named("loss", text.number(row.loss), "c-number"), named("valid.", text.number(row.validation_loss), "c-number", "validation_loss"),
+    h("td", { class: "c-scores o-score", title: scores.map(([name, value]) => `${name} ${text.number(value)}`).join("\n") },
       scores.slice(0, 2).map(([name, value]) => h("span", {}, h("small", {}, bdi(name)), h("span", {}, text.number(value, 3))))),
-    named("tok/s", row.tokens_per_s === null ? "–" : text.count(row.tokens_per_s)), named("MFU", text.percent(row.mfu)),
-    named("left", text.duration(row.left_s), "c-left"), named("cost", text.cost(row.cost_usd)),
+    named("tok/s", row.tokens_per_s === null ? "–" : text.count(row.tokens_per_s), "c-number", "tokens_per_s"), named("MFU", text.percent(row.mfu), "c-number", "mfu"),
+    named("left", text.duration(row.left_s), "c-left", "left_s"), named("cost", text.cost(row.cost_usd), "c-number", "cost_usd"),
   ];
 }
 

@@ -1,13 +1,13 @@
 /** The view in the page's address: `#/runs?q=tiny`, `#/run/ID?tab=logs`, `#/compare?runs=a,b&x=tokens&zoom=0:100`. */
 
-const VIEWS = ["runs", "run", "compare"];
+const VIEWS = ["runs", "run", "sweep", "compare"];
 
 /** Return the view, the run's id and the parameters of an address's fragment. */
 export function parse(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?", 2);
   const [view, id = ""] = path.split("/", 2);
   const params = Object.fromEntries(new URLSearchParams(query));
-  return { view: VIEWS.includes(view) ? view : "runs", id: decoded(id), params };
+  return { view: VIEWS.includes(view) ? view : view === "" ? "runs" : "unknown", id: decoded(id), params };
 }
 
 function decoded(text) {

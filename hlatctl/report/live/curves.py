@@ -141,7 +141,7 @@ def curves(steps: StepColumns, state: RunState, config: Config | None, request: 
         "xs": axis[part][ends],
         "series": series,
         "milestones": [{"x": x, "tokens": tokens, "step": step} for tokens, step, x in _milestones(steps, state, axis)],
-        "spikes": _at(steps, axis, [int(spike["step"]) for spike in state.spikes[-_MOST_SKIPPED:]]),
+        "spikes": _spikes(steps, state, axis),
         "skipped": axis[part][~np.isfinite(steps["loss"][part])][-_MOST_SKIPPED:],
         "available": found,
         "metrics": {key: _described(key) for key in found},
@@ -224,6 +224,14 @@ def _milestones(steps: StepColumns, state: RunState, axis: np.ndarray[Any, Any])
     known = sorted(state.milestones.items())
     places = _at(steps, axis, [milestone.step for _, milestone in known])
     return [(tokens, milestone.step, place) for (tokens, milestone), place in zip(known, places, strict=True)]
+
+
+def _spikes(steps: StepColumns, state: RunState, axis: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
+    """Return the newest spikes with the gradient norm of their own steps, which a point of many steps doesn't show."""
+    numbers = [int(spike["step"]) for spike in state.spikes[-_MOST_SKIPPED:]]
+    norms = _at(steps, steps["grad_norm"], numbers)
+    places = _at(steps, axis, numbers)
+    return [{"x": x, "y": norm} for x, norm in zip(places, norms, strict=True) if x is not None]
 
 
 def _at(steps: StepColumns, axis: np.ndarray[Any, Any], wanted: list[int]) -> list[float | None]:

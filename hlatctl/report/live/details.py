@@ -35,6 +35,8 @@ from hlatctl.units import count, number
 
 #: Newest warnings that are shown; a run has thousands.
 MOST_WARNINGS = 200
+#: Newest bars of a lane in the timeline.
+_MOST_BARS = 500
 #: Milestones whose continued prompts are shown, the newest ones.
 _MOST_SAMPLED = 20
 #: Goodput is computed again after this many times the time that it took.
@@ -56,6 +58,7 @@ def details(opened: OpenRun) -> dict[str, Any]:
         view = opened.refresh()
         state, config = view.state, view.config
         events = opened.events if view.status != "damaged" else []
+        attempts = _attempts(state, config)
         return {
             "row": json_row(row_of(view), view),
             "message": view.problem or state.message,
@@ -64,8 +67,8 @@ def details(opened: OpenRun) -> dict[str, Any]:
             "driver": _driver(view),
             **_model(config),
             "milestones": [_milestone(milestone) for _, milestone in sorted(state.milestones.items())],
-            "stages": _stages(state, events),
-            "attempts": _attempts(state, config),
+            "timeline": _timeline(state, events, attempts),
+            "attempts": attempts,
             "nodes": _nodes(state.attempt),
             "evaluations": _evaluations(state),
             "evaluation_queue": _evaluation_queue(view),
@@ -122,25 +125,46 @@ def _milestone(milestone: MilestoneState) -> dict[str, Any]:
     }
 
 
-def _stages(state: RunState, events: Iterable[Event]) -> list[dict[str, Any]]:
-    began, ended = dict[str, float](), dict[str, float]()
+#: The ends of what a timeline shows, and the status that they mean.
+_ENDS = {
+    "stage_finished": "finished",
+    "stage_skipped": "skipped",
+    "stage_failed": "failed",
+    "eval_finished": "finished",
+    "eval_failed": "failed",
+    "eval_stopped": "stopped",
+}
+
+
+def _timeline(state: RunState, events: Iterable[Event], attempts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a lane for each stage, for evaluation and for the attempts, with a bar for each time that it ran."""
+    lanes: dict[str, list[dict[str, Any]]] = {name: [] for name in state.stages}
     for event in events:
-        name = str(event.get("stage", ""))
-        if event["kind"] == "stage_started":
-            began[name] = event["time_unix_s"]
-            ended.pop(name, None)
-        elif event["kind"] in ("stage_finished", "stage_skipped", "stage_failed"):
-            ended[name] = event["time_unix_s"]
-    return [
-        {
-            "name": stage.name,
-            "status": stage.status,
-            "started_unix_s": began.get(stage.name),
-            "ended_unix_s": ended.get(stage.name),
-            "message": stage.message,
-        }
-        for stage in state.stages.values()
-    ]
+        kind = event["kind"]
+        if kind not in _ENDS and kind not in ("stage_started", "eval_started"):
+            continue
+        name = str(event.get("stage", "")) if kind.startswith("stage") else "evaluation"
+        bars, at = lanes.setdefault(name, []), event["time_unix_s"]
+        of = "" if name != "evaluation" else f"{count(int(event.get('milestone_tokens') or 0))} tokens"
+        running = next((bar for bar in reversed(bars) if bar["ended_unix_s"] is None and bar["of"] == of), None)
+        if kind not in _ENDS or running is None:
+            running = {"status": "running", "started_unix_s": at, "ended_unix_s": None, "message": "", "of": of}
+            bars.append(running)
+        if kind in _ENDS:
+            says = str(event.get("why") or event.get("message") or "")
+            running |= {"status": _ENDS[kind], "ended_unix_s": at, "message": says}
+    for attempt in attempts:
+        lanes.setdefault("training", []).append(
+            {
+                "status": "running" if attempt["ended_unix_s"] is None else "ended",
+                "started_unix_s": attempt["started_unix_s"],
+                "ended_unix_s": attempt["ended_unix_s"],
+                "message": attempt["cause"],
+                "of": f"attempt {attempt['attempt']}",
+            }
+        )
+    found = [{"name": name, "bars": bars[-_MOST_BARS:], "count": len(bars)} for name, bars in lanes.items() if bars]
+    return sorted(found, key=lambda lane: lane["bars"][0]["started_unix_s"])
 
 
 def _attempts(state: RunState, config: Config | None) -> list[dict[str, Any]]:

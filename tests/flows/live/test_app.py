@@ -17,7 +17,7 @@ from hlatctl.run.errors import LaunchError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, train_writer
 from hlatctl.run.lease import driver_token, hold
 from hlatctl.run.paths import RunPaths
-from tests.flows.live.conftest import OWN, MakePage, Page
+from tests.flows.live.conftest import OWN, MakePage, Page, make_sweep
 from tests.hlatctl.conftest import MakeRun
 
 CONTROL = {"Origin": OWN, "X-Hlatctl": "1"}
@@ -55,8 +55,11 @@ def test_a_run_with_everything(page: Page) -> None:
     scores = found["milestones"][0]["scores"]
     assert scores["validation_loss"] == {"value": 4.31, "stderr": 0.021, "n": 65536, "chance": None, "headline": True}
     assert not scores["validation_perplexity"]["headline"]
-    compiled = next(stage for stage in found["stages"] if stage["name"] == "compile")
+    lanes = {lane["name"]: lane for lane in found["timeline"]}
+    (compiled,) = lanes["compile"]["bars"]
     assert compiled["ended_unix_s"] - compiled["started_unix_s"] == pytest.approx(41)
+    assert [bar["of"] for bar in lanes["training"]["bars"]] == ["attempt 1", "attempt 2"]
+    assert [bar["status"] for bar in lanes["evaluation"]["bars"]] == ["finished"] * 3
     assert sum(found["goodput"]["seconds"].values()) == pytest.approx(found["goodput"]["wall_s"])
     assert found["config"]["train.tokens"] == 2_500_000
     assert found["links"] == {"prefect": None, "mlflow": None, "report": None}
@@ -128,6 +131,8 @@ def test_columns_of_the_runs_asked_for_last_are_kept(page: Page, monkeypatch: py
         ("/static/../app.py", 404, ""),
         ("/static/%2e%2e/app.py", 404, ""),
         ("/runs/a/report", 404, "no report yet"),
+        ("/api/sweeps/a", 404, "a: no such sweep"),
+        ("/api/runs/a/labels", 405, ""),
     ],
 )
 def test_errors_are_json_with_a_hint(page: Page, path: str, status: int, error: str) -> None:
@@ -172,6 +177,45 @@ def test_a_report_that_is_a_link_out_of_the_run_is_not_served(page: Page, tmp_pa
     report.mkdir()
     (report / "index.html").symlink_to(secret)
     assert page.browser.get("/runs/a/report").status_code == 404
+
+
+def test_a_stage_that_ran_again_has_a_bar_for_each_time(page: Page) -> None:
+    with JournalWriter(RunPaths(page.runs_dir / "a"), "flow") as journal:
+        journal.append("stage_started", stage="compile", fingerprint="")
+        journal.append("stage_failed", stage="compile", fingerprint="", message="no compiler")
+    lane = next(lane for lane in _get(page, "/api/runs/a")["timeline"] if lane["name"] == "compile")
+    assert [(bar["status"], bar["message"]) for bar in lane["bars"]] == [("finished", ""), ("failed", "no compiler")]
+
+
+def test_a_sweep_has_its_arms_best_first_and_links_to_its_trials(page: Page) -> None:
+    sweep = make_sweep(page.runs_dir, "grid", {0: 3.5, 1: 3.1, 2: None})
+    found = _get(page, "/api/sweeps/grid")
+    assert [(arm["arm"], arm["mean"]) for arm in found["arms"]] == [(1, 3.1), (0, 3.5), (2, None)]
+    assert found["arms"][1]["difference"] == pytest.approx(0.4)
+    assert [trial["run_id"] for trial in found["trials"]] == ["grid-t0000", "grid-t0001", "grid-t0002"]
+    assert found["trials"][2]["status"] == "pruned"
+    assert (found["importances"], found["links"]["report"]) == ({}, None)
+    sweep.report.mkdir()
+    (sweep.report / "numbers.json").write_text('{"importances": {"optimizer.lr": 1.0}}')
+    (sweep.report / "index.html").write_text("the report")
+    found = _get(page, "/api/sweeps/grid")
+    assert found["importances"] == {"optimizer.lr": 1.0}
+    assert page.browser.get(found["links"]["report"]).text == "the report"
+    (sweep.report / "numbers.json").write_text("[")
+    assert _get(page, "/api/sweeps/grid")["importances"] == {}
+
+
+def test_names_tags_and_notes_are_changed_by_the_page(make_run: MakeRun, make_page: MakePage) -> None:
+    make_run("a")
+    page = make_page(allow_control=True)
+    words = "name=first&tag=model=tiny&tag=old=1&note=it%20works"
+    assert page.browser.post(f"/api/runs/a/labels?{words}", headers=CONTROL).status_code == 202
+    assert page.browser.post("/api/runs/a/labels?untag=old", headers=CONTROL).status_code == 202
+    found = _get(page, "/api/runs/a")
+    assert (found["name"], found["tags"]) == ("first", {"model": "tiny"})
+    assert [note["text"] for note in found["notes"]] == ["it works"]
+    refused = page.browser.post("/api/runs/a/labels?tag=%20=1", headers=CONTROL)
+    assert (refused.status_code, "its key must be" in refused.json()["error"]) == (400, True)
 
 
 def test_comparison(page: Page) -> None:

@@ -91,7 +91,7 @@ def test_spikes_are_named_where_the_run_has_their_steps(make_run: MakeRun) -> No
             train.append("step", step=step, tokens=step * 8192, loss=1.0, grad_norm=9.0)
         for step in (131, 200):
             train.append("gradient_spike", step=step, grad_norm=9.0, mean=1.0)
-    assert _curves(run)["spikes"] == [131.0, None]
+    assert _curves(run)["spikes"] == [{"x": 131.0, "y": 9.0}]
 
 
 def test_memory_is_a_curve_where_the_trainer_knows_it(make_run: MakeRun) -> None:
