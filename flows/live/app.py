@@ -41,7 +41,7 @@ class Service:
     Args:
         watcher: watches the runs.
         servers: returns the states of Prefect's and MLflow's servers, as in ``/api/info``.
-        allow_control: whether the page may stop and resume runs.
+        allow_control: whether the page may stop, resume and label runs.
     """
 
     watcher: Watcher

@@ -95,7 +95,7 @@ class Session:
         if headers.get("origin") not in self._origins or headers.get("x-hlatctl") != "1" or not self._is_token(cookie):
             return _refused("only the page itself can change something", "open the page's link and use its buttons")
         if not self._allow_control:
-            return _refused("this page can't stop or resume runs", "start it with `hlatctl ui --allow-control`")
+            return _refused("this page can't change runs", "start it with `hlatctl ui --allow-control`")
         return None
 
     def _logged_in(self) -> Response:

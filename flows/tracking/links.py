@@ -16,7 +16,11 @@ _TRAINING = "workflowType=machine_learning"
 
 
 def in_prefect(run: RunPaths, server: str | None) -> str | None:
-    """Return the address of a run's flow run on a server; None without a server or a flow run."""
+    """Return the address of a run's flow run; None without a server or a flow run.
+
+    Args:
+        server: address of Prefect's pages, which may log in (``local_server.login_page``).
+    """
     flow_run = _read(run).get("flow_run_id")
     return f"{server}/runs/flow-run/{flow_run}" if server and flow_run else None
 

@@ -11,6 +11,7 @@ import base64
 import hmac
 import secrets
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
@@ -22,6 +23,12 @@ AUTH_ENV = "HLATCTL_SERVER_AUTH"
 _SAY_EVERY_S = 15.0
 #: Set in the scope of a request that had the password or token.
 _ALLOWED = "hlatctl.allowed"
+
+#: Pages of Prefect and MLflow ask nobody else: Prefect's sends its use to a service for statistics.
+_POLICY = (
+    b"content-security-policy",
+    b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'self'",
+)
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -37,6 +44,24 @@ def new_auth() -> str:
 def basic(auth: str) -> str:
     """Return the ``Authorization`` header for ``USER:PASSWORD``."""
     return f"Basic {base64.b64encode(auth.encode()).decode()}"
+
+
+#: Path of a page that logs this browser in to Prefect's pages, and goes on to the page after the password.
+_LOGIN = "/hlatctl"
+_LOGIN_PAGE = b"""<!doctype html><meta charset="utf-8"><title>hlatctl</title><script>
+const [password, ...page] = location.hash.slice(1).split("/");
+localStorage.setItem("prefect-password", decodeURIComponent(password));
+location.replace("/" + page.join("/"));
+</script>"""
+
+
+def login_page(auth: str) -> str:
+    """Return the path that logs a browser in to Prefect's pages. The path of one of them may follow.
+
+    Without a log-in, Prefect shows a flow run as "page not found". The password is in the fragment, which browsers send
+    to no server.
+    """
+    return f"{_LOGIN}#{urllib.parse.quote(basic(auth).removeprefix('Basic '), safe='')}"
 
 
 def get(url: str, auth: str = "", timeout_s: float = 1.0) -> bytes:
@@ -114,11 +139,20 @@ class Gate:
         status = self._refusal(scope) if scope["type"] in ("http", "websocket") else 0
 
         async def send_and_close(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start" and not is_allowed(scope):
-                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", ()))
+                if all(name.lower() != _POLICY[0] for name, _ in headers):
+                    headers.append(_POLICY)
+                if not is_allowed(scope):
+                    headers.append((b"connection", b"close"))
+                message["headers"] = headers
             await send(message)
 
-        if not status:
+        if not status and self._app_checks and scope["type"] == "http" and scope["path"] == _LOGIN:
+            headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-store")]
+            await send_and_close({"type": "http.response.start", "status": 200, "headers": headers})
+            await send_and_close({"type": "http.response.body", "body": _LOGIN_PAGE})
+        elif not status:
             await self._app(scope, receive, send_and_close)
         elif scope["type"] == "websocket":
             await receive()

@@ -154,7 +154,7 @@ def behind(runs_dir: Path, listeners: Sequence[socket.socket]) -> Iterator[Serve
 def _prefect(runs_dir: Path, listener: socket.socket, auth: str) -> Server:
     env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     env |= {**prefect_api.settings(runs_dir), local_server.AUTH_ENV: auth}
-    return Server("prefect", listener, ("--pages",), "/api/health", env)
+    return Server("prefect", listener, ("--pages",), "/api/health", env, local_server.login_page(auth))
 
 
 def _mlflow(runs_dir: Path, listener: socket.socket, auth: str) -> Server:

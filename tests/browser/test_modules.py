@@ -61,7 +61,7 @@ def test_quantities_have_few_digits_and_units(page: Page, expression: str, text:
 def test_an_address_survives_being_read_and_written(page: Page) -> None:
     address = "#/compare?runs=a,b&zoom=1:2&y.loss=0.5:3"
     assert call(page, "state", f"m.format(m.parse({address!r}))") == address
-    assert call(page, "state", "m.parse('#/nowhere/x').view") == "runs"
+    assert call(page, "state", "[m.parse('#/nowhere/x').view, m.parse('').view]") == ["unknown", "runs"]
     assert call(page, "state", "m.parse('#/run/%E0%A4%A').id") == "%E0%A4%A"
     assert call(page, "state", "[m.range('1:2'), m.range('1:x'), m.range('2:2'), m.range('')]") == [
         [1, 2],

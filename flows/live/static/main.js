@@ -58,6 +58,7 @@ function onEvent(name, data) {
     store.info.servers = data;
     serversAt = Date.now();
     drawServers();
+    view.soon?.();  // a run's links to them
   }
 }
 

@@ -155,7 +155,7 @@ export class RunView {
     document.title = `${row.name || row.run_id} · hlatctl`;
     fill(this.summary, heading(row), h("p", { class: "about" }, described(row, details)), tiles(row));
     // These have the focus while a run grows, so they are made again only if they change.
-    const signature = JSON.stringify([row.status, row.name, details?.links, store.info?.allow_control]);
+    const signature = JSON.stringify([row.status, row.name, row.tags, details?.links, store.info?.allow_control]);
     if (!details || this.actionsOf === signature) return;
     this.actionsOf = signature;
     fill(this.actions, links(details.links), controls(row, () => this.soon()));

@@ -6,11 +6,13 @@ import { Curves, lowerBound, valueAt, withoutStart } from "./curves.js";
 import { check, choice, fill, h } from "./dom.js";
 import * as text from "./format.js";
 import { RankTimes } from "./ranks.js";
-import { isSteep, ordered, titled, titleOf, traces } from "./metrics.js";
+import { escaped, isSteep, ordered, titled, titleOf, traces } from "./metrics.js";
 import { range } from "./state.js";
 
 /** Shortest time between two readings of new steps. */
 const GROW_MS = 1000;
+/** Most restarts and amendments that tell what they were, the newest ones. */
+const MOST_SAID = 200;
 
 export class CurvesTab {
   constructor(root, id, params, change) {
@@ -26,15 +28,17 @@ export class CurvesTab {
       type: "range", min: 0, max: 0.99, step: 0.01, value: this.params.smooth || "0", "aria-label": "Smoothing",
       oninput: () => this.change({ smooth: this.smoothing.value === "0" ? "" : this.smoothing.value }),
     });
+    this.smoothingText = h("output", {});
+    this.legend = h("small", {});
     this.reset = h("button", { type: "button", onclick: () => this.change({ zoom: "" }) }, "Reset zoom");
     this.message = h("p", { class: "empty", role: "status" }, "Loading curves.");
     this.plots = h("div", { class: "charts" });
     fill(this.root, h("div", { class: "controls" },
       choice("Over", [["step", "steps"], ["tokens", "tokens"], ["time", "time"], ["flops", "FLOPs"]], this.axis, (x) => this.change({ x, zoom: "" })),
-      h("label", { class: "field" }, h("span", {}, "Smoothing"), this.smoothing),
+      h("label", { class: "field" }, h("span", {}, "Smoothing"), this.smoothing, this.smoothingText),
       check("log y", this.params.logy === "1", (on) => this.change({ logy: on ? "1" : "" })),
       check("first steps in range", this.params.start === "1", (on) => this.change({ start: on ? "1" : "" })), this.reset,
-      h("small", {}, "◆ milestone, orange with its validation loss · dashed: restart · dotted: amendment · × skipped step · ▲ spike by HLAT's rule · line across the gradient norm: clipping · shaded: range of the steps of a point")), this.message, this.plots);
+      this.legend), this.message, this.plots);
   }
 
   close() {
@@ -108,6 +112,8 @@ export class CurvesTab {
     const { data } = this.curves;
     if (!data || this.closed) return;
     this.smoothing.value = this.params.smooth || "0";
+    this.smoothingText.textContent = Number(this.params.smooth || 0).toFixed(2);
+    this.legend.textContent = this.occurring(data).join(" · ");
     this.reset.hidden = !this.params.zoom;
     const empty = data.steps.length === 0;
     this.message.textContent = empty ? "No step has been trained yet." : "";
@@ -126,11 +132,12 @@ export class CurvesTab {
     if (key === "loss") lines.push(...traces(data, "validation_loss", stroke(1)), ...milestones(data, stroke(4)));
     if (key === "loss" || key === "grad_norm") lines.push(...skipped(data, key, stroke(1)));
     if (key === "grad_norm") lines.push(...spikes(data, stroke(3)));
+    const marks = this.marks(data);
     const newest = data.series[key].y.findLast((y) => y !== null);
     this.charts.get(key).draw(lines, {
       x: xAxis(this.axis, { range: range(this.params.zoom) || ends(data.xs) }),
       y: { type: this.params.logy === "1" ? "log" : "linear", range: this.cut(key, data), exponentformat: key === "tokens_per_s" ? "B" : "e" },
-      shapes: [...this.marks(data), ...(key === "grad_norm" ? this.clipping() : [])], label: `${titleOf(key)} over ${AXES[this.axis]}; newest value ${text.number(newest)}`,
+      shapes: [...marks.shapes, ...(key === "grad_norm" ? this.clipping() : [])], layout: { annotations: marks.annotations }, label: `${titleOf(key)} over ${AXES[this.axis]}; newest value ${text.number(newest)}`,
     }).catch((error) => { this.message.textContent = error.message; });
   }
 
@@ -141,15 +148,34 @@ export class CurvesTab {
     return withoutStart([y, low, high]);
   }
 
-  /** Vertical lines: restarts dashed, amendments dotted. */
-  marks(data) {
+  /** What the marks of the charts mean, as far as they occur. */
+  occurring(data) {
+    const { attempts = [], amendments = [] } = this.details || {}, loss = data.series.loss;
+    return [
+      data.milestones.length > 0 && (data.series.validation_loss ? "◆ milestone, orange with its validation loss" : "◆ milestone"),
+      attempts.length > 1 && "dashed: restart", amendments.length > 0 && "dotted: amendment", (data.skipped || []).length > 0 && "× skipped step",
+      (data.spikes || []).length > 0 && "▲ spike by HLAT's rule", this.clipping().length > 0 && "line across the gradient norm: clipping",
+      loss?.y.some((y, index) => y !== null && loss.low[index] < loss.high[index]) && "shaded: range of the steps of a point",
+    ].filter(Boolean);
+  }
+
+  /** Restarts and amendments: the step after them, the dash of their line, and what they were. */
+  get changes() {
     if (!this.details) return [];
-    const restarts = this.details.attempts.slice(1).map((attempt) => [attempt.from_step, "dash"]);
-    const amendments = this.details.amendments.map((each) => [each.from_step, "dot"]);
-    return [...restarts, ...amendments].filter(([step]) => step !== null && step >= data.steps[0]).map(([step, dash]) => {
-      const x = data.xs[Math.min(data.xs.length - 1, lowerBound(data.steps, step))];
-      return { type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, layer: "below", line: { color: faint("#8a8f98", 0.55), width: 1, dash } };
-    });
+    const { attempts, amendments } = this.details;
+    const lost = (each) => (each.lost_tokens ? `, lost ${text.count(each.lost_tokens)} tokens` : "");
+    const restarts = attempts.slice(1).map((each, index) => [each.from_step, "dash", `attempt ${each.attempt}, after ${attempts[index].cause || "an unknown end"}${lost(attempts[index])}`]);
+    const keys = (each) => each.changes.map(({ key, before, after }) => `${key}: ${text.setting(before)} → ${text.setting(after)}`).join("<br>");
+    return [...restarts, ...amendments.map((each) => [each.from_step, "dot", `amendment<br>${keys(each)}`])].filter(([step]) => step !== null);
+  }
+
+  /** Vertical lines, and a mark at their top that says more. */
+  marks(data) {
+    const shown = this.changes.filter(([step]) => step >= data.steps[0] && step <= data.steps.at(-1)).map(([step, dash, says]) => [data.xs[Math.min(data.xs.length - 1, lowerBound(data.steps, step))], dash, says]);
+    return {
+      shapes: shown.map(([x, dash]) => ({ type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, layer: "below", line: { color: faint("#8a8f98", 0.55), width: 1, dash } })),
+      annotations: shown.slice(-MOST_SAID).map(([x, , says]) => ({ x, y: 1, yref: "paper", yanchor: "top", text: "▾", showarrow: false, font: { size: 11, color: "#8a8f98" }, hovertext: says.split("<br>").map(escaped).join("<br>") })),
+    };
   }
 
   /** The norm to which gradients are clipped, as a line. */

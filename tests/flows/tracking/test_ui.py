@@ -165,7 +165,9 @@ def test_the_page_outlives_a_server_behind_it(
     prefect, mlflow = (f"http://127.0.0.1:{port}" for port in ports)
     assert servers(address, token)["prefect"]["state"] == "starting", "the page is there first"
     told = sorted(page.stdout.readline().strip() for _ in range(2))
-    assert told == [f"mlflow\t{mlflow}/#/experiments?workflowType=machine_learning", f"prefect\t{prefect}"]
+    login = f"{prefect}{local_server.login_page(auth)}"
+    assert told == [f"mlflow\t{mlflow}/#/experiments?workflowType=machine_learning", f"prefect\t{login}"]
+    assert "prefect-password" in fetch(login.partition("#")[0])
     assert servers(address, token)["mlflow"]["auth"] == auth
     assert "<title>Prefect" in fetch(prefect)
     assert f"{prefect}/api" in fetch(f"{prefect}/ui-settings")
