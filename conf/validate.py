@@ -282,6 +282,14 @@ def _cluster(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _budget(config: Config) -> Iterator[ConfigError]:
+    if config.budget.usd is not None and not config.cluster.price_usd_per_node_hour:
+        yield ConfigError(
+            f"budget.usd={config.budget.usd:g}: can't be counted without cluster.price_usd_per_node_hour",
+            hint="set the price of a node, or use budget.node_hours",
+        )
+
+
 def _environment(config: Config) -> Iterator[ConfigError]:
     for name in config.backend.env:
         key = f"backend.env.{name}"
@@ -392,6 +400,7 @@ _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     *EVAL_RULES,
     _runner,
     _cluster,
+    _budget,
     *cluster_rules.RULES,
     _urls,
     _sources,

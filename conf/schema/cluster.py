@@ -168,6 +168,10 @@ class ClusterConfig:
     """Slurm: unpack the Python environment on each worker's own disk, instead of importing it from shared storage."""
     price_usd_per_node_hour: NonNegativeFloat | None = None
     """Price of a node, for costs; none: costs are not shown."""
+    confirm_above_usd: NonNegativeFloat = 100.0
+    """Ask before a submission that is predicted to cost more; without a terminal, refuse it unless `--yes` is given."""
+    confirm_above_node_hours: NonNegativeFloat = 100.0
+    """The same for node-hours, which are known without a price."""
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
 
@@ -180,6 +184,21 @@ class ClusterConfig:
     def paid_nodes(self) -> int:
         """Nodes that a run holds and pays for, if all spare ones are free when it starts."""
         return self.nodes + self.spare_nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetConfig:
+    """What a run may use over all of its attempts; at the limit it stops with a checkpoint."""
+
+    usd: PositiveFloat | None = None
+    """Dollars, counted with `cluster.price_usd_per_node_hour`. None: no limit."""
+    node_hours: PositiveFloat | None = None
+    """Node-hours, with kept and spare nodes. None: no limit."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit."""
+        return self.usd is not None or self.node_hours is not None
 
 
 @dataclass(frozen=True, kw_only=True)

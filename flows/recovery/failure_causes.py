@@ -24,6 +24,7 @@ from hlatctl.units import host_names
 Cause = Literal[
     "finished",
     "stopped",
+    "budget",
     "preempted",
     "time_limit",
     "cancelled",
@@ -105,7 +106,8 @@ class Ending:
     """How an attempt or a job ended.
 
     Args:
-        cause: ``stopped`` wrote a checkpoint after a person's request to stop; ``preempted`` and ``time_limit`` were
+        cause: ``stopped`` wrote a checkpoint after a person's request to stop, ``budget`` after its budget was used up;
+            ``preempted`` and ``time_limit`` were
             ended by the scheduler, with a last checkpoint or without; ``cancelled`` by somebody else; ``rollback``
             restarts without the batch of a step that was not finite; ``amended`` ends so that an amendment begins;
             ``error`` left an error that a person must fix; ``storage_away`` could not read the corpus in object

@@ -272,6 +272,7 @@ class PolicyRule:
 POLICY: tuple[PolicyRule, ...] = (
     PolicyRule("done", lambda c: c.cause == "finished", "training is finished"),
     PolicyRule("stop", lambda c: c.cause == "stopped", "stopped on request after writing a checkpoint"),
+    PolicyRule("stop", lambda c: c.cause == "budget", "the run's budget is used up"),
     PolicyRule("stop", lambda c: c.cause == "error", "a restart can't fix this"),
     PolicyRule(
         "stop",

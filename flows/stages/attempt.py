@@ -20,6 +20,7 @@ from conf.schema import Config
 from flows.launch.base import Handle, Job, Status
 from flows.recovery import failure_causes, policy
 from flows.recovery.node_ledger import Kind
+from flows.runtime import spending
 from flows.runtime.amended import Orders, config_words, follow, note_begun, pause_step
 from flows.runtime.context import FlowContext, make_job
 from flows.runtime.driver import Clock
@@ -29,6 +30,7 @@ from flows.stages.preflight import is_due, preflight
 from hlatctl.run import fence
 from hlatctl.run.checkpoint import MANIFEST, batches_drawn, events_about
 from hlatctl.run.errors import (
+    BudgetError,
     CancelledError,
     DamagedFileError,
     HlatctlError,
@@ -40,6 +42,7 @@ from hlatctl.run.errors import (
 from hlatctl.run.journal import heartbeat, train_writer
 from hlatctl.run.paths import RunPaths, answered
 from hlatctl.run.state import TRAIN_JOB, AttemptState, RunState
+from hlatctl.run.stopping import BUDGET
 
 #: Called with the tokens of a milestone to evaluate.
 OnMilestone = Callable[[int], None]
@@ -153,12 +156,17 @@ class Attempt:
                     ctx.message("stopping: the trainer finishes its step and writes a checkpoint")
                     ctx.launcher.cancel(handle, grace_s=STOP_GRACE_S)
                     continue
+                if not stopping:
+                    ctx.check_budget()
                 silent_s = silence.length_s(state.attempts[-1], waits=watch.waits)
                 hang = policy.hanging(state, silent_s, ctx.config.recovery)
                 if hang and status.state == "running":
                     self._end_hung(hang)
                     continue
                 ctx.clock.wait_for_event(_POLL_S, handle.name)
+            except BudgetError as error:
+                ctx.message(error.message)
+                ctx.event("stop_requested", by=BUDGET)
             except KeyboardInterrupt:
                 ctx.signals.take()
                 if stopping:
@@ -227,7 +235,8 @@ class Attempt:
         if decision.skip_batch is not None:
             ctx.event(DATA_CHANGED, key=SKIP_STEPS, value=[decision.skip_batch], by="recovery", why=decision.why)
         if decision.action == "stop":
-            raise error if error and not state.stop_requested else _stop(state, job, ending, decision)
+            over = spending.used_up(ctx.run.run_id, state, ctx.config) if state.stop_by == BUDGET else None
+            raise over or (error if error and not state.stop_requested else _stop(state, job, ending, decision))
         return decision
 
     def _ending(self, status: Status, error: HlatctlError | None) -> failure_causes.Ending:
@@ -245,6 +254,9 @@ class Attempt:
         if ending.cause == "amended" and _is_at_milestone(state, ctx.config):
             evidence = "ended to evaluate its milestone; checkpoint written"
             ending = dataclasses.replace(ending, cause="evaluation", evidence=evidence)
+        if ending.cause == "stopped" and state.stop_by == BUDGET:
+            evidence = "its budget was used up; checkpoint written"
+            ending = dataclasses.replace(ending, cause="budget", evidence=evidence)
         if ending.cause == "corruption":  # the processes have compared each other
             return dataclasses.replace(ending, hosts=tuple(state.attempts[-1].corrupt_hosts))
         return ctx.nodes.blame(ending, status, self._job, tail)

@@ -18,6 +18,8 @@ from hlatctl.units import number
 TRAIN_JOB = "train"
 #: Jobs that run on the nodes that a run keeps for training. While one waits in a queue, the run holds no nodes.
 _ON_NODES = (TRAIN_JOB, "preflight", "coverage")
+#: Causes of ends that are no failures.
+_NO_FAILURES = ("finished", "stopped", "budget", "amended", "evaluation")
 #: ``code`` of a ``job_queued`` event: the job waits until a person repairs a node.
 NO_SPARE_NODE = "no_spare_node"
 #: Fields of a step's event that only the newest step keeps.
@@ -95,7 +97,7 @@ class AttemptState:
     @property
     def has_failed(self) -> bool:
         """Whether it ended other than by finishing, on request, or to evaluate its milestone."""
-        return self.ended_unix_s is not None and self.cause not in ("finished", "stopped", "amended", "evaluation")
+        return self.ended_unix_s is not None and self.cause not in _NO_FAILURES
 
 
 @dataclass

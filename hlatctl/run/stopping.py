@@ -13,6 +13,9 @@ from hlatctl.run.journal import Event, JournalWriter
 from hlatctl.run.lease import driver_token
 from hlatctl.run.paths import RunPaths
 
+#: ``by`` of a request that the driver makes because the run's budget is used up.
+BUDGET = "budget"
+
 
 class Driven(Protocol):
     """The part of a folded state with the driver and the request to stop."""

@@ -197,6 +197,16 @@ def _alarm(event: Event, run: RunPaths) -> Note:
             asked="free space; the run uses it by itself",
             command=f"df -h {run.root}",
         )
+    if what == "budget":
+        return Note(
+            kind="needs_person",
+            title="its budget is nearly used up",
+            key=f"budget {event['message']}",
+            happened=str(event["message"]),
+            decided="training continues until then",
+            asked="raise the budget if the run is to finish",
+            command=f"hlatctl amend {run.run_id} {str(event['message']).partition('=')[0]}=VALUE",
+        )
     return Note(
         kind="alarm",
         title=f"alarm {what.replace('_', ' ')} at step {step}",
