@@ -112,6 +112,7 @@ RULES: tuple[AmendmentRule, ...] = (
     AmendmentRule("cluster.price_usd_per_node_hour", "at_once", _NOTHING),
     AmendmentRule("cluster.confirm_above_usd", "at_once", _NOTHING),
     AmendmentRule("cluster.confirm_above_node_hours", "at_once", _NOTHING),
+    AmendmentRule("cluster.capacity_ends", "next_attempt", _NOTHING),
     AmendmentRule("budget.", "at_once", _NOTHING),
     AmendmentRule("cluster.hardware.", "at_once", _NOTHING),
     AmendmentRule("cluster.baseline.", "at_once", _NOTHING),

@@ -282,6 +282,21 @@ def _cluster(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _capacity(config: Config) -> Iterator[ConfigError]:
+    cluster, example = config.cluster, "such as 2026-12-01T11:30Z"
+    try:
+        _ = cluster.capacity_ends_unix_s
+    except ValueError:
+        key = f"cluster.capacity_ends={cluster.capacity_ends}"
+        yield ConfigError(f"{key}: must be a date and time with its time zone, {example}", hint=f"write it {example}")
+    url = cluster.metadata_url
+    if url is not None and not re.fullmatch(r"http://[^\s/@]+/?", url):
+        yield ConfigError(
+            f"cluster.metadata_url={url}: must be http:// and a host, without a path",
+            hint="on EC2 it is http://169.254.169.254",
+        )
+
+
 def _budget(config: Config) -> Iterator[ConfigError]:
     if config.budget.usd is not None and not config.cluster.price_usd_per_node_hour:
         yield ConfigError(
@@ -401,6 +416,7 @@ _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _runner,
     _cluster,
     _budget,
+    _capacity,
     *cluster_rules.RULES,
     _urls,
     _sources,

@@ -26,6 +26,7 @@ Cause = Literal[
     "stopped",
     "budget",
     "preempted",
+    "reclaimed",
     "time_limit",
     "cancelled",
     "rollback",
@@ -162,6 +163,9 @@ def classify(
     code, verdict = status.exit_code, status.verdict
     if train_stopped == "finished":
         return Ending(cause="finished", evidence="the last step and its checkpoint are written", exit_code=code)
+    if attempt.notice and not stop_requested:  # whatever else the nodes report while they are taken away
+        saved = "checkpoint written" if train_stopped else "it ended before it could write a checkpoint"
+        return Ending(cause="reclaimed", evidence=f"{attempt.notice}; {saved}", exit_code=code)
     if attempt.corruption:  # first: what its processes do after that finding means little
         return Ending(cause="corruption", evidence=attempt.corruption, exit_code=code)
     # The flow ends a hanging job, so the scheduler reports it as cancelled.

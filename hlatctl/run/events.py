@@ -251,6 +251,12 @@ OF_RUNS: dict[str, Kind] = {
         "step whole; rank whole; host text; device text; ratio number; message text",
         _message,
     ),
+    "node_notice": _kind(
+        "flow: the provider takes a node back, or may do so",
+        "what text (`spot`, `rebalance` or `capacity`); host text; ends_unix_s number (null: it may stay); "
+        "message text",
+        _message,
+    ),
     "alarm": _kind(
         "train rank 0, flow",
         "step whole; what text (`gradient_norm`, `update_skipped`, `loss_to_zero`, `weight_drift`, `disk_full`, "

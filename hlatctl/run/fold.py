@@ -353,6 +353,15 @@ def _hang(state: RunState, event: Event) -> None:
         attempt.hang = str(event["evidence"])
 
 
+def _node_notice(state: RunState, event: Event) -> None:
+    attempt = _attempt_of(state, event)
+    if attempt and event.get("ends_unix_s") is not None:
+        attempt.notice = str(event["message"])
+        attempt.leaving_hosts.append(str(event["host"]))
+        attempt.leaves_unix_s = max(attempt.leaves_unix_s, float(event["ends_unix_s"]))
+    _warning(state, event)
+
+
 def _straggler(state: RunState, event: Event) -> None:
     attempt = _attempt_of(state, event)
     if attempt:
@@ -661,6 +670,7 @@ _HANDLERS = {
     "profiled": _profiled,
     "profile_failed": _profile_failed,
     "hang": _hang,
+    "node_notice": _node_notice,
     "straggler": _straggler,
     "corruption_checked": _corruption_checked,
     "corruption_suspected": _corruption_suspected,

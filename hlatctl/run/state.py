@@ -60,6 +60,9 @@ class AttemptState:
         stragglers: events that name a slow process.
         corruption: which of its processes compute wrong numbers; empty if none was found.
         corrupt_hosts: nodes that certainly have such a process.
+        notice: the newest notice that the provider takes one of its nodes back; empty if there is none.
+        leaving_hosts: nodes with such a notice.
+        leaves_unix_s: when the last of them is taken back.
         hosts: nodes of the attempt; empty until it starts, or if the launcher doesn't report them.
         left_out_hosts: nodes that it had to avoid.
         blamed_hosts: those of them that failed first.
@@ -89,6 +92,9 @@ class AttemptState:
     stragglers: list[Event] = field(default_factory=list)
     corruption: str = ""
     corrupt_hosts: list[str] = field(default_factory=list)
+    notice: str = ""
+    leaving_hosts: list[str] = field(default_factory=list)
+    leaves_unix_s: float = 0.0
     hosts: list[str] = field(default_factory=list)
     left_out_hosts: list[str] = field(default_factory=list)
     blamed_hosts: list[str] = field(default_factory=list)

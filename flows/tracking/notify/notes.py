@@ -227,6 +227,18 @@ def _straggler(event: Event, run: RunPaths) -> Note:
     )
 
 
+def _node_notice(event: Event, run: RunPaths) -> Note:
+    leaves = event.get("ends_unix_s") is not None
+    return Note(
+        kind="alarm",
+        title=f"{event['host']} {'is taken back' if leaves else 'may be taken back'}",
+        key=f"node_notice {event['what']} {event['host']}",
+        happened=str(event["message"]),
+        decided="training saves a checkpoint and restarts" if leaves else "training continues",
+        command=f"hlatctl status {run.run_id}",
+    )
+
+
 def _corruption(event: Event, run: RunPaths) -> Note:
     return Note(
         kind="alarm",
@@ -299,6 +311,7 @@ _OF: dict[str, Callable[[Event, RunPaths], Note | None]] = {
     "attempt_started": _attempt_started,
     "alarm": _alarm,
     "straggler": _straggler,
+    "node_notice": _node_notice,
     "corruption_suspected": _corruption,
     "job_queued": _job_queued,
     "eval_failed": _eval_failed,
