@@ -40,6 +40,8 @@ SIGNAL_EARLY_S = 60
 _MOUNT = re.compile(r"/[^:,]*:/[^:,]*(:[A-Za-z+]+)?")
 #: Names of interfaces have at most 15 characters on Linux (IFNAMSIZ).
 _INTERFACES = re.compile(r"[^\s,/]{1,15}(,[^\s,/]{1,15})*")
+#: Annotation of jobs that SageMaker HyperPod restarts by itself (AWS, "Running jobs using kubectl").
+_AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
 _WORD = re.compile(r"[^\s,-][^\s]*")
 
 
@@ -165,6 +167,20 @@ def _spare_nodes(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _one_restarts(config: Config) -> Iterator[ConfigError]:
+    """Refuse SageMaker HyperPod's auto-resume: it would restart a job whose successor hlatctl has submitted."""
+    cluster = config.cluster
+    options = {"cluster.slurm.extra": cluster.slurm.extra, "cluster.container.options": cluster.container.options}
+    found = [key for key, words in options.items() if any(word.startswith("--auto-resume") for word in words)]
+    if _AUTO_RESUME in str(cluster.kubernetes.patch):
+        found.append("cluster.kubernetes.patch")
+    for key in found:
+        yield ConfigError(
+            f"{key}: turns HyperPod's auto-resume on, but hlatctl restarts the run",
+            hint=f"remove it from {key}; HyperPod still replaces the node, and the next attempt uses a good one",
+        )
+
+
 def _here(config: Config) -> str:
     """Return the launcher as an override if its jobs run on this machine alone; otherwise nothing."""
     return f"cluster.launcher={config.cluster.launcher}" if config.cluster.jobs_run == "here" else ""
@@ -185,6 +201,7 @@ RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _container,
     _spare_nodes,
     _stage_environment,
+    _one_restarts,
     _of_launcher,
 )
 

@@ -144,7 +144,7 @@ def _empty(text: str) -> ConfigError:
 
 
 #: Settings that an extended sweep may change, because they affect no trial and no comparison.
-_MAY_CHANGE = ("trials", "parallel", "confirm_above_usd")
+_MAY_CHANGE = ("trials", "parallel")
 #: Arms to draw if `sweep.trials` is not set.
 _DEFAULT_TRIALS = 20
 

@@ -282,6 +282,29 @@ def _cluster(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _capacity(config: Config) -> Iterator[ConfigError]:
+    cluster, example = config.cluster, "such as 2026-12-01T11:30Z"
+    try:
+        _ = cluster.capacity_ends_unix_s
+    except ValueError:
+        key = f"cluster.capacity_ends={cluster.capacity_ends}"
+        yield ConfigError(f"{key}: must be a date and time with its time zone, {example}", hint=f"write it {example}")
+    url = cluster.metadata_url
+    if url is not None and not re.fullmatch(r"http://[^\s/@]+/?", url):
+        yield ConfigError(
+            f"cluster.metadata_url={url}: must be http:// and a host, without a path",
+            hint="on EC2 it is http://169.254.169.254",
+        )
+
+
+def _budget(config: Config) -> Iterator[ConfigError]:
+    if config.budget.usd is not None and not config.cluster.price_usd_per_node_hour:
+        yield ConfigError(
+            f"budget.usd={config.budget.usd:g}: can't be counted without cluster.price_usd_per_node_hour",
+            hint="set the price of a node, or use budget.node_hours",
+        )
+
+
 def _environment(config: Config) -> Iterator[ConfigError]:
     for name in config.backend.env:
         key = f"backend.env.{name}"
@@ -392,6 +415,8 @@ _RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     *EVAL_RULES,
     _runner,
     _cluster,
+    _budget,
+    _capacity,
     *cluster_rules.RULES,
     _urls,
     _sources,

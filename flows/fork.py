@@ -8,7 +8,7 @@ another format, the checkpoint is converted first.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +41,7 @@ def fork(
     argv: list[str],
     run_id: str | None = None,
     restart_data: bool = False,
+    confirm: Callable[[Config], None] = lambda _: None,
 ) -> RunPaths:
     """Create a run that continues from another run's checkpoint.
 
@@ -48,6 +49,7 @@ def fork(
         at: a step, tokens with a unit (``200B``), or ``latest``.
         overrides: changes to the other run's amended configuration.
         restart_data: read the corpus from its beginning. A different corpus is always read from its beginning.
+        confirm: called with the configuration before anything is created; raises an error to refuse it.
 
     Raises:
         ConfigError: the configuration breaks a rule, or can't continue the checkpoint.
@@ -67,6 +69,7 @@ def fork(
     origin = ForkConfig(run=parent.run_id, step=manifest.step, tokens=manifest.tokens, restarts_data=fresh)
     config = replace(after, fork=origin, data=replace(after.data, skip_steps=_skips(parent, before, after, fresh)))
     check_continues(before, config, anew=lambda kept: train_like(parent, overrides, with_weights=kept))
+    confirm(config)
     with _in_format_of(config, parent, manifest) as checkpoint:
         run = pretrain.create(config, argv=argv, run_id=run_id, forked=True)
         with files.created_like(run.root):

@@ -25,7 +25,7 @@ from conf import fingerprint, simulation, tracking
 from conf.origins import Origins
 from conf.schema import Config, SimulationConfig
 from flows.launch.base import launcher_for
-from flows.runtime import amended
+from flows.runtime import amended, spending
 from flows.runtime.context import FlowContext, is_simulated, open_context, refuse_archived
 from flows.runtime.driver import Clock, Observer
 from flows.simulation.cluster import START_UNIX_S, DriverLostError
@@ -235,6 +235,9 @@ def drive(
             ctx.message(f"run {run.run_id} is finished")
             ctx.close()
             return ctx.state
+        if (over := spending.used_up(run.run_id, ctx.state, ctx.config)) is not None:
+            ctx.close()
+            raise over
         _journal_start(ctx)
         followers: list[follower.Follower] = []
         if caller_of is None:

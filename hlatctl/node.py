@@ -10,6 +10,8 @@ their exit code. Schedulers signal every process of a job, so torchrun starts wi
 unblock them (``trainer.process``). SIGQUIT ends all processes immediately. On Linux, the command ends with this
 program.
 
+A notice that the provider takes this node back asks the command to stop too (``hlatctl.notices``).
+
 On one machine, the processes find each other through files in the private folder and communicate over loopback.
 torchrun's own store would listen on all interfaces, and torchrun unpickles its content.
 
@@ -33,6 +35,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hlatctl import notices
 from hlatctl.cache.environment import stage
 from hlatctl.node_log import NodeLog
 from hlatctl.run import fence, files, processes, rank_output
@@ -143,6 +146,7 @@ class Node:
         self._pid, self._parent = os.getpid(), os.getppid()
         self._starts_ranks = not _LAUNCHERS.isdisjoint(command)
         self._fence = fence.of_job(base)
+        self._watch = notices.of_environment()
 
     def run(self) -> int:
         """Run the command and return its exit code: 128 + n if signal n ended it, 127 if it can't be started."""
@@ -193,12 +197,15 @@ class Node:
         self._child = processes.identify(child.pid)
         if log:
             log.start()  # now: threads must not exist when a process is started with preexec_fn
+        if self._watch:
+            self._watch.start()
         if self._asked_to_end:
             self._end_all()
         elif self._asked_to_stop:
             self._ask()
         while (code := self._ended(child)) is None:
             self._obey()
+            self._heed()
             if NODES_ENV in os.environ and os.getppid() != self._parent:
                 self._end_all()  # the scheduler's program here is gone: it could not end this job
         self._end_all()
@@ -245,6 +252,14 @@ class Node:
         elif what == "stacks" and self._child:
             own = [self._child.pid, *processes.descendants(self._child.pid)]
             print(processes.ask_for_stacks(own), file=sys.stderr, flush=True)
+
+    def _heed(self) -> None:
+        for notice in self._watch.new() if self._watch else ():
+            print(notice.message, file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # the driver doesn't learn of it; the checkpoint matters more
+                notices.append(self._base, notice)
+            if notice.ends_unix_s is not None:
+                self._stop(signal.SIGTERM, None)
 
     def _stop(self, _signal: int, _frame: FrameType | None) -> None:
         self._asked_to_stop = True

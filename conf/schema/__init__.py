@@ -15,6 +15,7 @@ from conf.devices import DeviceName
 from conf.registries import BACKENDS
 from conf.schema.cluster import (
     BaselineConfig,
+    BudgetConfig,
     ClusterConfig,
     ContainerConfig,
     HardwareConfig,
@@ -57,6 +58,7 @@ class Config:
     notify: NotifyConfig = field(default_factory=NotifyConfig)
     backend: BackendConfig = field(default_factory=BackendConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
 
     @property
@@ -209,5 +211,3 @@ class SweepConfig:
     initial value."""
     keep_pruned_checkpoints: bool = False
     """Keep the checkpoints of trials that ended early."""
-    confirm_above_usd: NonNegativeFloat = 100.0
-    """Ask for confirmation if the predicted cost of a sweep is higher."""

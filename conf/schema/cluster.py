@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from conf.constraints import Efficiency, Fraction, NonNegativeFloat, NonNegativeInt, Port, PositiveFloat, PositiveInt
@@ -166,10 +167,34 @@ class ClusterConfig:
     """Folder on each worker's own disk for compiled graphs, and for its copy of the environment."""
     stage_environment: bool = False
     """Slurm: unpack the Python environment on each worker's own disk, instead of importing it from shared storage."""
+    metadata_url: str | None = None
+    """Address of EC2's instance metadata, `http://169.254.169.254`. Each node of training looks there for the
+    interruption of its Spot instance, and saves a checkpoint before. None: it looks nowhere."""
+    capacity_ends: str | None = None
+    """End of bought capacity, such as a Capacity Block: `2026-12-01T11:30Z`. Training stops with a checkpoint 35 min
+    before, and continues on later capacity. None: no end."""
     price_usd_per_node_hour: NonNegativeFloat | None = None
     """Price of a node, for costs; none: costs are not shown."""
+    confirm_above_usd: NonNegativeFloat = 100.0
+    """Ask before a submission that is predicted to cost more; without a terminal, refuse it unless `--yes` is given."""
+    confirm_above_node_hours: NonNegativeFloat = 100.0
+    """The same for node-hours, which are known without a price."""
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
+
+    @property
+    def capacity_ends_unix_s(self) -> float | None:
+        """The end of bought capacity as a Unix time.
+
+        Raises:
+            ValueError: it is not an ISO 8601 time with a time zone.
+        """
+        if self.capacity_ends is None:
+            return None
+        at = datetime.fromisoformat(self.capacity_ends)
+        if at.tzinfo is None:
+            raise ValueError("it has no time zone")
+        return at.timestamp()
 
     @property
     def jobs_run(self) -> JobsRun:
@@ -180,6 +205,21 @@ class ClusterConfig:
     def paid_nodes(self) -> int:
         """Nodes that a run holds and pays for, if all spare ones are free when it starts."""
         return self.nodes + self.spare_nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetConfig:
+    """What a run may use over all of its attempts; at the limit it stops with a checkpoint."""
+
+    usd: PositiveFloat | None = None
+    """Dollars, counted with `cluster.price_usd_per_node_hour`. None: no limit."""
+    node_hours: PositiveFloat | None = None
+    """Node-hours, with kept and spare nodes. None: no limit."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit."""
+        return self.usd is not None or self.node_hours is not None
 
 
 @dataclass(frozen=True, kw_only=True)

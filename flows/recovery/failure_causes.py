@@ -24,7 +24,9 @@ from hlatctl.units import host_names
 Cause = Literal[
     "finished",
     "stopped",
+    "budget",
     "preempted",
+    "reclaimed",
     "time_limit",
     "cancelled",
     "rollback",
@@ -105,7 +107,8 @@ class Ending:
     """How an attempt or a job ended.
 
     Args:
-        cause: ``stopped`` wrote a checkpoint after a person's request to stop; ``preempted`` and ``time_limit`` were
+        cause: ``stopped`` wrote a checkpoint after a person's request to stop, ``budget`` after its budget was used up;
+            ``preempted`` and ``time_limit`` were
             ended by the scheduler, with a last checkpoint or without; ``cancelled`` by somebody else; ``rollback``
             restarts without the batch of a step that was not finite; ``amended`` ends so that an amendment begins;
             ``error`` left an error that a person must fix; ``storage_away`` could not read the corpus in object
@@ -160,6 +163,9 @@ def classify(
     code, verdict = status.exit_code, status.verdict
     if train_stopped == "finished":
         return Ending(cause="finished", evidence="the last step and its checkpoint are written", exit_code=code)
+    if attempt.notice and not stop_requested:  # whatever else the nodes report while they are taken away
+        saved = "checkpoint written" if train_stopped else "it ended before it could write a checkpoint"
+        return Ending(cause="reclaimed", evidence=f"{attempt.notice}; {saved}", exit_code=code)
     if attempt.corruption:  # first: what its processes do after that finding means little
         return Ending(cause="corruption", evidence=attempt.corruption, exit_code=code)
     # The flow ends a hanging job, so the scheduler reports it as cancelled.

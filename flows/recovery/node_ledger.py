@@ -21,10 +21,10 @@ from hlatctl.run.errors import StorageError, cannot_write
 from hlatctl.run.files import DAMAGED, locked_file, parse_json, read_bytes
 from hlatctl.run.state import AttemptState
 
-Kind = Literal["preflight_passed", "preflight_failed", "failure", "straggler", "corruption"]
+Kind = Literal["preflight_passed", "preflight_failed", "failure", "straggler", "corruption", "leaving"]
 
 #: A host with such an entry, and no passed preflight after it, is not used for a while.
-_REJECTING: tuple[Kind, ...] = ("preflight_failed", "corruption")
+_REJECTING: tuple[Kind, ...] = ("preflight_failed", "corruption", "leaving")
 
 #: After this time an entry weighs half as much.
 HALF_LIFE_S = 7 * 86400.0
@@ -35,7 +35,8 @@ WEIGHTS: dict[str, float] = {"preflight_failed": 1.0, "failure": 1.0, "straggler
 SUSPECT_SCORE, EXCLUDED_SCORE = 1.5, 2.5
 #: The same limits if another host can replace it: a start on a broken node costs more than a measurement.
 REPLACEABLE_SUSPECT_SCORE = 0.9
-#: A host is not used for this long after a failed preflight or wrong numbers; then it is measured again.
+#: A host is not used for this long after a failed preflight, wrong numbers, or the notice that it is taken back. Then
+#: it is measured again.
 REJECTED_S = 86400.0
 
 
@@ -141,9 +142,8 @@ def place(hosts: tuple[str, ...], needed: int, entries: Iterable[Entry], now_uni
     known = list(entries)
     score, unfit = scores(known, now_unix_s), rejected(known, now_unix_s)
     repeated = {host for host, sum_of_weights in score.items() if sum_of_weights >= EXCLUDED_SCORE}
-    offenders = sorted(
-        (repeated | set(unfit)).intersection(hosts), key=lambda host: (-unfit.get(host, 0.0), -score[host], host)
-    )
+    known_bad = (repeated | set(unfit)).intersection(hosts)
+    offenders = sorted(known_bad, key=lambda host: (-unfit.get(host, 0.0), -score.get(host, 0.0), host))
     spare = max(0, len(hosts) - needed)
     left_out, kept = tuple(offenders[:spare]), [host for host in offenders[spare:] if host in repeated]
     sentences = [f"left out because of the node ledger: {', '.join(left_out)}"] if left_out else []

@@ -19,7 +19,9 @@ from hlatctl.run.state import AttemptState, RunState
 
 #: Causes that never count as repeated: they come from outside the job, leave no comparable trace, or the
 #: attempt excluded a batch.
-_NEVER_REPEATED: frozenset[Cause] = frozenset({"preempted", "time_limit", "node_failed", "lost", "rollback"})
+_NEVER_REPEATED: frozenset[Cause] = frozenset(
+    {"preempted", "reclaimed", "time_limit", "node_failed", "lost", "rollback"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,7 @@ class Case:
     """What the rows of the policy test: the newest attempt and its run.
 
     Args:
+        here: jobs run on the driver's machine.
         step: the first step that the attempt did not finish.
         begun: the attempt loaded and started to train.
         made_a_step: the attempt finished at least one step.
@@ -49,6 +52,7 @@ class Case:
     cause: Cause
     evidence: str
     several: bool
+    here: bool
     stop_requested: bool
     step: int
     begun: bool
@@ -135,6 +139,7 @@ def case_of(
     batch: int | None,
     left_out: tuple[str, ...],
     several: bool,
+    here: bool = False,
 ) -> Case:
     """Return the case of a run whose newest attempt has just ended."""
     attempt, past = state.attempts[-1], history(state)[:-1]
@@ -147,6 +152,7 @@ def case_of(
         cause=ending.cause,
         evidence=ending.evidence,
         several=several,
+        here=here,
         stop_requested=state.stop_requested,
         step=failing_step(attempt),
         begun=attempt.resumed_from_step is not None,
@@ -272,6 +278,7 @@ class PolicyRule:
 POLICY: tuple[PolicyRule, ...] = (
     PolicyRule("done", lambda c: c.cause == "finished", "training is finished"),
     PolicyRule("stop", lambda c: c.cause == "stopped", "stopped on request after writing a checkpoint"),
+    PolicyRule("stop", lambda c: c.cause == "budget", "the run's budget is used up"),
     PolicyRule("stop", lambda c: c.cause == "error", "a restart can't fix this"),
     PolicyRule(
         "stop",
@@ -285,6 +292,12 @@ POLICY: tuple[PolicyRule, ...] = (
         lambda c: c.cause == "cancelled",
         "hlatctl did not cancel it, so it stops the run",
         "find out who cancelled the job",
+    ),
+    PolicyRule(
+        "stop",
+        lambda c: c.cause == "reclaimed" and c.here,
+        "this machine is taken back, and nothing can be restarted on it",
+        "resume the run on another machine, or on this one when it is back",
     ),
     PolicyRule("restart", lambda c: c.cause == "amended", "restarting {c.start} with the amendment"),
     PolicyRule(
@@ -363,13 +376,15 @@ def decide(
     batch: int | None = None,
     left_out: tuple[str, ...] = (),
     several: bool = False,
+    here: bool = False,
 ) -> Decision:
     """Decide what follows the newest attempt.
 
     Args:
         several: the run has more than one node. A single node is never blamed: hardware and software faults look alike.
+        here: jobs run on the driver's machine.
     """
-    case = case_of(state, ending, config, batch=batch, left_out=left_out, several=several)
+    case = case_of(state, ending, config, batch=batch, left_out=left_out, several=several, here=here)
     row = next(row for row in POLICY if row.when(case))
     why, hint = row.why.format(c=case), row.hint.format(c=case)
     if row.action in ("done", "stop"):
@@ -418,7 +433,7 @@ def wait_s(no_progress: int, config: RecoveryConfig) -> float:
 
 
 #: Ends that come from outside, without a faulty node.
-_OUTSIDE = ("preempted", "time_limit", "port_in_use")
+_OUTSIDE = ("preempted", "reclaimed", "time_limit", "port_in_use")
 
 
 def decide_job(ends: Sequence[LaunchError], config: RecoveryConfig) -> Decision:

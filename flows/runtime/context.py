@@ -16,6 +16,7 @@ from conf.registries import LAUNCHERS
 from conf.schema import Config
 from flows.launch.base import Handle, Job, Launcher, launcher_for
 from flows.recovery import node_ledger
+from flows.runtime import spending
 from flows.runtime.driver import Clock, DriverLog, Observer, RealClock, Signals, SilentObserver
 from hlatctl.run import processes
 from hlatctl.run.errors import DISK_FULL, CheckpointError, HlatctlError, StoppedError, StorageError
@@ -146,10 +147,25 @@ class FlowContext:
         return self.watch() if threading.current_thread() is threading.main_thread() else self.refresh()
 
     def check_stop(self) -> None:
-        """Raise StoppedError if the run was asked to stop, or this flow ends early."""
+        """Raise StoppedError if the run was asked to stop, its budget is used up, or this flow ends early."""
+        self.check_budget()
         if (self.look().stop_requested and self.heeds_stop) or self.cancelled.is_set():
             run_id = self.run.run_id
             raise StoppedError(f"run {run_id}: stopped on request", hint=f"hlatctl resume {run_id}")
+
+    def check_budget(self) -> None:
+        """Raise BudgetError if the run's budget is used up while it holds nodes; warn people shortly before.
+
+        Called twice a second; without a budget it does nothing.
+        """
+        config, now_unix_s = self.config, self.clock.now_unix_s()
+        if not self.heeds_stop or not config.budget.is_limited or not self.state.holds_nodes:
+            return
+        if text := spending.warning(self.state, config, now_unix_s):
+            self.event("alarm", what="budget", step=self.state.step, message=text)
+            self.message(text)
+        if over := spending.used_up(self.run.run_id, self.state, config, now_unix_s):
+            raise over
 
     def pause(self, seconds: float) -> None:
         """Wait; raise StoppedError if the run was asked to stop."""

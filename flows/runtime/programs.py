@@ -226,7 +226,7 @@ def start_driver(
     log.parent.mkdir(parents=True, exist_ok=True)
     with private_folder("driver") as own, log.open("ab") as output:
         error_file = own.path / "error.json"
-        resume = python_command("hlatctl", "resume", run.run_id, "--runs-dir", os.fspath(run.root.parent))
+        resume = python_command("hlatctl", "resume", run.run_id, "--yes", "--runs-dir", os.fspath(run.root.parent))
         driver = start_alongside([*inside, *resume], output, env={**os.environ, **(env or {})}, error_file=error_file)
         try:
             _wait_until_driving(run, driver, log, error_file)

@@ -299,7 +299,7 @@ class SimulatedCluster:
         self._scripts = scripts
         self.processes: dict[str, Process] = {}
         #: Notify waiting threads after each step, for a sweep that prunes; costs time.
-        self.notifies_steps = False
+        self.notifies_steps = config.budget.is_limited
         self.driver_restart_s = self.settings.head_restart_s
         #: The time until which each host is broken, or slow.
         self.broken: dict[str, float] = {}

@@ -17,18 +17,22 @@ from conf.amendments import beginning_at, with_resume
 from conf.data_changes import DATA_CHANGED, SKIP_STEPS, batch_after, skipped_batches
 from conf.devices import DEVICES
 from conf.schema import Config
+from flows.launch import endings
 from flows.launch.base import Handle, Job, Status
 from flows.recovery import failure_causes, policy
 from flows.recovery.node_ledger import Kind
+from flows.runtime import spending
 from flows.runtime.amended import Orders, config_words, follow, note_begun, pause_step
 from flows.runtime.context import FlowContext, make_job
 from flows.runtime.driver import Clock
 from flows.runtime.jobs import JobWatch, ending_of
 from flows.stages.compile import cache_env, local_cache, warm_wrapper
 from flows.stages.preflight import is_due, preflight
+from hlatctl import notices
 from hlatctl.run import fence
 from hlatctl.run.checkpoint import MANIFEST, batches_drawn, events_about
 from hlatctl.run.errors import (
+    BudgetError,
     CancelledError,
     DamagedFileError,
     HlatctlError,
@@ -40,6 +44,8 @@ from hlatctl.run.errors import (
 from hlatctl.run.journal import heartbeat, train_writer
 from hlatctl.run.paths import RunPaths, answered
 from hlatctl.run.state import TRAIN_JOB, AttemptState, RunState
+from hlatctl.run.stopping import BUDGET
+from hlatctl.units import duration, host_names
 
 #: Called with the tokens of a milestone to evaluate.
 OnMilestone = Callable[[int], None]
@@ -84,6 +90,7 @@ class Attempt:
 
     def __init__(self, ctx: FlowContext, job: Job, handle: Handle) -> None:
         self._ctx, self._job, self._handle = ctx, job, handle
+        self._notices = notices.Reader(endings.base_of(handle))
         self._orders = Orders(ctx.run, ctx.state.attempts[-1], ctx.clock)
 
     @classmethod
@@ -91,6 +98,8 @@ class Attempt:
         """Choose the nodes of a new attempt, journal it, and submit its job."""
         ctx.check_stop()
         newest = ctx.state.attempt
+        if newest:
+            _await_leaving(ctx, newest)
         ceiling = newest.next_max_checkpoint_step if newest else None
         job = training_job(ctx.config, ctx.run, number, config_words=config_words(ctx), max_checkpoint_step=ceiling)
         job = _placed(ctx, job, newest)
@@ -140,6 +149,7 @@ class Attempt:
             try:
                 status = ctx.launcher.status(handle)
                 watch.saw(status)
+                self._take_notice()
                 state = ctx.watch()
                 follow(ctx)
                 self._give_orders()
@@ -153,12 +163,17 @@ class Attempt:
                     ctx.message("stopping: the trainer finishes its step and writes a checkpoint")
                     ctx.launcher.cancel(handle, grace_s=STOP_GRACE_S)
                     continue
+                if not stopping:
+                    ctx.check_budget()
                 silent_s = silence.length_s(state.attempts[-1], waits=watch.waits)
                 hang = policy.hanging(state, silent_s, ctx.config.recovery)
                 if hang and status.state == "running":
                     self._end_hung(hang)
                     continue
                 ctx.clock.wait_for_event(_POLL_S, handle.name)
+            except BudgetError as error:
+                ctx.message(error.message)
+                ctx.event("stop_requested", by=BUDGET)
             except KeyboardInterrupt:
                 ctx.signals.take()
                 if stopping:
@@ -172,6 +187,17 @@ class Attempt:
             with suppress(StorageError):  # a full disk; the start of the next attempt does it
                 fence.close(ctx.run, attempt.number)
         return status
+
+    def _take_notice(self) -> None:
+        ctx = self._ctx
+        for notice in self._notices.new():
+            newest = ctx.state.attempts[-1]
+            if notice.message in ctx.state.warnings:
+                continue  # an earlier driver has journalled it
+            ctx.event("node_notice", **dataclasses.asdict(notice))
+            ctx.message(notice.message)
+            if notice.ends_unix_s is not None:
+                ctx.hold_against([notice.host], "leaving", notice.message, attempt=newest.number)
 
     def _give_orders(self) -> None:
         if self._ctx.simulation is None:
@@ -193,6 +219,7 @@ class Attempt:
     def conclude(self, status: Status) -> policy.Decision:
         """Find the cause of the end, journal it with what follows, and return that; raise an error if the run stops."""
         ctx, job = self._ctx, self._job
+        self._take_notice()
         state = ctx.refresh()
         attempt = state.attempts[-1]
         # Errors raised while the scheduler ends the job are not the cause.
@@ -206,6 +233,7 @@ class Attempt:
             batch=_failing_batch(ctx.run, ctx.config, state) if ending.cause == "data_error" else None,
             left_out=tuple(host for host in ctx.nodes.place().left_out if host not in job.excluded_hosts),
             several=ctx.config.cluster.nodes > 1,
+            here=ctx.config.cluster.jobs_run == "here",
         )
         ctx.event(
             "attempt_ended",
@@ -227,7 +255,8 @@ class Attempt:
         if decision.skip_batch is not None:
             ctx.event(DATA_CHANGED, key=SKIP_STEPS, value=[decision.skip_batch], by="recovery", why=decision.why)
         if decision.action == "stop":
-            raise error if error and not state.stop_requested else _stop(state, job, ending, decision)
+            over = spending.used_up(ctx.run.run_id, state, ctx.config) if state.stop_by == BUDGET else None
+            raise over or (error if error and not state.stop_requested else _stop(state, job, ending, decision))
         return decision
 
     def _ending(self, status: Status, error: HlatctlError | None) -> failure_causes.Ending:
@@ -245,6 +274,9 @@ class Attempt:
         if ending.cause == "amended" and _is_at_milestone(state, ctx.config):
             evidence = "ended to evaluate its milestone; checkpoint written"
             ending = dataclasses.replace(ending, cause="evaluation", evidence=evidence)
+        if ending.cause == "stopped" and state.stop_by == BUDGET:
+            evidence = "its budget was used up; checkpoint written"
+            ending = dataclasses.replace(ending, cause="budget", evidence=evidence)
         if ending.cause == "corruption":  # the processes have compared each other
             return dataclasses.replace(ending, hosts=tuple(state.attempts[-1].corrupt_hosts))
         return ctx.nodes.blame(ending, status, self._job, tail)
@@ -271,7 +303,7 @@ def training_job(
     Args:
         config_words: words that name the configuration file; empty: ``config.yaml``.
     """
-    env = _hang_variables(config, run.logs(number))
+    env = _hang_variables(config, run.logs(number)) | _notice_variables(config)
     env |= cache_env(config, local_cache(config)) if config.backend.compile else {}
     wrapper = warm_wrapper(config)
     ceiling = () if max_checkpoint_step is None else ("--max-checkpoint-step", str(max_checkpoint_step))
@@ -286,6 +318,13 @@ def _hang_variables(config: Config, logs: Path) -> dict[str, str]:
     return {name: value.format(logs=logs) for name, value in found.items() if name not in config.backend.env}
 
 
+def _notice_variables(config: Config) -> dict[str, str]:
+    """Return the variables that make the nodes look for notices (``hlatctl.notices``)."""
+    ends, url = config.cluster.capacity_ends_unix_s, config.cluster.metadata_url
+    wanted = {notices.METADATA_ENV: url, notices.CAPACITY_ENDS_ENV: None if ends is None else f"{ends:.0f}"}
+    return {name: value for name, value in wanted.items() if value}
+
+
 def announce_milestones(ctx: FlowContext, on_milestone: OnMilestone) -> None:
     """Hand each milestone whose checkpoint is complete to the evaluator once."""
     for step, milestone_tokens in sorted(ctx.config.milestones.items()):
@@ -295,6 +334,16 @@ def announce_milestones(ctx: FlowContext, on_milestone: OnMilestone) -> None:
             tokens = ctx.config.tokens_at(step)
             ctx.event("milestone", milestone_tokens=milestone_tokens, tokens=tokens, step=step)
             on_milestone(milestone_tokens)
+
+
+def _await_leaving(ctx: FlowContext, ended: AttemptState) -> None:
+    """Wait until nodes that are being taken back are gone, unless other nodes replace them."""
+    staying = set(ended.leaving_hosts).intersection(ctx.nodes.hosts).difference(ctx.nodes.place().left_out)
+    wait_s = ended.leaves_unix_s - ctx.clock.now_unix_s()
+    if staying and wait_s > 0:
+        ctx.launcher.release(ctx.run.root)
+        ctx.message(f"nodes: waiting {duration(wait_s)} until {host_names(sorted(staying))} is taken back")
+        ctx.pause(wait_s)
 
 
 def _placed(ctx: FlowContext, job: Job, ended: AttemptState | None) -> Job:
@@ -346,6 +395,8 @@ def _stop(state: RunState, job: Job, ending: failure_causes.Ending, decision: po
     resume = f"`hlatctl resume {run_id}`"
     if state.stop_requested:
         return StoppedError(f"run {run_id}: {decision.why}", hint=f"{resume} continues the run")
+    if ending.cause == "reclaimed":
+        return StoppedError(f"run {run_id}: {ending.evidence}; {decision.why}", hint=f"{resume}: {decision.hint}")
     if ending.cause == "cancelled":
         why = f"run {run_id}: {ending.evidence}; {decision.why}"
         return CancelledError(why, hint=f"{decision.hint}; {resume} continues the run")

@@ -1,8 +1,4 @@
-"""Creates or extends a sweep, after everything is checked, and predicts its trials, hours and dollars.
-
-The predicted time of a step is that of an earlier run with the same shapes and number of processes. If there is none,
-``hlatctl.plan`` predicts it from the hardware.
-"""
+"""Creates or extends a sweep, after everything is checked, and predicts its trials, hours and dollars."""
 
 from __future__ import annotations
 
@@ -16,12 +12,10 @@ from typing import Any
 from conf import simulation, tracking
 from conf import space as spaces
 from conf.compose import local_cores, local_processes
-from conf.of_run import of_run
-from conf.schema import Config, SimulationConfig
+from conf.schema import ClusterConfig, Config, SimulationConfig
 from conf.space import Space, Variations
-from flows.runtime.context import is_simulated
 from flows.runtime.programs import ask_about
-from flows.stages.compile import graph_key
+from flows.runtime.spending import Expense, Pace, total
 from flows.stages.validate import check as check_inputs
 from flows.stages.validate import check_shape, refuse_simulation
 from flows.sweep.study import Objective, check, objective
@@ -30,20 +24,12 @@ from hlatctl.plan.memory import check_memory
 from hlatctl.plan.step_time import step_time_s
 from hlatctl.run import files, runs
 from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError
-from hlatctl.run.fold import read_state
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, read_events
 from hlatctl.run.lease import hold_driver
-from hlatctl.run.pace import median_s
 from hlatctl.run.paths import SweepPaths
 from hlatctl.run.redact import hide
-from hlatctl.run.runs import list_runs
 from hlatctl.run.sweep import fold
 from hlatctl.units import duration
-
-#: Maximum number of earlier runs to read, newest first.
-_MOST_RUNS = 50
-#: A median over fewer steps is not representative, because the first step compiles.
-_LEAST_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +45,7 @@ class SweepPlan:
         process_hours: total of all processes; None if the time of a step is unknown.
         usd: cost of all nodes; None if it can't be predicted.
         priced: the nodes have a price.
+        node_hours: total of all nodes; None if the time of a step is unknown.
     """
 
     arms: int
@@ -72,6 +59,12 @@ class SweepPlan:
     process_hours: float | None
     usd: float | None
     priced: bool
+    node_hours: float | None = None
+
+    @property
+    def expense(self) -> Expense:
+        """What the nodes of all trials cost."""
+        return Expense(node_hours=self.node_hours, usd=self.usd, priced=self.priced)
 
     def text(self) -> str:
         """Return the plan as one sentence."""
@@ -94,14 +87,15 @@ def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> SweepPlan:
         arms: the configuration of each known arm; a single one represents all arms if they are drawn later.
         runs_dir: the folder of the earlier runs.
     """
-    known, pace = list(arms), _Pace(runs_dir)
+    known, pace = list(arms), Pace(runs_dir)
     each = space.trials / len(known)
     measured = [pace.step_s(config) for config in known]
     step_times = [step_s or step_time_s(config) for step_s, config in zip(measured, known, strict=True)]
     costs = [cost(config, step_s) for step_s, config in zip(step_times, known, strict=True) if step_s is not None]
     complete = len(costs) == len(known)
     days = sum(one.days for one in costs)
-    usd = [one.usd for one in costs if one.usd is not None]
+    priced = any(config.cluster.price_usd_per_node_hour for config in known)
+    expense = total(costs if complete else [None], times=each, priced=priced)
     return SweepPlan(
         arms=space.arms,
         seeds=space.settings.seeds,
@@ -112,45 +106,10 @@ def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> SweepPlan:
         wall_s=each * days * 86400 / space.settings.parallel if complete else None,
         measured=all(measured),
         process_hours=each * sum(one.accelerator_hours for one in costs) if complete else None,
-        usd=each * sum(usd) if len(usd) == len(known) else None,
-        priced=any(config.cluster.price_usd_per_node_hour for config in known),
+        usd=expense.usd,
+        priced=priced,
+        node_hours=expense.node_hours,
     )
-
-
-class _Pace:
-    """Median step times of earlier runs, by shapes, batch size and number of processes."""
-
-    def __init__(self, runs_dir: Path) -> None:
-        self._runs = list_runs(runs_dir)[::-1][:_MOST_RUNS]
-        self._known: dict[tuple[str, int, int], float | None] = {}
-        self._configs: list[tuple[int, Config]] | None = None
-
-    def step_s(self, config: Config) -> float | None:
-        """Return the seconds of a step; None if there is no such earlier run."""
-        if is_simulated(config):
-            return None
-        key = _shape(config)
-        if key not in self._known:
-            alike = (self._runs[index] for index, other in self._read() if _shape(other) == key)
-            paces = (median_s(read_state(run).steps.columns("step_s")[0], least=_LEAST_STEPS) for run in alike)
-            self._known[key] = next((pace for pace in paces if pace), None)
-        return self._known[key]
-
-    def _read(self) -> list[tuple[int, Config]]:
-        if self._configs is None:
-            self._configs = []
-            for index, run in enumerate(self._runs):
-                try:
-                    config = of_run(run)
-                except HlatctlError:
-                    continue  # `hlatctl runs` reports damaged runs
-                if not is_simulated(config):
-                    self._configs.append((index, config))
-        return self._configs
-
-
-def _shape(config: Config) -> tuple[str, int, int]:
-    return graph_key(config), config.train.global_batch_size, config.world_size
 
 
 _PROCESSES = "cluster.processes_per_node"
@@ -171,6 +130,7 @@ class Prepared:
     runs_dir: Path
     runs_mode: str
     experiment_name: str
+    cluster: ClusterConfig
     simulated: bool
     accelerators: bool
     simulation: SimulationConfig | None = None
@@ -311,6 +271,7 @@ def _checked(space: Space, *, simulated: bool) -> Prepared:
         runs_dir=Path(first.runs_dir),
         runs_mode=first.runs_mode,
         experiment_name=first.experiment_name,
+        cluster=first.cluster,
         simulated=simulated,
         accelerators=first.backend.device != "cpu",
     )

@@ -418,7 +418,8 @@ class _Driver:
         elif asked.status == "paused":
             return
         elif state.status == "stopped":
-            self._end(asked, asked.stops_as or "pruned", asked.why or "stopped by hand", trial)
+            by_hand = state.message if state.stop_by == stopping.BUDGET else "stopped by hand"
+            self._end(asked, asked.stops_as or "pruned", asked.why or by_hand, trial)
         else:
             self._conclude_lost(trial, asked)
 

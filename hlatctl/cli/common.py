@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,8 @@ from hlatctl.run.runs import LATEST, list_runs, list_sweeps
 from hlatctl.units import count, one_line, printable
 
 if TYPE_CHECKING:
-    from conf.schema import Config
+    from conf.schema import ClusterConfig, Config
+    from flows.runtime.spending import Expense
     from hlatctl.run.state import MilestoneState
 
 
@@ -188,7 +190,26 @@ Detach = Annotated[bool, typer.Option("--detach", help="Run in the background an
 Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Display name.")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="K=V", help="Tag to find it by; can be repeated.")]
 Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Note to attach to it.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Start without asking, whatever the cost.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def confirm(expense: Expense, cluster: ClusterConfig, what: str, *, yes: bool) -> None:
+    """Say what a submission to a cluster costs, and ask for confirmation above the cluster's limits.
+
+    Raises:
+        ConfigError: it is not confirmed.
+    """
+    if cluster.jobs_run == "cluster":
+        say(f"cost of {what}: {expense.text()}")
+    why = expense.why_ask(cluster, what)
+    if yes or not why:
+        return
+    if not sys.stdin.isatty():
+        hint = "pass --yes to confirm, or raise the limit in the cluster's configuration"
+        raise ConfigError(f"{why}; that must be confirmed, and input is not a terminal", hint=hint)
+    if not typer.confirm(f"{why}. Start?", err=True):
+        raise ConfigError(f"{why}; that was not confirmed, and nothing was started", hint="answer y, or pass --yes")
 
 
 def runs_folder(runs_dir: Path | None) -> Path:

@@ -16,7 +16,9 @@ from hlatctl.cli.common import (
     Overrides,
     RunName,
     RunsDir,
+    Yes,
     columns,
+    confirm,
     find_run,
     print_json,
     say,
@@ -39,6 +41,7 @@ def drill(
     overrides: Overrides = None,
     config_dir: ConfigDirs = None,
     fault: Annotated[list[str] | None, typer.Option(help="Fault to inject; can be repeated.  [default: all]")] = None,
+    yes: Yes = False,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
@@ -53,12 +56,14 @@ def drill(
     from conf.compose import compose
     from flows.drill.exercise import check_names, exercise, new_folder
     from flows.drill.faults import offered
+    from flows.runtime.spending import of_training
 
     check_names(fault or [])
     chosen = with_runs_dir(overrides, runs_dir)
     if not any(override.lstrip("+").startswith(_EXPERIMENT) for override in chosen):
         chosen = [f"{_EXPERIMENT}drill", *chosen]
     config = compose(chosen, to_start=False)  # refuse what can't be drilled before anything else
+    confirm(of_training(config), config.cluster, "the drill's run", yes=yes)
     folder = new_folder(Path(config.runs_dir))
     try:
         run = exercise(config, folder, fault or offered(config), argv=sys.argv, say=say)

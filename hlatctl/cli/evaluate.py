@@ -30,8 +30,10 @@ from hlatctl.cli.common import (
     RunName,
     RunsDir,
     Tags,
+    Yes,
     announce,
     columns,
+    confirm,
     find_evaluated,
     find_run,
     place,
@@ -318,6 +320,7 @@ def evaluate(
     new_contract: Annotated[
         bool, typer.Option("--new-contract", help="Use a new contract; its scores are kept apart from earlier ones.")
     ] = False,
+    yes: Yes = False,
     runs_dir: RunsDir = None,
 ) -> None:
     """Evaluate a run's pending milestones, a checkpoint or a model.
@@ -339,7 +342,7 @@ def evaluate(
     else:
         run, step, asked = resolved.run, resolved.step, None
     announce(run)
-    evaluate_run(run, overrides=overrides, at=tokens, step=step, new_contract=new_contract, asked=asked)
+    evaluate_run(run, overrides=overrides, at=tokens, step=step, new_contract=new_contract, asked=asked, yes=yes)
 
 
 def evaluate_run(
@@ -350,17 +353,20 @@ def evaluate_run(
     step: int | None = None,
     new_contract: bool = False,
     asked: Asked | None = None,
+    yes: bool = False,
 ) -> None:
     """Evaluate a run, show progress, and print the paths of the results files."""
     from conf.compose import override_eval
     from conf.of_run import of_run
     from flows import evaluate as flow
+    from flows.runtime.spending import of_evaluations
 
     config = of_run(run)
     if overrides:
         config = override_eval(config, overrides)
     request = flow.of_run(run, config, read_state(run), at=at, step=step, new_contract=new_contract, asked=asked)
     say(f"run {run.run_id} in {run.root}")
+    confirm(of_evaluations(config, len(request.steps)), config.cluster, "the evaluation", yes=yes)
     with observer_for(sys.stderr, live=LiveEvaluationObserver, plain=PlainEvaluationObserver) as observer:
         folders = flow.drive(request, observer)
     for folder in folders:

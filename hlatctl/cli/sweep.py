@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,19 +16,17 @@ from hlatctl.cli.common import (
     Overrides,
     RunsDir,
     Tags,
+    Yes,
     announce,
+    confirm,
     find_sweep_only,
     say,
     with_runs_dir,
     write,
 )
 from hlatctl.cli.train import drive
-from hlatctl.run.errors import ConfigError
 from hlatctl.run.labels import WARNING, change, write_label
 from hlatctl.run.processes import user_name
-
-if TYPE_CHECKING:
-    from flows.sweep.create import SweepPlan
 
 
 def sweep(
@@ -40,7 +38,7 @@ def sweep(
     name: Name = None,
     tag: Tags = None,
     note: Note = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Start without asking, whatever the cost.")] = False,
+    yes: Yes = False,
     detach: Detach = False,
     runs_dir: RunsDir = None,
 ) -> None:
@@ -62,7 +60,7 @@ def sweep(
         say(WARNING)
     say(prepared.plan.text())
     if not dry_run:
-        _confirm(prepared.plan, prepared.space.settings.confirm_above_usd, yes=yes)
+        confirm(prepared.plan.expense, prepared.cluster, "the sweep", yes=yes)
     made = create.make(prepared, sweep_id=sweep_id, argv=sys.argv)
     write_label(made, labels, by=user_name())
     drive(made, detach=detach)
@@ -76,22 +74,9 @@ def _extend(name: str, overrides: list[str], runs_dir: Path | None, *, yes: bool
     announce(extended)
     say(prepared.plan.text())
     if not prepared.simulated:
-        _confirm(prepared.plan, prepared.space.settings.confirm_above_usd, yes=yes)
+        confirm(prepared.plan.expense, prepared.cluster, "the sweep", yes=yes)
     create.extend(extended, prepared, argv=sys.argv)
     drive(extended, detach=detach)
-
-
-def _confirm(plan: SweepPlan, above_usd: float, *, yes: bool) -> None:
-    """Ask for confirmation if a sweep costs more than the limit, or its cost is unknown."""
-    unknown = plan.priced and plan.usd is None
-    if yes or not (unknown or (plan.usd or 0.0) > above_usd):
-        return
-    cost = "of unknown cost" if unknown else f"that costs {plan.usd:,.2f} USD"
-    what = f"sweep.confirm_above_usd={above_usd:g}: a sweep {cost}"
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{what} must be confirmed, and input is not a terminal", hint="pass --yes to confirm")
-    if not typer.confirm(f"{what}. Start it?", err=True):
-        raise ConfigError(f"{what} was not confirmed; nothing was created")
 
 
 def sweep_report(

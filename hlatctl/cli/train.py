@@ -19,8 +19,10 @@ from hlatctl.cli.common import (
     RunOrSweepName,
     RunsDir,
     Tags,
+    Yes,
     announce,
     columns,
+    confirm,
     find_run,
     find_sweep,
     say,
@@ -42,6 +44,7 @@ from hlatctl.run.state import ProfileState
 from hlatctl.units import size
 
 if TYPE_CHECKING:
+    from conf.schema import Config
     from flows.amendments import Amended
 
 
@@ -118,6 +121,7 @@ def train(
     name: Name = None,
     tag: Tags = None,
     note: Note = "",
+    yes: Yes = False,
     detach: Detach = False,
     runs_dir: RunsDir = None,
 ) -> None:
@@ -137,10 +141,12 @@ def train(
     config = compose(typed)
     warn_of_no_effect(config, typed)
     from flows import pretrain
+    from flows.runtime.spending import of_training
     from flows.stages.validate import refuse_simulation
 
     if not dry_run:
         refuse_simulation(config, hint=_SIMULATE)
+        confirm(of_training(config), config.cluster, "the run", yes=yes)
     made_from = origins(typed, config)
     run = pretrain.create(config, argv=sys.argv, run_id=run_id, origins=made_from, simulated=simulated)
     write_label(run, labels, by=user_name())
@@ -256,6 +262,7 @@ def resume(
     overrides: Changes = None,
     config_dir: ConfigDirs = None,
     why: Why = "",
+    yes: Yes = False,
     detach: Detach = False,
     runs_dir: RunsDir = None,
 ) -> None:
@@ -273,8 +280,27 @@ def resume(
     paths = sweep or find_run(run, runs_dir)
     if overrides:
         _amend(paths, overrides, why)
+    if not sweep:
+        _confirm_rest(paths, yes=yes)
     announce(paths)
     drive(paths, detach=detach)
+
+
+def _confirm_rest(run: RunPaths, *, yes: bool) -> None:
+    """Refuse a run whose budget is used up, and ask before an expensive one, unless there is nothing to submit."""
+    from conf.of_run import of_run
+    from flows.runtime.spending import of_training, used_up
+    from flows.stages.attempt import next_attempt
+
+    state, config = read_state(run), of_run(run)
+    if state.evaluates or state.archived or driver(run) or next_attempt(state, config) is None:
+        return  # other rules refuse it, or it has trained
+    if over := used_up(run.run_id, state, config):
+        raise over
+    if state.attempt and state.attempt.ended_unix_s is None and not state.queued:
+        return  # its job was running, so the driver takes it over
+    if not state.simulated:
+        confirm(of_training(config, done=state.step), config.cluster, "the rest of the run", yes=yes)
 
 
 def _amend(run: RunPaths, overrides: list[str], why: str) -> None:
@@ -345,6 +371,7 @@ def fork(
     name: Name = None,
     tag: Tags = None,
     note: Note = "",
+    yes: Yes = False,
     detach: Detach = False,
     runs_dir: RunsDir = None,
 ) -> None:
@@ -357,10 +384,15 @@ def fork(
     """
     from flows.fork import differences
     from flows.fork import fork as create
+    from flows.runtime.spending import of_training
 
     labels = change(name=name, tags=tag or (), note=note)
     parent = find_run(run, runs_dir)
-    new = create(parent, at, overrides or [], argv=sys.argv, run_id=run_id, restart_data=restart_data)
+
+    def agree(config: Config) -> None:
+        confirm(of_training(config), config.cluster, "the rest of the training", yes=yes)
+
+    new = create(parent, at, overrides or [], argv=sys.argv, run_id=run_id, restart_data=restart_data, confirm=agree)
     write_label(new, labels, by=user_name())
     from conf.of_run import of_run
 

@@ -78,18 +78,19 @@ class Cost:
         return self.usd_per_4m_tokens / self.baseline_usd_per_4m_tokens
 
 
-def cost(config: Config, step_s: float) -> Cost:
-    """Return the cost of all steps at ``step_s`` seconds each."""
-    run_s = step_s * config.total_steps
+def cost(config: Config, step_s: float, *, steps: int | None = None) -> Cost:
+    """Return the cost of so many steps, by default all, at ``step_s`` seconds each."""
+    steps = config.total_steps if steps is None else steps
+    run_s = step_s * steps
     node_hours = run_s / _HOUR_S * config.cluster.paid_nodes
-    price = config.cluster.price_usd_per_node_hour
+    price, tokens = config.cluster.price_usd_per_node_hour, steps * config.tokens_per_step
     usd = None if price is None else node_hours * price
     return Cost(
         days=run_s / _DAY_S,
         node_hours=node_hours,
         accelerator_hours=run_s / _HOUR_S * config.world_size,
         usd=usd,
-        usd_per_4m_tokens=None if usd is None else usd * COMPARED_TOKENS / config.total_tokens,
+        usd_per_4m_tokens=None if usd is None or not tokens else usd * COMPARED_TOKENS / tokens,
         baseline_usd_per_4m_tokens=baseline_usd_per_4m_tokens(config),
     )
 

@@ -146,7 +146,21 @@ def _in_short(config: Config, need: Memory, time: StepTime | None) -> list[Figur
         *lines,
         Figure("training time", run_s, steps, CALIBRATED),
         Figure("training cost", usd, price, GIVEN if usd is None else CALIBRATED),
+        *_budgets(config, time),
     ]
+
+
+def _budgets(config: Config, time: StepTime) -> list[Figure]:
+    whole = cost(config, time.total_s)
+    figures = []
+    for key, limit, need, unit in (
+        ("budget.usd", config.budget.usd, whole.usd, "USD"),
+        ("budget.node_hours", config.budget.node_hours, whole.node_hours, "node-hours"),
+    ):
+        if limit is not None and need is not None:
+            end = "enough" if need <= limit else f"the run stops at about step {config.total_steps * limit / need:,.0f}"
+            figures.append(Figure(key, limit, f"{limit:,.0f} {unit}, {need / limit:.0%} are needed: {end}", CALIBRATED))
+    return figures
 
 
 def _kind(need: Memory) -> str:
@@ -343,13 +357,12 @@ def continuation_section(before: Config, after: Config, step: int) -> Section:
         Figure("learning rate of the last step", learning_rate(after.total_steps, after), _last(after), DERIVED),
     ]
     if (time := step_time(after)) is not None:
-        whole = cost(after, time.total_s)
-        share = left / after.total_steps
+        rest = cost(after, time.total_s, steps=left)
         figures.append(
             Figure("time left, if nothing breaks", left * time.total_s, duration(left * time.total_s), DERIVED)
         )
-        if whole.usd is not None:
-            figures.append(Figure("cost of that", whole.usd * share, f"{whole.usd * share:,.0f} USD", DERIVED))
+        if rest.usd is not None:
+            figures.append(Figure("cost of that", rest.usd, f"{rest.usd:,.0f} USD", DERIVED))
     return Section("the rest of the run", figures)
 
 

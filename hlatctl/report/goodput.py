@@ -25,7 +25,7 @@ from hlatctl.plan import budget
 from hlatctl.plan.budget import COMPARED_TOKENS, baseline_usd_per_4m_tokens
 from hlatctl.plan.budget import cost as planned_cost
 from hlatctl.plan.step_time import step_time_s
-from hlatctl.report.numbers import column, mean, mean_paid_nodes, mean_processes, median
+from hlatctl.report.numbers import column, cost_usd, mean, median, process_hours
 from hlatctl.run.errors import DependencyError, install
 from hlatctl.run.journal import TRAIN_WRITER, Event, train_writer
 from hlatctl.run.state import TRAIN_JOB, RunState
@@ -666,6 +666,8 @@ _LABELS = {
     HEAD: "driver, between stages",
     IDLE: "idle",
 }
+#: Categories in which the run holds no nodes. The cost is divided among the others by their time.
+_WITHOUT_NODES = (QUEUED, HEAD, IDLE, "validate", "provenance", "data", "report")
 #: The last rows; restarts and stages precede them in order of time.
 _LAST = (END, EVALUATION_WAIT, QUEUED, HEAD, IDLE)
 
@@ -711,8 +713,8 @@ class Goodput:
             77.83 % without).
         ettr_fraction: effective training time ratio (arXiv 2410.21680): productive time / ``training_s``.
         accelerators: each process has an accelerator; False on CPUs.
-        process_hours: wall time of all training processes, idle or not, without the time in a queue.
-        cost_usd: cost of all nodes, including spare ones, for the wall time without the time in a queue; None without
+        process_hours: time of all training processes, idle or not, while the run held its nodes.
+        cost_usd: cost of the nodes that the run held (``numbers.node_hours``); None without
             ``cluster.price_usd_per_node_hour``.
     """
 
@@ -736,7 +738,6 @@ def measure_goodput(events: Iterable[Event], config: Config, state: RunState) ->
     """
     time = account(events, state.steps)
     seconds = {category: time.seconds[category] for category in sorted(time.seconds, key=_rank)}
-    held_s = time.wall_s - seconds.get(QUEUED, 0.0)
     up_s = math.fsum(seconds.get(category, 0.0) for category in _UP)
     return Goodput(
         wall_s=time.wall_s,
@@ -746,8 +747,8 @@ def measure_goodput(events: Iterable[Event], config: Config, state: RunState) ->
         uptime_fraction=_share(up_s, time.training_s),
         ettr_fraction=_share(seconds.get(PRODUCTIVE, 0.0), time.training_s),
         accelerators=config.backend.device != "cpu",
-        process_hours=mean_processes(state, config) * held_s / 3600,
-        cost_usd=_cost_usd(held_s, config, state),
+        process_hours=process_hours(state, config),
+        cost_usd=cost_usd(state, config),
         checkpointing=_checkpointing(state, config, time, up_s),
     )
 
@@ -788,7 +789,7 @@ def label(category: str) -> str:
 def time_table(goodput: Goodput) -> tuple[list[str], list[list[str]]]:
     """Return a header and a row per category with its time, share and cost (if there is a price)."""
     priced = goodput.cost_usd is not None
-    held_s = goodput.wall_s - goodput.seconds.get(QUEUED, 0.0)
+    held_s = goodput.wall_s - sum(goodput.seconds.get(category, 0.0) for category in _WITHOUT_NODES)
     header = ["category", "time", "share", *(["USD"] if priced else [])]
     rows = []
     for category, seconds in [*goodput.seconds.items(), ("wall time", goodput.wall_s)]:
@@ -848,14 +849,9 @@ def _share(part_s: float, whole_s: float) -> float | None:
 
 
 def _part(category: str, seconds: float, held_s: float) -> float:
-    if category == QUEUED or not held_s:
+    if category in _WITHOUT_NODES or not held_s:
         return 0.0
     return min(1.0, seconds / held_s)
-
-
-def _cost_usd(held_s: float, config: Config, state: RunState) -> float | None:
-    price = config.cluster.price_usd_per_node_hour
-    return None if price is None else mean_paid_nodes(state, config) * price * held_s / 3600
 
 
 @dataclass(frozen=True)

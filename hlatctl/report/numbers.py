@@ -34,14 +34,28 @@ def value_of(key: str, number: int, state: RunState, config: Config) -> Any:
     return next(later, flatten(config)[key])
 
 
-def mean_processes(state: RunState, config: Config) -> float:
-    """Return the number of training processes, averaged over the run's time."""
-    return _mean(state, config, lambda value: value(_IN_FORCE_NODES) * value(_PER_NODE))
+def process_hours(state: RunState, config: Config) -> float:
+    """Return the hours of all training processes, idle or not, while the run held its nodes."""
+    return _held_hours(state, config, lambda value: value(_IN_FORCE_NODES) * value(_PER_NODE))
 
 
-def mean_paid_nodes(state: RunState, config: Config) -> float:
-    """Return the number of nodes that are paid for, averaged over the run's time."""
-    return _mean(state, config, lambda value: value(_IN_FORCE_NODES) + value(_SPARE))
+def node_hours(state: RunState, config: Config, now_unix_s: float | None = None) -> float:
+    """Return the node-hours that a run has used over all attempts, with kept and spare nodes; the only count of them.
+
+    Nodes count from the preflight or an attempt's start to the end of training or of the run, without the time in a
+    queue and the time before a driver takes over from a dead one. Evaluations on other nodes are not included.
+
+    Args:
+        now_unix_s: count up to this time; None: up to the newest event.
+    """
+    since_s = 0.0 if now_unix_s is None or not state.holds_nodes else now_unix_s - state.last_event_unix_s
+    return _held_hours(state, config, lambda value: value(_IN_FORCE_NODES) + value(_SPARE), max(0.0, since_s))
+
+
+def cost_usd(state: RunState, config: Config, now_unix_s: float | None = None) -> float | None:
+    """Return the price of a run's node-hours; None without ``cluster.price_usd_per_node_hour``."""
+    price = config.cluster.price_usd_per_node_hour
+    return None if price is None else price * node_hours(state, config, now_unix_s)
 
 
 def size_since_step(state: RunState) -> int:
@@ -50,19 +64,13 @@ def size_since_step(state: RunState) -> int:
     return max((a.applied_step for a in changed if a.applied_step is not None), default=0)
 
 
-def _mean(state: RunState, config: Config, size: Callable[[Callable[[str], int]], int]) -> float:
-    """Average a size over the time of the attempts; each lasts until the next one begins."""
-
-    def at(number: int) -> int:
-        return size(partial(value_of, number=number, state=state, config=config))
-
-    starts = [(attempt.started_unix_s, attempt.config_number) for attempt in state.attempts]
-    if not starts:
-        return at(0)
-    ends = [*(start for start, _ in starts[1:]), max(state.last_event_unix_s, starts[-1][0])]
-    spans = [(max(0.0, end - start), number) for (start, number), end in zip(starts, ends, strict=True)]
-    total_s = sum(span for span, _ in spans)
-    return sum(span * at(number) for span, number in spans) / total_s if total_s > 0 else at(starts[-1][1])
+def _held_hours(
+    state: RunState, config: Config, size: Callable[[Callable[[str], int]], int], since_s: float = 0.0
+) -> float:
+    newest = state.attempts[-1].config_number if state.attempts else 0
+    held_s = state.held_s | ({newest: state.held_s.get(newest, 0.0) + since_s} if since_s else {})
+    sizes = {number: size(partial(value_of, number=number, state=state, config=config)) for number in held_s}
+    return math.fsum(seconds * sizes[number] for number, seconds in held_s.items()) / 3600
 
 
 #: Steps over which the newest loss is averaged, because the loss of one batch is noisy.

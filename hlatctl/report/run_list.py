@@ -28,6 +28,7 @@ from typing import Any
 
 from conf.constraints import field_types
 from conf.schema import Config
+from hlatctl.report.numbers import cost_usd, node_hours
 from hlatctl.report.run_view import RunView, view_run
 from hlatctl.run import files, reader
 from hlatctl.run.errors import ConfigError, RunNotFoundError, suggest
@@ -56,7 +57,7 @@ class RunRow:
         note: the newest note; empty if there is none.
         overrides: overrides of the command that created the run.
         scores: headline scores of the newest evaluated milestone.
-        node_hours: nodes times hours, over all attempts.
+        node_hours: node-hours used (``numbers.node_hours``).
         cost_usd: None if the price of a node is unknown.
     """
 
@@ -136,8 +137,6 @@ def row_from(run: RunPaths, entry: Entry) -> RunRow:
 def row_of(view: RunView) -> RunRow:
     """Return the row of a run's state."""
     state, last = view.state, view.state.last_step
-    hours = _node_hours(view)
-    price = view.config.cluster.price_usd_per_node_hour if view.config else None
     return RunRow(
         run_id=view.run.run_id,
         status=view.status,
@@ -156,8 +155,8 @@ def row_of(view: RunView) -> RunRow:
         note=state.labels.notes[-1].text if state.labels.notes else "",
         overrides=overrides_of(state.argv),
         scores=_scores(state),
-        node_hours=hours,
-        cost_usd=None if price is None else hours * price,
+        node_hours=node_hours(state, view.config) if view.config else 0.0,
+        cost_usd=cost_usd(state, view.config) if view.config else None,
         path=str(view.run.root),
         problem=view.problem or None,
     )
@@ -173,14 +172,6 @@ def _scores(state: RunState) -> dict[str, float]:
     newest_first = (state.milestones[tokens].scores for tokens in sorted(state.milestones, reverse=True))
     scores = next(filter(None, newest_first), {})
     return {name: number(scores[name], "value") for name in headlines(scores)}
-
-
-def _node_hours(view: RunView) -> float:
-    nodes, last_s = view.config.cluster.paid_nodes if view.config else 1, view.state.last_event_unix_s
-    attempts = view.state.attempts
-    seconds = (((last_s if a.ended_unix_s is None else a.ended_unix_s) - a.started_unix_s) for a in attempts)
-    hosts = (max(len(a.hosts), nodes) for a in attempts)
-    return sum(s * h for s, h in zip(seconds, hosts, strict=True)) / 3600.0
 
 
 def entry_of(view: RunView, now: Files | None) -> Entry | None:
@@ -240,7 +231,7 @@ def _index_file(runs_dir: Path) -> Path:
 @cache
 def _code() -> int:
     of_reader = source_crc(Path(reader.__file__).parent, ("reader",), code())
-    return source_crc(Path(__file__).parent, ("run_list", "run_view"), of_reader)
+    return source_crc(Path(__file__).parent, ("run_list", "run_view", "numbers"), of_reader)
 
 
 #: Sort keys and a row's value of each; rows without a value come first.

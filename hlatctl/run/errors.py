@@ -18,6 +18,7 @@ Tree (exit code)::
     +-- CheckpointError (22)    no valid checkpoint where one is needed
     +-- StoppedError (0)        stopped on request; the run can be resumed
     |   +-- CancelledError (23)     its job was cancelled from outside hlatctl
+    |   +-- BudgetError (26)        its budget is used up
     |   +-- StoppedAtOnceError (130)  a second interrupt: stopped without a checkpoint
     +-- CompileError (24)       a graph can't be compiled, or is not in the cache
     +-- DamagedFileError (25)   a file is damaged
@@ -210,6 +211,12 @@ class CancelledError(StoppedError):
     """The job was cancelled in the scheduler; the run can be resumed."""
 
     exit_code = 23
+
+
+class BudgetError(StoppedError):
+    """The run's budget is used up; with a larger one it can be resumed."""
+
+    exit_code = 26
 
 
 class StoppedAtOnceError(StoppedError):

@@ -251,10 +251,17 @@ OF_RUNS: dict[str, Kind] = {
         "step whole; rank whole; host text; device text; ratio number; message text",
         _message,
     ),
+    "node_notice": _kind(
+        "flow: the provider takes a node back, or may do so",
+        "what text (`spot`, `rebalance` or `capacity`); host text; ends_unix_s number (null: it may stay); "
+        "message text",
+        _message,
+    ),
     "alarm": _kind(
         "train rank 0, flow",
         "step whole; what text (`gradient_norm`, `update_skipped`, `loss_to_zero`, `weight_drift`, `disk_full`, "
-        "`checkpoint_failed`, `remote_copy`; from the flow `evaluation_behind`, once until no milestone waits); "
+        "`checkpoint_failed`, `remote_copy`; from the flow `evaluation_behind`, once until no milestone waits, and "
+        "`budget`, when 90 % of one is used); "
         "message text; code text (with `checkpoint_failed`: of the error, or empty)",
         _message,
     ),
@@ -386,7 +393,7 @@ OF_RUNS: dict[str, Kind] = {
         lambda e: f"{_at(e)}: interrupted, pending again",
     ),
     "stop_requested": _kind(
-        "operator; flow, by Ctrl-C",
+        "operator; flow, by Ctrl-C (`interrupt`) or when the `budget` is used up",
         "by text; driver text (token of the driver that is to stop; empty: no process drives the run)",
         lambda e: f"stop requested by {e['by']}",
     ),

@@ -227,7 +227,12 @@ def follow(run: RunPaths) -> tuple[RunState, JournalTail]:
 
 def apply(state: RunState, event: Event) -> None:
     """Apply one more event to a state. A damaged event adds a warning instead."""
-    state.last_event_unix_s = max(state.last_event_unix_s, event["time_unix_s"])
+    passed_s = event["time_unix_s"] - state.last_event_unix_s
+    if passed_s > 0.0:
+        state.last_event_unix_s = event["time_unix_s"]
+        # Nobody knows for how much of the time without a driver the nodes were held.
+        if state.has_nodes and event["kind"] != "head_started" and state.holds_nodes:
+            state.hold(passed_s)
     handler = _HANDLERS.get(event["kind"])
     if str(event.get("writer", "")).startswith(TRAIN_WRITER) and (attempt := _attempt_of(state, event)):
         attempt.train_events += 1
@@ -253,6 +258,7 @@ def _head_started(state: RunState, event: Event) -> None:
     # The run is driven again: an earlier outcome, or request to stop an earlier driver, no longer counts.
     state.status, state.message = "running", ""
     stopping.fold_start(state, event)
+    state.has_nodes = bool(state.attempts) and state.attempts[-1].ended_unix_s is None
     state.queued = {name: job for name, job in state.queued.items() if name == TRAIN_JOB}  # others end with a driver
     for milestone in state.milestones.values():  # the driver that took them has ended
         milestone.taken_unix_s = None
@@ -261,6 +267,7 @@ def _head_started(state: RunState, event: Event) -> None:
 def _stage(status: str) -> Any:
     def handler(state: RunState, event: Event) -> None:
         name = event.get("stage", "")
+        state.has_nodes |= status == "running" and name == "preflight"
         before = state.stages.get(name)
         state.stages[name] = StageState(
             name,
@@ -307,7 +314,7 @@ def _attempt_started(state: RunState, event: Event) -> None:
     _append(state.attempts, attempt)
     if before:
         before.rejected_hosts = [str(host) for host in event.get("rejected_hosts") or []]
-    state.train_stopped = ""
+    state.train_stopped, state.has_nodes = "", True
     _fail_profile(state)
 
 
@@ -331,6 +338,7 @@ def _attempt_ended(state: RunState, event: Event) -> None:
         attempt.cause = event.get("cause", "")
         attempt.evidence = event.get("evidence", "")
         attempt.decision = event.get("decision", "")
+        state.has_nodes &= attempt.decision not in ("done", "stop")
         attempt.why = event.get("why", "")
         attempt.signature = event.get("signature", "")
         attempt.next_max_checkpoint_step = event.get("max_checkpoint_step")
@@ -343,6 +351,15 @@ def _hang(state: RunState, event: Event) -> None:
     attempt = _attempt_of(state, event)
     if attempt:
         attempt.hang = str(event["evidence"])
+
+
+def _node_notice(state: RunState, event: Event) -> None:
+    attempt = _attempt_of(state, event)
+    if attempt and event.get("ends_unix_s") is not None:
+        attempt.notice = str(event["message"])
+        attempt.leaving_hosts.append(str(event["host"]))
+        attempt.leaves_unix_s = max(attempt.leaves_unix_s, float(event["ends_unix_s"]))
+    _warning(state, event)
 
 
 def _straggler(state: RunState, event: Event) -> None:
@@ -536,7 +553,7 @@ def _job_left_queue(state: RunState, event: Event) -> None:
 
 
 def _run_finished(state: RunState, event: Event) -> None:
-    state.status = event.get("outcome", "finished")
+    state.status, state.has_nodes = event.get("outcome", "finished"), False
     state.message = event.get("message", "")
 
 
@@ -653,6 +670,7 @@ _HANDLERS = {
     "profiled": _profiled,
     "profile_failed": _profile_failed,
     "hang": _hang,
+    "node_notice": _node_notice,
     "straggler": _straggler,
     "corruption_checked": _corruption_checked,
     "corruption_suspected": _corruption_suspected,

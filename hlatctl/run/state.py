@@ -16,6 +16,10 @@ from hlatctl.units import number
 
 #: Name of the job that trains.
 TRAIN_JOB = "train"
+#: Jobs that run on the nodes that a run keeps for training. While one waits in a queue, the run holds no nodes.
+_ON_NODES = (TRAIN_JOB, "preflight", "coverage")
+#: Causes of ends that are no failures.
+_NO_FAILURES = ("finished", "stopped", "budget", "amended", "evaluation")
 #: ``code`` of a ``job_queued`` event: the job waits until a person repairs a node.
 NO_SPARE_NODE = "no_spare_node"
 #: Fields of a step's event that only the newest step keeps.
@@ -56,6 +60,9 @@ class AttemptState:
         stragglers: events that name a slow process.
         corruption: which of its processes compute wrong numbers; empty if none was found.
         corrupt_hosts: nodes that certainly have such a process.
+        notice: the newest notice that the provider takes one of its nodes back; empty if there is none.
+        leaving_hosts: nodes with such a notice.
+        leaves_unix_s: when the last of them is taken back.
         hosts: nodes of the attempt; empty until it starts, or if the launcher doesn't report them.
         left_out_hosts: nodes that it had to avoid.
         blamed_hosts: those of them that failed first.
@@ -85,6 +92,9 @@ class AttemptState:
     stragglers: list[Event] = field(default_factory=list)
     corruption: str = ""
     corrupt_hosts: list[str] = field(default_factory=list)
+    notice: str = ""
+    leaving_hosts: list[str] = field(default_factory=list)
+    leaves_unix_s: float = 0.0
     hosts: list[str] = field(default_factory=list)
     left_out_hosts: list[str] = field(default_factory=list)
     blamed_hosts: list[str] = field(default_factory=list)
@@ -93,7 +103,7 @@ class AttemptState:
     @property
     def has_failed(self) -> bool:
         """Whether it ended other than by finishing, on request, or to evaluate its milestone."""
-        return self.ended_unix_s is not None and self.cause not in ("finished", "stopped", "amended", "evaluation")
+        return self.ended_unix_s is not None and self.cause not in _NO_FAILURES
 
 
 @dataclass
@@ -295,6 +305,10 @@ class RunState:
         evaluation_behind: an alarm reported that evaluation falls behind training, and milestones still wait.
         driver: token of the newest driver's lease.
         asked_driver: token of the driver that the newest stop request names; empty: no request.
+        stop_by: who made the newest stop request: a user, ``interrupt``, or ``budget``.
+        has_nodes: it has asked for the nodes of training and not released them.
+        held_s: time for which it has held them, by the attempt's newest amendment (``AttemptState.config_number``): the
+            number of nodes can change with it.
         trust: state of each checkpoint: ``committed``, ``verified`` (read again) or ``survived`` (healthy steps later).
         trusted_step: the newest step after which all processes computed the same; None: nothing was checked.
     """
@@ -330,7 +344,20 @@ class RunState:
     stop_requested: bool = False
     driver: str = ""
     asked_driver: str = ""
+    stop_by: str = ""
+    has_nodes: bool = False
+    held_s: dict[int, float] = field(default_factory=dict)
     message: str = ""
+
+    @property
+    def holds_nodes(self) -> bool:
+        """Whether it holds the nodes of training now, so that their time costs."""
+        return self.has_nodes and not any(job in self.queued for job in _ON_NODES)
+
+    def hold(self, seconds: float) -> None:
+        """Count time for which it held the nodes of training."""
+        number = self.attempts[-1].config_number if self.attempts else 0
+        self.held_s[number] = self.held_s.get(number, 0.0) + seconds
 
     @property
     def last_step(self) -> Event | None:

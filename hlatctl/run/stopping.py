@@ -13,6 +13,9 @@ from hlatctl.run.journal import Event, JournalWriter
 from hlatctl.run.lease import driver_token
 from hlatctl.run.paths import RunPaths
 
+#: ``by`` of a request that the driver makes because the run's budget is used up.
+BUDGET = "budget"
+
 
 class Driven(Protocol):
     """The part of a folded state with the driver and the request to stop."""
@@ -20,6 +23,7 @@ class Driven(Protocol):
     driver: str
     asked_driver: str
     stop_requested: bool
+    stop_by: str
 
 
 def request(run: RunPaths, journal: JournalWriter, *, by: str) -> None:
@@ -47,5 +51,5 @@ def fold_start(state: Driven, event: Event) -> None:
 
 def fold_request(state: Driven, event: Event) -> None:
     """Apply ``stop_requested``. Without a driver, the request is for the job that is still running."""
-    state.asked_driver = str(event.get("driver", ""))
+    state.asked_driver, state.stop_by = str(event.get("driver", "")), str(event.get("by") or "")
     state.stop_requested |= not state.driver or state.asked_driver in ("", state.driver)

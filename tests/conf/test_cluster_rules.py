@@ -12,6 +12,8 @@ from tests.conf.test_validate import config_with
 
 EXTRA = "cluster.slurm.extra[0]="
 
+_AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
+
 
 def slurm_config(**changes: Any) -> Any:
     return config_with(**{"cluster__launcher": "slurm", **changes})
@@ -104,3 +106,34 @@ def test_evaluations_have_a_time_limit_of_their_own_and_several_interfaces_may_b
 )
 def test_settings_that_clusters_use_are_valid(changes: dict[str, Any]) -> None:
     validate(slurm_config(**{f"cluster__{key}": value for key, value in changes.items()}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("cluster.slurm.extra", ["--auto-resume=1"]),
+        ("cluster.container.options", ["--auto-resume=1"]),
+        ("cluster.kubernetes.patch", {"metadata": {"annotations": {_AUTO_RESUME: "true"}}}),
+    ],
+)
+def test_only_one_of_two_systems_may_restart_a_run(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: turns HyperPod's auto-resume on, but hlatctl restarts the run"):
+        validate(slurm_config(**{key.replace(".", "__"): value}))
+
+
+@pytest.mark.parametrize("value", ["tomorrow", "2026-12-01", "2026-12-01T11:30"])
+def test_the_end_of_bought_capacity_is_a_time_with_a_zone(value: str) -> None:
+    with pytest.raises(ConfigError, match=f"cluster.capacity_ends={value}: must be a date and time with its time zone"):
+        validate(config_with(cluster__capacity_ends=value))
+    validate(config_with(cluster__capacity_ends="2026-12-01T11:30Z"))
+
+
+@pytest.mark.parametrize("value", ["https://host", "http://user@host", "http://host/latest", "169.254.169.254"])
+def test_the_metadata_service_is_an_address_without_a_path(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.metadata_url="):
+        validate(config_with(cluster__metadata_url=value))
+
+
+def test_a_budget_in_dollars_needs_a_price() -> None:
+    with pytest.raises(ConfigError, match=r"budget\.usd=5: can't be counted without cluster\.price"):
+        validate(config_with(budget__usd=5.0))

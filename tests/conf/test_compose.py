@@ -37,6 +37,8 @@ MADE_FOR = {
     "cluster=trn2_48xlarge": "qwen3_8b_trn2",
     "cluster=slurm_trn2": "hlat_7b_trn2",
     "cluster=eks_trn2": "hlat_7b_trn2",
+    "cluster=hyperpod_eks_trn2": "hlat_7b_trn2",
+    "cluster=hyperpod_slurm_trn2": "hlat_7b_trn2",
 }
 MIXTURES = ("deepseek_v3_16b", "deepseek_v3_tiny", "gpt_oss_20b", "qwen3_30b_a3b", "qwen3_moe_tiny")
 #: What an option leaves to its user.
@@ -46,6 +48,8 @@ LEFT_TO_USERS = {
     "cluster=eks_trn1": _VOLUME,
     "cluster=eks_trn2": _VOLUME,
     "cluster=eks_p5": _VOLUME,
+    "cluster=hyperpod_eks_p5": _VOLUME,
+    "cluster=hyperpod_eks_trn2": _VOLUME,
     "precision=fp8": ("backend=torchtitan", "backend.device=cuda"),
     **dict.fromkeys((f"model={name}" for name in MIXTURES), ("backend=torchtitan",)),
     "model=torchtitan": (

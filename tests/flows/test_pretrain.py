@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from conf.schema import Config, SimulationConfig
+from conf.schema import BudgetConfig, Config, SimulationConfig
 from flows import pretrain
+from flows.amendments import amend
 from flows.control import request_stop
 from flows.launch.base import Allocation, Job
 from flows.pretrain import PlainCaller
@@ -20,9 +21,11 @@ from flows.runtime.driver import RealClock
 from flows.simulation.cluster import START_UNIX_S, Script, SimulatedCluster, SimulatedLauncher
 from flows.simulation.jobs import SCRIPTS, argument
 from flows.stages.attempt import Attempt
+from hlatctl.report.numbers import node_hours
 from hlatctl.run import files
 from hlatctl.run.checkpoint import checkpoint_steps
 from hlatctl.run.errors import (
+    BudgetError,
     ConfigError,
     DataError,
     EvaluationError,
@@ -101,6 +104,28 @@ def test_a_dry_run_runs_every_stage_survives_a_kill_and_evaluates_every_mileston
     assert [m.status for m in state.milestones.values()] == ["evaluated"] * 3
     assert kinds(run, "milestone", "eval_finished").count("milestone") == 3
     assert "attempt 1: ended at step 153 (the job died of signal 9); restarting from step 150" in recorder.messages
+
+
+def test_a_used_up_budget_stops_the_run_with_a_checkpoint_until_it_is_raised(
+    simulated_config: Config, recorder: Recorder
+) -> None:
+    # The first run fills the caches that the others share.
+    whole = [pretrain.drive(pretrain.create(simulated_config, argv=[])) for _ in range(2)][-1]
+    used = node_hours(whole, simulated_config)
+    config = dataclasses.replace(simulated_config, budget=BudgetConfig(node_hours=0.8 * used))
+    run = pretrain.create(config, argv=[])
+    with pytest.raises(BudgetError, match=r"budget.node_hours=\S+: \S+ node-hours are used, 10\d %") as caught:
+        pretrain.drive(run, recorder)
+    assert caught.value.hint.startswith(f"`hlatctl resume {run.run_id} budget.node_hours=VALUE`")
+    state = read_state(run)
+    assert (state.status, state.attempts[-1].cause, state.holds_nodes) == ("stopped", "budget", False)
+    assert 0 < state.checkpoints[-1] == state.step < config.total_steps
+    assert [event["what"] for event in read_events(run) if event["kind"] == "alarm"] == ["budget"]
+    with pytest.raises(BudgetError):
+        pretrain.drive(run)
+    assert read_state(run).last_event_unix_s == state.last_event_unix_s, "nothing was started"
+    amend(run, [f"budget.node_hours={used * 2}"], by="me", why="")
+    assert pretrain.drive(run).status == "finished"
 
 
 def test_driving_a_finished_run_changes_nothing_and_a_second_run_skips_what_it_prepared(

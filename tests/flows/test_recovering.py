@@ -19,6 +19,7 @@ from flows.launch.local import LocalLauncher
 from flows.runtime.context import open_context
 from flows.simulation.cluster import Script, SimulatedCluster, VirtualClock
 from flows.simulation.jobs import SCRIPTS, argument
+from hlatctl.notices import Notice, append
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError, PreflightError, StoppedError, StorageError, dump_error
 from hlatctl.run.fold import fold
@@ -94,6 +95,37 @@ def test_after_wrong_numbers_the_run_continues_without_the_node_from_before_the_
     ended, _finished = of_kind(run, "attempt_ended")
     assert (ended["cause"], ended["evidence"]) == ("corruption", "rank 1 is wrong")
     assert (ended["decision"], ended["max_checkpoint_step"]) == ("restart_without", 10)
+    assert of_kind(run, "attempt_started")[1]["left_out_hosts"] == ["simulated-1"]
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_a_node_that_is_taken_back_with_a_notice_is_replaced_without_blame(
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder, has_checkpoint: bool
+) -> None:
+    def noticed(cluster: SimulatedCluster, job: Job) -> Script:
+        yield 1.0
+        ends = cluster.clock.now_unix_s() + 120.0
+        for notice in (
+            Notice(what="rebalance", host="simulated-0", message="EC2 may end simulated-0"),
+            Notice(what="spot", host="simulated-1", message="EC2 ends simulated-1", ends_unix_s=ends),
+        ):
+            append(job.launch_dir / job.name, notice)
+        with cluster.journal(train_writer(0), 1) as journal:
+            journal.append("train_started", resumed_from_step=0)
+            if has_checkpoint:
+                journal.append("checkpoint_committed", step=10, manifest_sha256="")
+                journal.append("train_stopped", step=10, reason="stop")
+        return 0 if has_checkpoint else 137
+
+    monkeypatch.setitem(SCRIPTS, "train", first(noticed, "train"))
+    cluster = dataclasses.replace(simulated_config.cluster, nodes=2)  # and two spare ones
+    run = pretrain.create(dataclasses.replace(simulated_config, cluster=cluster), argv=[])
+    assert pretrain.drive(run, recorder).status == "finished"
+    assert [event["what"] for event in of_kind(run, "node_notice")] == ["rebalance", "spot"]
+    ended, _finished = of_kind(run, "attempt_ended")
+    saved = "checkpoint written" if has_checkpoint else "it ended before it could write a checkpoint"
+    assert (ended["cause"], ended["evidence"]) == ("reclaimed", f"EC2 ends simulated-1; {saved}")
+    assert (ended["decision"], ended["blamed_hosts"]) == ("restart_without", [])
     assert of_kind(run, "attempt_started")[1]["left_out_hosts"] == ["simulated-1"]
 
 

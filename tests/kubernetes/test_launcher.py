@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,10 +139,28 @@ def test_a_job_that_can_not_start_is_queued_with_the_reason(
     assert not pods(lab)
 
 
+def _as_kueue_says(second: int, message: str, workload: str) -> dict[str, object]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{workload}.{second}", "namespace": "default"},
+        "involvedObject": {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "name": workload},
+        "type": "Warning",
+        "reason": "Pending",
+        "message": message,
+        "lastTimestamp": f"2026-11-26T10:00:0{second}Z",
+    }
+
+
 def test_a_queue_that_takes_the_nodes_back_preempts_the_job(lab: Lab, tmp_path: Path) -> None:
     launcher, job = a_launcher(queue="team"), python_job(tmp_path, SLEEPS, nodes=2)
     handle = submit(launcher, job)
     queued(launcher, handle, "waits in Kueue's queue team")
+    quota = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor default"
+    name = lab.kubectl("get", "jobs", "--output=jsonpath={.items[0].metadata.name}")
+    for at, message, of in ((1, "an older reason", name), (2, quota, name), (3, "of another job", "other")):
+        lab.kubectl("create", "--filename=-", text=json.dumps(_as_kueue_says(at, message, f"job-{of}-0a1b2")))
+    queued(launcher, handle, f"waits in Kueue's queue team: {quota}")
 
     def suspend(value: str) -> None:
         name = lab.kubectl("get", "jobs", "--output=name")

@@ -197,7 +197,7 @@ def check_limits(cluster: ClusterConfig) -> str:
 
 def matching_nodes(settings: KubernetesConfig, nodes: Sequence[Fields]) -> list[Fields]:
     """Return the nodes on which new pods may be placed, whatever is running there now."""
-    return [one for one in nodes if is_usable(one, settings.node_selector)]
+    return [one for one in nodes if is_usable(one, settings)]
 
 
 def lacking(settings: KubernetesConfig, node: Fields) -> list[tuple[str, str]]:

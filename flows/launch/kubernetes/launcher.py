@@ -91,8 +91,7 @@ class KubernetesLauncher(Launcher):
                 known = self._api.list("nodes")
             except AwayError:
                 return self._hosts
-            selector = self._cluster.kubernetes.node_selector
-            usable = (one["metadata"]["name"] for one in known if is_usable(one, selector))
+            usable = (one["metadata"]["name"] for one in known if is_usable(one, self._cluster.kubernetes))
             self._hosts, self._hosts_asked_s = tuple(sorted(usable)), time.monotonic()
         return self._hosts
 
@@ -216,8 +215,14 @@ class KubernetesLauncher(Launcher):
         return fenced or has_ended(base, pod.rank)
 
     def _why_suspended(self, seen: Seen) -> str:
+        """Return that a job waits in a queue, with Kueue's reason: it says as an event which quota is missing."""
         queue = self._cluster.kubernetes.queue
-        return f"waits in Kueue's queue {queue}" if seen.suspended and queue else ""
+        if not (seen.suspended and queue):
+            return ""
+        events = self._api.list("events", field="involvedObject.kind=Workload,reason=Pending")
+        own = [one for one in events if one["involvedObject"]["name"].startswith(f"job-{seen.name}-")]
+        why = newest_event(own).partition(": ")[2]
+        return f"waits in Kueue's queue {queue}" + (f": {why}" if why else "")
 
     def _why_it_starts_not(self, pod: Pod) -> str:
         return newest_event(self._api.list("events", field=f"involvedObject.name={pod.name}"))

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from conf.schema import KubernetesConfig
 from flows.launch.base import Verdict
 from flows.launch.endings import NodeRecord
 from flows.launch.kubernetes.manifest import INDEX
@@ -104,11 +105,16 @@ def is_ready(node: Fields) -> bool:
     return conditions.get("Ready") == "True"
 
 
-def is_usable(node: Fields, selector: Mapping[str, str]) -> bool:
-    """Return whether new pods of a job may be placed on a node, by its labels and its state."""
-    labels = node["metadata"].get("labels") or {}
-    matches = all(labels.get(key) == value for key, value in selector.items())
-    return is_ready(node) and matches and not node.get("spec", {}).get("unschedulable")
+def is_usable(node: Fields, settings: KubernetesConfig) -> bool:
+    """Return whether new pods of a job may be placed on a node, by its labels, its taints and its state.
+
+    Karpenter and the node termination handler taint a node that will be taken back.
+    """
+    labels, spec = node["metadata"].get("labels") or {}, node.get("spec", {})
+    matches = all(labels.get(key) == value for key, value in settings.node_selector.items())
+    taints = [taint for taint in spec.get("taints") or [] if taint.get("effect") in ("NoSchedule", "NoExecute")]
+    tolerated = all(taint["key"] in settings.tolerations for taint in taints)
+    return is_ready(node) and matches and tolerated and not spec.get("unschedulable")
 
 
 def newest_event(events: Sequence[Fields]) -> str:

@@ -197,6 +197,16 @@ def _alarm(event: Event, run: RunPaths) -> Note:
             asked="free space; the run uses it by itself",
             command=f"df -h {run.root}",
         )
+    if what == "budget":
+        return Note(
+            kind="needs_person",
+            title="its budget is nearly used up",
+            key=f"budget {event['message']}",
+            happened=str(event["message"]),
+            decided="training continues until then",
+            asked="raise the budget if the run is to finish",
+            command=f"hlatctl amend {run.run_id} {str(event['message']).partition('=')[0]}=VALUE",
+        )
     return Note(
         kind="alarm",
         title=f"alarm {what.replace('_', ' ')} at step {step}",
@@ -213,6 +223,18 @@ def _straggler(event: Event, run: RunPaths) -> Note:
         title=f"rank {event['rank']} on {event.get('host') or 'its host'} is slow",
         key=f"straggler {event.get('host')}",
         happened=str(event["message"]),
+        command=f"hlatctl status {run.run_id}",
+    )
+
+
+def _node_notice(event: Event, run: RunPaths) -> Note:
+    leaves = event.get("ends_unix_s") is not None
+    return Note(
+        kind="alarm",
+        title=f"{event['host']} {'is taken back' if leaves else 'may be taken back'}",
+        key=f"node_notice {event['what']} {event['host']}",
+        happened=str(event["message"]),
+        decided="training saves a checkpoint and restarts" if leaves else "training continues",
         command=f"hlatctl status {run.run_id}",
     )
 
@@ -289,6 +311,7 @@ _OF: dict[str, Callable[[Event, RunPaths], Note | None]] = {
     "attempt_started": _attempt_started,
     "alarm": _alarm,
     "straggler": _straggler,
+    "node_notice": _node_notice,
     "corruption_suspected": _corruption,
     "job_queued": _job_queued,
     "eval_failed": _eval_failed,

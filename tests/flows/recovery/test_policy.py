@@ -46,7 +46,9 @@ def conclude(state: RunState, ending: Ending, decision: Decision) -> None:
     [
         ("finished", False, 10, "done", "training is finished"),
         ("stopped", True, 10, "stop", "stopped on request after writing a checkpoint"),
+        ("budget", True, 10, "stop", "the run's budget is used up"),
         ("preempted", False, 10, "restart", "restarting from step 5"),
+        ("reclaimed", False, 10, "restart", "restarting from step 5"),
         ("time_limit", False, 10, "restart", "restarting from step 5"),
         ("node_failed", False, 10, "restart", "restarting from step 5"),
         ("node_failed", False, 0, "restart", "restarting from step 5"),
@@ -83,6 +85,13 @@ def test_what_follows_a_first_end(cause: Cause, stop_requested: bool, last_step:
     state.attempts = [attempt(1, last_step=last_step, checkpoint=5)]
     decision = decide(state, Ending(cause=cause, evidence=""), POLICY)
     assert (decision.action, decision.why, decision.max_checkpoint_step) == (action, why, None)
+
+
+def test_nothing_restarts_on_the_drivers_own_machine_when_it_is_taken_back() -> None:
+    state = RunState(checkpoints=[5])
+    state.attempts = [attempt(1, last_step=10, checkpoint=5)]
+    decision = decide(state, Ending(cause="reclaimed", evidence=""), POLICY, here=True)
+    assert (decision.action, decision.why) == ("stop", "this machine is taken back, and nothing can be restarted on it")
 
 
 def test_the_table_above_has_every_cause() -> None:

@@ -65,13 +65,14 @@ def test_unknown_or_great_cost_needs_a_yes(tmp_path: Path, capsys: pytest.Captur
     priced = ["sweep", *SMALL, "seed=1,2", "cluster.price_usd_per_node_hour=20"]
     assert main(priced) == 10
     assert capsys.readouterr().err.splitlines()[-2:] == [
-        "error: sweep.confirm_above_usd=100: a sweep of unknown cost must be confirmed, and input is not a terminal",
-        "hint: pass --yes to confirm",
+        "error: cluster.confirm_above_usd=100: the sweep has an unknown cost; that must be confirmed, and input is not "
+        "a terminal",
+        "hint: pass --yes to confirm, or raise the limit in the cluster's configuration",
     ]
     assert main([*priced, *HARDWARE, "cluster.price_usd_per_node_hour=1e9"]) == 10
     message = capsys.readouterr().err
     assert re.search(r"2 trials .*; at most .* of training, .* process-hours, predicted, [\d,.]+ USD\n", message)
-    assert re.search(r"error: sweep.confirm_above_usd=100: a sweep that costs [\d,.]+ USD must be confirmed", message)
+    assert re.search(r"error: cluster.confirm_above_usd=100: the sweep costs [\d,.]+ USD; that must be", message)
     assert not (tmp_path / "runs").exists(), "nothing has been made"
 
 

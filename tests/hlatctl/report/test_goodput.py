@@ -53,13 +53,13 @@ def test_uptime_and_ettr_and_cost(journal: Journal) -> None:
     assert (goodput.wall_s, goodput.training_s, goodput.up_s) == (100.0, 90.0, 66.0)
     assert goodput.uptime_fraction == pytest.approx(66 / 90)
     assert goodput.ettr_fraction == pytest.approx(40 / 90)
-    assert goodput.process_hours == pytest.approx(8 * 100 / 3600)
-    assert goodput.cost_usd == pytest.approx(2 * 36.0 * 100 / 3600)
+    assert goodput.process_hours == pytest.approx(8 * 90 / 3600)  # the first attempt starts after 10 s
+    assert goodput.cost_usd == pytest.approx(2 * 36.0 * 90 / 3600)
     header, rows = time_table(goodput)
     assert header == ["category", "time", "share", "USD"]
     assert rows[0] == ["productive steps", "40 s", "40.0 %", "0.80"]
-    assert rows[-1] == ["wall time", "1 min 40 s", "100.0 %", "2.00"]
-    assert dict(facts(goodput))["accelerator-hours"] == "0.22"
+    assert rows[-1] == ["wall time", "1 min 40 s", "100.0 %", "1.80"]
+    assert dict(facts(goodput))["accelerator-hours"] == "0.20"
 
 
 def test_without_a_price_there_is_no_cost_and_cpus_are_not_accelerators(journal: Journal) -> None:
@@ -373,6 +373,7 @@ def test_a_run_that_was_stopped_overnight_is_idle(journal: Journal) -> None:
     goodput = goodput_of(journal.events)
     assert goodput.checkpointing.failures == {}
     assert goodput.ettr_fraction == pytest.approx(20 / 36045)
+    assert goodput.cost_usd == pytest.approx(2 * 36.0 * (34 - 10 + 36055 - 36037) / 3600)
 
 
 def test_a_later_evaluation_of_a_finished_run_adds_no_time(journal: Journal) -> None:

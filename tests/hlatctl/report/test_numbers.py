@@ -9,7 +9,7 @@ import pytest
 
 from conf.compose import compose
 from conf.schema import ClusterConfig, Config
-from hlatctl.report.numbers import Scaling, Spikes, mean_paid_nodes, mean_processes, scaling, size_since_step, value_of
+from hlatctl.report.numbers import Scaling, Spikes, node_hours, process_hours, scaling, size_since_step, value_of
 from hlatctl.run.fold import fold
 from hlatctl.run.state import AmendmentState, AttemptState, RunState
 
@@ -37,14 +37,14 @@ def test_a_value_is_that_of_its_time(state: RunState) -> None:
     assert value_of("seed", 0, state, CONFIG) == CONFIG.seed
 
 
-def test_processes_and_nodes_are_averaged_over_time(state: RunState) -> None:
-    assert mean_processes(state, CONFIG) == pytest.approx(8 * (600 * 2 + 200 * 1 + 200 * 4) / 1000)
-    assert mean_paid_nodes(state, CONFIG) == pytest.approx((600 * 3 + 200 * 2 + 200 * 5) / 1000)
-
-
-def test_a_run_without_amendments_or_attempts_has_its_own_size(state: RunState) -> None:
-    assert mean_processes(RunState(), CONFIG) == CONFIG.world_size
-    assert mean_processes(replace(state, amendments=[]), CONFIG) == CONFIG.world_size
+def test_hours_count_the_processes_and_nodes_of_their_time(state: RunState) -> None:
+    held = replace(state, held_s={0: 600.0, 1: 200.0, 3: 200.0})
+    assert process_hours(held, CONFIG) == pytest.approx(8 * (600 * 2 + 200 * 1 + 200 * 4) / 3600)
+    assert node_hours(held, CONFIG) == pytest.approx((600 * 3 + 200 * 2 + 200 * 5) / 3600)
+    assert node_hours(replace(held, has_nodes=True), CONFIG, now_unix_s=2060.0) == pytest.approx(
+        (600 * 3 + 200 * 2 + 260 * 5) / 3600
+    )
+    assert node_hours(state, CONFIG, now_unix_s=2060.0) == 0.0
 
 
 def test_only_a_change_of_the_number_of_processes_limits_the_steps_that_count(state: RunState) -> None:

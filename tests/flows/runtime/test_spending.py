@@ -1,0 +1,94 @@
+"""What a submission costs, when a person must confirm it, and what a run has used of its budget."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose
+from conf.schema import BudgetConfig, ClusterConfig, Config
+from flows.runtime.spending import Expense, of_evaluations, of_training, spent, used_up, warning
+from hlatctl.run.errors import ConfigError
+from hlatctl.run.state import RunState
+
+
+@pytest.mark.parametrize(
+    ("expense", "why"),
+    [
+        (Expense(node_hours=3.0), ""),
+        (Expense(node_hours=300.0), "cluster.confirm_above_node_hours=100: it takes 300 node-hours"),
+        (Expense(node_hours=3.0, usd=99.0, priced=True), ""),
+        (Expense(node_hours=3.0, usd=101.5, priced=True), "cluster.confirm_above_usd=50: it costs 101.50 USD"),
+        (Expense(priced=True), "cluster.confirm_above_usd=50: it has an unknown cost"),
+        (Expense(), ""),
+    ],
+)
+def test_only_an_expensive_submission_or_one_of_unknown_price_is_confirmed(expense: Expense, why: str) -> None:
+    limit = 100.0 if expense.usd == 99.0 else 50.0
+    assert expense.why_ask(ClusterConfig(confirm_above_usd=limit), "it") == why
+
+
+def test_a_missing_price_is_named_with_the_key_that_sets_it() -> None:
+    assert Expense(node_hours=12.0).text() == (
+        "12 node-hours; the dollars are unknown: set cluster.price_usd_per_node_hour"
+    )
+    assert Expense().text().endswith("set cluster.price_usd_per_node_hour for dollars")
+    assert Expense(node_hours=2.0, usd=110.08, priced=True).text() == "2 node-hours, 110.08 USD"
+
+
+def test_training_costs_its_remaining_steps(tmp_path: Path) -> None:
+    config = compose(
+        [
+            *("cluster=slurm_p5", "model=llama31_8b", "backend.device=cuda", "precision=mixed", "parallel=fsdp"),
+            *(
+                "train.tokens=10B",
+                "train.seq_len=4096",
+                "train.global_batch_size=128",
+                "eval.every_tokens=1B",
+                f"runs_dir={tmp_path}",
+            ),
+        ],
+        to_start=False,
+    )
+    whole, half = of_training(config), of_training(config, done=config.total_steps // 2)
+    assert whole.usd
+    assert half.usd
+    assert whole.node_hours
+    assert whole.usd == pytest.approx(whole.node_hours * 55.04)
+    assert half.usd == pytest.approx(whole.usd / 2, rel=0.01)
+    assert of_evaluations(config, 2).usd == pytest.approx(2 * (of_evaluations(config, 1).usd or 0.0))
+
+
+def test_this_machine_is_free_without_a_price() -> None:
+    assert of_training(Config()) == of_evaluations(Config(), 3) == Expense(node_hours=0.0)
+
+
+def test_the_part_of_a_budget_that_is_used() -> None:
+    cluster = ClusterConfig(nodes=2, spare_nodes=1, price_usd_per_node_hour=10.0, launcher="slurm")
+    config = dataclasses.replace(Config(), cluster=cluster, budget=BudgetConfig(usd=100.0, node_hours=100.0))
+    state = RunState(held_s={0: 3 * 3600.0}, has_nodes=True, last_event_unix_s=1000.0)
+    assert [one.used for one in spent(state, config)] == [9.0, 90.0]
+    text = "budget.usd=100: 90 % is used; the run stops with a checkpoint at 100 %"
+    assert warning(state, config, 1000.0) == text
+    assert warning(dataclasses.replace(state, warnings=[text]), config, 1000.0) == ""
+    assert used_up("r", state, config, 1000.0) is None
+    over = used_up("r", state, config, 1000.0 + 1200.0)
+    assert over
+    assert over.message == "run r: budget.usd=100: 100.00 USD are used, 100 %"
+    assert over.exit_code == 26
+    assert over.hint.startswith("`hlatctl resume r budget.usd=VALUE`")
+
+
+def test_a_submission_that_nobody_can_confirm_is_refused_with_the_option_that_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from hlatctl.cli.common import confirm
+
+    cluster, expense = ClusterConfig(launcher="slurm"), Expense(node_hours=200.0, usd=9000.0, priced=True)
+    with pytest.raises(ConfigError, match=r"the run costs 9,000\.00 USD; that must be confirmed") as caught:
+        confirm(expense, cluster, "the run", yes=False)
+    assert "--yes" in caught.value.hint
+    confirm(expense, cluster, "the run", yes=True)
+    assert capsys.readouterr().err.count("cost of the run: 200 node-hours, 9,000.00 USD") == 2
