@@ -21,7 +21,7 @@ def refuse(problem, hint):
 here = sys.argv[1]
 if sys.version_info[:2] != tuple(map(int, "@PYTHON@".split("."))):
     refuse(f"{sys.executable} is Python {platform.python_version()}, these wheels are for @PYTHON@",
-           "set PYTHON=/path/to/python@PYTHON@, or make the bundle with PYTHON_VERSION=%d.%d" % sys.version_info[:2])
+           "set PYTHON=/path/to/python@PYTHON@, or make the bundle with PYTHON=%d.%d" % sys.version_info[:2])
 if platform.machine() != "@MACHINE@":
     refuse(f"this machine is {platform.machine()}, these wheels are for @MACHINE@",
            "make the bundle with PLATFORM=manylinux_2_@GLIBC@_%s" % platform.machine())

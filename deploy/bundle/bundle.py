@@ -1,12 +1,12 @@
 """Pack hlatctl with everything it needs into one file, which installs on a machine without a network.
 
-``make bundle EXTRAS=head,train,eval PLATFORM=manylinux_2_28_x86_64 PYTHON_VERSION=3.11`` runs this with its own pip:
+``make bundle EXTRAS=head,train PLATFORM=manylinux_2_28_x86_64 PYTHON=3.11`` runs this with its own pip:
 
-    python deploy/bundle.py --extras head,train,eval --platform manylinux_2_28_x86_64 --python 3.11 --to dist
+    python deploy/bundle/bundle.py --extras head,train --platform manylinux_2_28_x86_64 --python 3.11 --to dist
 
-It writes ``dist/NAME/bundle.tar``: wheels, ``requirements.txt`` with the SHA-256 of each, and ``install.sh``. Next to it
-is ``hlatctl``, which runs from that one file on shared storage (``deploy/bundle/local.sh``). The same inputs give the
-same bytes: this project's files, ``constraints.txt`` and what the package index has.
+It writes a folder ``dist/NAME``. ``bundle.tar`` has the wheels, ``requirements.txt`` with the SHA-256 of each, and
+``install.sh``. ``hlatctl`` runs from that one file on shared storage (``deploy/bundle/local.sh``). The same inputs give
+the same bytes: this project's files, ``constraints.txt`` and what the package index has.
 
 Wheels come from where pip's own settings point, and so does the build of torch: PyPI has CUDA's,
 ``--index https://download.pytorch.org/whl/cpu`` adds an index with the CPU's. Standard library and pip only.
@@ -33,8 +33,8 @@ from pip._vendor.packaging.requirements import InvalidRequirement, Requirement
 from pip._vendor.packaging.utils import canonicalize_name, parse_wheel_filename
 from pip._vendor.packaging.version import Version
 
-TOP = Path(__file__).parents[1]
-SCRIPTS = Path(__file__).parent / "bundle"
+TOP = Path(__file__).parents[2]
+HERE = Path(__file__).parent
 #: Packages without wheels on PyPI. All are pure Python, so a wheel that is built here fits every platform.
 SOURCE_ONLY = ("antlr4-python3-runtime", "rouge-score", "sqlitedict", "word2number")
 #: Installs the wheels on the target, so that it needs no pip of its own, nor Debian's python3-venv.
@@ -68,9 +68,7 @@ class Target:
                 "hint: `ldd --version | head -1; uname -m` on the target; glibc 2.28 on x86_64 is manylinux_2_28_x86_64"
             )
         if not re.fullmatch(r"3\.\d+", self.python):
-            raise BundleError(
-                f"PYTHON_VERSION={self.python}: must be like 3.11\nhint: `python3 --version` on the target"
-            )
+            raise BundleError(f"PYTHON={self.python}: must be like 3.11\nhint: `python3 --version` on the target")
 
     @property
     def machine(self) -> str:
@@ -94,21 +92,21 @@ class Target:
         ]
 
     @property
-    def environment(self) -> dict[str, str]:
-        """What the markers of requirements compare."""
-        return {
+    def environments(self) -> list[dict[str, str]]:
+        """What the markers of requirements compare: for the first and the last patch release of this Python."""
+        common = {
             "implementation_name": "cpython",
-            "implementation_version": f"{self.python}.0",
             "os_name": "posix",
             "platform_machine": self.machine,
             "platform_release": "",
             "platform_system": "Linux",
             "platform_version": "",
-            "python_full_version": f"{self.python}.0",
             "platform_python_implementation": "CPython",
             "python_version": self.python,
             "sys_platform": "linux",
         }
+        releases = (f"{self.python}.0", f"{self.python}.99")
+        return [{**common, "python_full_version": one, "implementation_version": one} for one in releases]
 
 
 def _parts(platform: str) -> tuple[str, str]:
@@ -150,13 +148,10 @@ class Wheel:
         inodes = names | {str(parent) for one in names for parent in Path(one).parents}
         return cls(path, name, str(version), requires, len(inodes), sum(one.file_size for one in members))
 
-    def wants(self, extras: Iterable[str], environment: dict[str, str]) -> Iterator[Requirement]:
+    def wants(self, extras: Iterable[str], target: Target) -> Iterator[Requirement]:
         """Yield what it asks for on a machine, with some of its extras."""
-        for one in self.requires:
-            if one.marker is None or any(
-                one.marker.evaluate({**environment, "extra": extra}) for extra in ("", *extras)
-            ):
-                yield one
+        places = [{**place, "extra": extra} for place in target.environments for extra in ("", *extras)]
+        yield from (one for one in self.requires if one.marker is None or any(map(one.marker.evaluate, places)))
 
 
 def needed(wheels: dict[str, Wheel], root: str, extras: Sequence[str], target: Target) -> tuple[list[Wheel], list[str]]:
@@ -176,7 +171,7 @@ def needed(wheels: dict[str, Wheel], root: str, extras: Sequence[str], target: T
         known |= {*new, ""}
         if name in WITHOUT_DEPENDENCIES:
             continue
-        for one in wheels[name].wants(known - {""}, target.environment):
+        for one in wheels[name].wants(known - {""}, target):
             other = canonicalize_name(one.name)
             if other in wheels and one.specifier.contains(Version(wheels[other].version), prereleases=True):
                 todo.append((other, set(one.extras)))
@@ -246,29 +241,32 @@ def pip(*words: str) -> None:
     Raises:
         BundleError: it failed; names the package without a wheel if that is why.
     """
-    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", *words]
-    environment = {
-        **os.environ,
-        "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", "315532800"),
-    }  # 1980: zip's first
-    done = subprocess.run(
-        command, env=environment, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    if not done.returncode:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "315532800"}  # 1980, the first time that a zip file can have
+    said = []
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line.strip())
+            if line.startswith(("Collecting", "Saved")):
+                print(line.strip(), file=sys.stderr)
+    if not process.returncode:
         return
-    lines = [line.removeprefix("ERROR: ") for line in done.stdout.splitlines() if line.startswith("ERROR: ")]
+    lines = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
     absent = next(
         (found[1] for line in lines if (found := re.match("No matching distribution found for (.+)", line))), ""
     )
     if absent:
         raise BundleError(
             f"{absent.split(' ')[0]}: pip finds no wheel for this platform and Python\n"
-            "hint: choose another PYTHON_VERSION or PLATFORM, name an index that has it (INDEX=URL), or add a package "
+            "hint: choose another PYTHON or PLATFORM, name an index that has it (INDEX=URL), or add a package "
             f"that is pure Python to SOURCE_ONLY in {Path(__file__).name}"
         )
-    said = lines[-1] if lines else (done.stdout.strip().splitlines() or ["no output"])[-1]
+    last = (lines or said or ["it printed nothing"])[-1]
     raise BundleError(
-        f"pip {words[0]} failed: {said}\nhint: run again with a package index within reach: `pip config list`"
+        f"pip {words[0]} failed: {last}\nhint: run again with a package index within reach: `pip config list`"
     )
 
 
@@ -326,7 +324,7 @@ def _add(tar: tarfile.TarFile, path: Path, name: str, mode: int) -> None:
 
 
 def _filled(script: str, values: dict[str, str]) -> str:
-    return re.sub(r"@([A-Z0-9_]+)@", lambda found: values[found[1]], (SCRIPTS / script).read_text(encoding="utf-8"))
+    return re.sub(r"@([A-Z0-9_]+)@", lambda found: values[found[1]], (HERE / script).read_text(encoding="utf-8"))
 
 
 def _sha256(path: Path) -> str:
@@ -345,7 +343,7 @@ def _extras() -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Make a bundle and print its path on stdout; sizes go to stderr."""
     parser = argparse.ArgumentParser(description="Pack hlatctl and its dependencies into one file.")
-    parser.add_argument("--extras", default="head,train,eval", help="comma-separated; empty: the command line only")
+    parser.add_argument("--extras", default="all,torchtitan", help="comma-separated; empty: the command line only")
     parser.add_argument(
         "--platform", default="", help="such as manylinux_2_28_x86_64; empty: this machine's, glibc 2.28"
     )
