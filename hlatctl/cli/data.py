@@ -1,4 +1,4 @@
-"""`hlatctl data`: shows a corpus and the documents of a step, and changes the data of a run.
+"""`hlatctl data`: shows a corpus and the documents of a step, changes the data of a run, and carries data elsewhere.
 
 Trainer processes read the data (``flows.runtime.programs``), because this process doesn't import torch.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,13 +33,14 @@ from hlatctl.report.run_view import is_simulated
 from hlatctl.run.errors import DataError
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.processes import user_name
+from hlatctl.units import counted, size
 
 if TYPE_CHECKING:
     from conf.schema import Config
 
 _BAR = 40
 
-app = App("Inspect training data, and change the data of a run.")
+app = App("Inspect training data, change the data of a run, and carry data to machines without a network.")
 Why = Annotated[str, typer.Option(help="Reason, recorded in the journal.")]
 
 
@@ -151,6 +154,80 @@ def accept(run: RunName, why: Why = "", runs_dir: RunsDir = None) -> None:
         return
     say(f"{paths.run_id}: continues with corpus {accepted} (was {before})")
     say("a changed source has a new order: in its current epoch, some documents may be repeated or missed")
+
+
+@app.command("needs")
+def needs(
+    overrides: Overrides = None, config_dir: ConfigDirs = None, as_json: Json = False, runs_dir: RunsDir = None
+) -> None:
+    """List the corpora, the tokenizer, the weights and the evaluation datasets of a configuration.
+
+    Says for each whether it is on this machine, and how to get it where there is a network.
+    """
+    from conf.compose import compose
+    from flows.data_archive import needs as needed
+
+    found = needed(compose(with_runs_dir(overrides, runs_dir), to_start=False))
+    if as_json:
+        print_json([asdict(need) for need in found])
+        return
+    rows = [
+        [
+            need.key,
+            need.path,
+            need.state,
+            f"{need.files:,}" if need.files else "",
+            size(need.bytes) if need.files else "",
+        ]
+        for need in found
+    ]
+    write(columns([["KEY", "WHAT", "STATE", "FILES", "SIZE"], *rows]))
+    for key, fetch in dict.fromkeys((need.key, need.fetch) for need in found if need.fetch):
+        say(f"{key}: {fetch}")
+
+
+@app.command("pack")
+def pack(
+    to: Annotated[Path, typer.Option(help="Archive to write, such as data.tar.", metavar="FILE", parser=place)],
+    overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
+    as_json: Json = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Write the data that a configuration reads into one archive.
+
+    `hlatctl data unpack` verifies it where there is no network. Corpora in object storage are not packed.
+    """
+    from conf.compose import compose
+    from flows.data_archive import pack as packed
+
+    done = packed(compose(with_runs_dir(overrides, runs_dir), to_start=False), to.absolute())
+    if as_json:
+        print_json({"archive": os.fspath(to), **done})
+        return
+    say(f"{counted(done['files'], 'file')}, {size(done['bytes'])}, SHA-256 {done['sha256']}")
+    write(to)
+
+
+@app.command("unpack")
+def unpack(
+    archive: Annotated[Path, typer.Argument(metavar="FILE", help="Archive of `hlatctl data pack`.", parser=place)],
+    to: Annotated[Path, typer.Option(help="Folder to create.", metavar="DIR", parser=place)],
+    as_json: Json = False,
+) -> None:
+    """Unpack and verify an archive of data, and print the overrides that use it.
+
+    The folder appears when every checksum agrees.
+    """
+    from flows.data_archive import unpack as unpacked
+
+    overrides = unpacked(archive, to)
+    if as_json:
+        print_json(overrides)
+        return
+    say(f"{to}: verified; add these to `hlatctl plan` and `hlatctl train`")
+    for override in overrides:
+        write(shlex.quote(override))
 
 
 def _prepared(overrides: list[str], target: Path | None = None) -> tuple[Config, Path]:
