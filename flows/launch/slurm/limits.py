@@ -7,13 +7,13 @@ default).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from conf.cluster_rules import SIGNAL_EARLY_S
 from conf.schema import ClusterConfig, Config, EvalClusterConfig
 from flows.launch.base import AwayError
-from flows.launch.slurm.commands import slurm
+from flows.launch.slurm.commands import hosts_of, slurm
 from flows.launch.slurm.script import device_options
 from hlatctl.cache.environment import Layout
 from hlatctl.run.errors import ConfigError, LaunchError
@@ -25,7 +25,7 @@ _MAY_CHANGE = (
     "Required partition not available",
     "violates accounting/QOS policy",
 )
-_TRAINING, _EVALUATION = "cluster.slurm", "eval.cluster"
+_TRAINING, _EVALUATION, _DRIVER = "cluster.slurm", "eval.cluster", "cluster.slurm.driver"
 _UNLIMITED = ("UNLIMITED", "INFINITE", "NONE", "N/A")
 
 
@@ -42,6 +42,8 @@ class Partition:
         state: ``UP`` if it accepts and starts jobs.
         accounts: accounts that may use it; None: all.
         qos: QOS that may use it; None: all.
+        hosts: its nodes, as Slurm writes lists.
+        submit_hosts: nodes from which jobs can be submitted to it, as Slurm writes lists; None: all.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Partition:
     default_time_s: int | None
     accounts: tuple[str, ...] | None
     qos: tuple[str, ...] | None
+    hosts: str = ""
+    submit_hosts: str | None = None
 
     @property
     def limits(self) -> str:
@@ -145,6 +149,48 @@ def check_evaluations(config: Config) -> None:
     _try(cluster, where=_EVALUATION)
 
 
+def check_driver(cluster: ClusterConfig, options: Sequence[str], *, least_s: int) -> None:
+    """Check that the job of a driver can start, and can submit the run's jobs and its successor from its node.
+
+    Args:
+        options: options of its job, without partition, account, QOS and time limit.
+        least_s: shortest time limit that is of use.
+    """
+    known, settings = partitions(), cluster.slurm.driver
+    own = driver_cluster(cluster)
+    may = chosen(own, known, where=_DRIVER)
+    targets = {partition.name: partition for partition in [*may, *chosen(cluster, known)]}
+    for partition in may:
+        limit_s = min(settings.time_limit_s, partition.max_time_s or settings.time_limit_s)
+        if limit_s < least_s:
+            raise ConfigError(
+                f"{_DRIVER}.time_limit_s={settings.time_limit_s}: partition {partition.name} gives "
+                f"{duration(limit_s)} to a driver's job, which needs at least {duration(least_s)}",
+                hint=f"use a longer {_DRIVER}.time_limit_s, or another {_DRIVER}.partition",
+            )
+        if partition.min_nodes > 1:
+            raise ConfigError(
+                f"{_DRIVER}.partition={settings.partition or 'null'}: partition {partition.name} starts no job of one "
+                "node, which a driver is",
+                hint=f"use another {_DRIVER}.partition",
+            )
+        for target in targets.values():
+            if target.submit_hosts and set(hosts_of(partition.hosts)).difference(hosts_of(target.submit_hosts)):
+                raise ConfigError(
+                    f"{_DRIVER}.partition={settings.partition or 'null'}: a driver on the nodes of {partition.name} "
+                    f"can't submit jobs to partition {target.name}, which takes them from {target.submit_hosts} only",
+                    hint="run the driver there: `hlatctl train --detach`",
+                )
+    _try(replace(own, slurm=replace(own.slurm, extra=list(options))), where=_DRIVER)
+
+
+def driver_cluster(cluster: ClusterConfig) -> ClusterConfig:
+    """Return a cluster whose ``slurm`` names partition and QOS of the job of a driver. Its account is the same."""
+    settings, own = cluster.slurm, cluster.slurm.driver
+    qos = own.qos or (None if own.partition else settings.qos)
+    return replace(cluster, slurm=replace(settings, partition=own.partition or settings.partition, qos=qos))
+
+
 def _problems(cluster: ClusterConfig, partition: Partition) -> Iterator[ConfigError]:
     settings, shown = cluster.slurm, partition.limits
     if cluster.nodes > partition.nodes:
@@ -218,6 +264,8 @@ def _partition(line: str) -> Partition:
         default_time_s=seconds(values.get("DefaultTime", "NONE")),
         accounts=_names(values.get("AllowAccounts", "ALL")),
         qos=_names(values.get("AllowQos", "ALL")),
+        hosts=values.get("Nodes", ""),
+        submit_hosts=None if (submit := values.get("AllocNodes", "ALL")) == "ALL" else submit,
     )
 
 
