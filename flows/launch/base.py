@@ -187,6 +187,10 @@ class Launcher(Protocol):
         """
         return ""
 
+    def interruption(self, config: Config) -> str:
+        """Return in words what the scheduler will interrupt jobs for; empty: nothing, or it does not answer."""
+        return ""
+
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the hosts that a job on this many nodes can use, including spare ones."""
 
