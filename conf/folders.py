@@ -43,10 +43,12 @@ class ProjectFile:
     Args:
         runs_dir: folder of the runs, unless ``$HLATCTL_RUNS_DIR`` is set; relative to the working directory.
         overrides: apply to every run, as if they were typed first.
+        hosts: machines for `hlatctl --host NAME`, each as [USER@]HOST[:VENV].
     """
 
     runs_dir: str | None = None
     overrides: list[str] = field(default_factory=list)
+    hosts: dict[str, str] = field(default_factory=dict)
 
 
 @contextmanager
@@ -146,7 +148,10 @@ def project_file(folder: Path) -> ProjectFile:
     try:
         content = decode_dataclass(ProjectFile, values, "")
     except ConfigError as error:
-        known = "its keys are runs_dir (text) and overrides (list of texts, such as cluster=slurm)"
+        known = (
+            "its keys are runs_dir (text), overrides (list of texts, such as cluster=slurm), and hosts (such as "
+            "lumi: me@lumi.example:/home/me/hlatctl/.venv)"
+        )
         raise ConfigError(f"{path}: {error.message}", hint=error.hint or known) from None
     for text in content.overrides:
         key = text.partition("=")[0].lstrip("+~")
@@ -184,6 +189,19 @@ def project_runs_dir() -> str | None:
         if named := project_file(folder).runs_dir:
             return named
     return None
+
+
+def project_hosts() -> dict[str, str]:
+    """Return the machines that the ``hlatctl.yaml`` files name; the first folder's win.
+
+    Raises:
+        ConfigError: as :func:`project_file`, or a folder is not safe.
+    """
+    found: dict[str, str] = {}
+    for folder in reversed(user_folders()):
+        _check_own(folder)
+        found |= project_file(folder).hosts
+    return found
 
 
 def _key(text: str) -> str:

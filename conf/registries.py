@@ -28,6 +28,7 @@ class LauncherKind(Row):
         copies_graphs: each job may get nodes without the graphs that were compiled before, and copies them there.
         check: ``check(config)`` yields the checks of the cluster for `hlatctl doctor --cluster`.
         drill: ``drill(config)`` returns a ``flows.drill.arena.Reach``; empty: jobs can't be disturbed on purpose.
+        drivers: ``drivers(config)`` returns a ``flows.launch.base.Drivers``; empty: a driver can't be a job.
         script: what the text of a job is called.
         device_hint: how a job of an evaluation asks for a device.
     """
@@ -40,6 +41,7 @@ class LauncherKind(Row):
     copies_graphs: bool = False
     check: str = ""
     drill: str = ""
+    drivers: str = ""
     script: str = "launch script"
     device_hint: str = ""
 
@@ -59,6 +61,7 @@ LAUNCHERS = Registry(
             copies_graphs=True,
             check="flows.cluster_checks:check_cluster",
             drill="flows.drill.arena:OnSlurm",
+            drivers="flows.launch.slurm.drivers:SlurmDrivers",
             device_hint="if its job has no device, ask for one with eval.cluster.extra=['--gpus-per-node=1']",
         ),
         "kubernetes": LauncherKind(

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from conf.devices import DEVICES
 from conf.of_run import of_run
 from conf.schema import Config
-from flows.launch.base import launcher_for
+from flows.launch.base import Drivers, drivers_for, launcher_for
 from flows.runtime.context import is_simulated, live_training
 from flows.stages.attempt import STOP_GRACE_S
+from hlatctl.driver_job import driver_job
 from hlatctl.run import files, stopping
 from hlatctl.run.errors import ConfigError, RunBusyError, StorageError
 from hlatctl.run.fold import apply, follow, read_state
@@ -29,11 +30,13 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
     """Ask a run to write a checkpoint and stop, wait for its driver to end, and return the state after that.
 
     The run's driver reads the request from the journal. If the driver is dead, a training job that is still running is
-    cancelled directly, even on a full disk, and the run's kept nodes are released.
+    cancelled directly, even on a full disk, and the run's kept nodes are released. Jobs that wait to drive the run are
+    cancelled first.
 
     Raises:
         StorageError: the request can't be written to the journal, so the driver can't read it.
     """
+    as_job = end_driver_jobs(run)
     try:
         with files.created_like(run.root), JournalWriter(run, OPERATOR_WRITER) as journal:
             stopping.request(run, journal, by=by)
@@ -45,11 +48,27 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
             raise
     wait_until_undriven(run, wait_s)
     if driver(run) is None:
+        if as_job:
+            as_job.end(run)  # one that has started and doesn't drive yet
         launcher = launcher_for(of_run(run))
         if job := live_training(read_state(run), launcher):
             launcher.cancel(job, grace_s=STOP_GRACE_S)
         launcher.release(run.root)
     return read_state(run)
+
+
+def end_driver_jobs(run: RunPaths, *, running: bool = False) -> Drivers | None:
+    """Let no further job drive a run, and cancel those that wait; a running one too if asked for.
+
+    Returns:
+        What submitted them; None if no job was to drive the run.
+    """
+    chain = driver_job(run)
+    if chain is None:
+        return None
+    drivers = drivers_for(of_run(run), chain.launcher)
+    (drivers.end if running else drivers.end_waiting)(run)
+    return drivers
 
 
 #: Seconds between two reads of the journal.

@@ -22,6 +22,7 @@ from conf.schema.cluster import (
     KubernetesConfig,
     PreflightConfig,
     SlurmConfig,
+    SlurmDriverConfig,
 )
 from conf.schema.data import DataConfig, SourceConfig, TokenizerConfig
 from conf.schema.eval import CodeConfig, EvalClusterConfig, EvalConfig, EvalGroupConfig

@@ -62,6 +62,24 @@ class BaselineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlurmDriverConfig:
+    """The Slurm job of a run's driver, with `--driver slurm`: no devices, and replaced before its time limit."""
+
+    partition: str | None = None
+    """Partition of the driver's job, such as one for small jobs of long duration; none: that of the other jobs."""
+    qos: str | None = None
+    """Its quality of service; none: that of the other jobs, unless the partition is another one."""
+    time_limit_s: PositiveInt = 86_400
+    """Wall time of one driver's job, or the partition's limit if that is shorter; the next job continues."""
+    cpus: PositiveInt = 2
+    """CPUs of the job."""
+    memory_gib: PositiveInt | None = 4
+    """Memory of the job; none: the cluster's default. A sweep's driver needs some 0.5 GiB more for each trial."""
+    extra: list[str] = field(default_factory=list)
+    """Further options of sbatch for this job alone, such as `--constraint=cpu`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
     """What `cluster.launcher=slurm` asks of sbatch (Slurm's manual, sbatch(1))."""
 
@@ -82,6 +100,7 @@ class SlurmConfig:
     """Training shares its nodes with no other job."""
     extra: list[str] = field(default_factory=list)
     """Further options of sbatch, such as `--gpus-per-node=8`, for training and preflight."""
+    driver: SlurmDriverConfig = field(default_factory=SlurmDriverConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 from conf.registries import LAUNCHERS
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError, LaunchError, cannot_write
+from hlatctl.run.paths import RunPaths
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -186,6 +187,10 @@ class Launcher(Protocol):
         """
         return ""
 
+    def interruption(self, config: Config) -> str:
+        """Return in words what the scheduler will interrupt jobs for; empty: nothing, or it does not answer."""
+        return ""
+
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the hosts that a job on this many nodes can use, including spare ones."""
 
@@ -229,6 +234,39 @@ class Launcher(Protocol):
         return None
 
 
+class Drivers(Protocol):
+    """Runs a run's driver as a job of the scheduler, which the next such job replaces (``hlatctl.driver_job``)."""
+
+    def check(self) -> None:
+        """Check that the scheduler can start such a job.
+
+        Raises:
+            ConfigError: it never can.
+            LaunchError: it does not answer, or is not installed.
+        """
+
+    def submit(self, run: RunPaths) -> str:
+        """Submit a run's driver in place of any earlier one; return the job's name for people.
+
+        Raises:
+            StorageError: its files can't be written.
+            LaunchError: the scheduler refuses it or does not answer.
+        """
+
+    def state(self, run: RunPaths) -> str:
+        """Return where the run's driver's jobs are, in words; empty if none waits or runs.
+
+        Raises:
+            AwayError: the scheduler does not answer.
+        """
+
+    def end_waiting(self, run: RunPaths) -> None:
+        """Let no further job drive the run, and cancel those that wait. A running one continues to the driver's end."""
+
+    def end(self, run: RunPaths) -> None:
+        """Do the same, and end a running job too."""
+
+
 class AwayError(LaunchError):
     """The scheduler does not answer, so nothing is known of its jobs."""
 
@@ -237,6 +275,20 @@ def launcher_for(config: Config) -> Launcher:
     """Return the launcher that ``cluster.launcher`` names. A simulated one only renders jobs."""
     launcher: Launcher = LAUNCHERS.create(config.cluster.launcher, config)
     return launcher
+
+
+def drivers_for(config: Config, name: str) -> Drivers:
+    """Return what runs drivers as jobs of a launcher.
+
+    Raises:
+        ConfigError: the launcher can't.
+    """
+    able = [launcher for launcher in LAUNCHERS if launcher in LAUNCHERS.built_in and LAUNCHERS[launcher].drivers]
+    if name not in LAUNCHERS or not (make := LAUNCHERS.part(name, "drivers")):
+        hint = "--detach runs the driver in the background; in a Kubernetes cluster, use deploy/kubernetes/driver.yaml"
+        raise ConfigError(f"--driver={name}: must be {' or '.join(able)}", hint=hint)
+    drivers: Drivers = make(config)
+    return drivers
 
 
 @contextmanager

@@ -222,7 +222,7 @@ def start_driver(
         HlatctlError: the error with which the driver ended, such as RunBusyError if another process was faster.
         LaunchError: the driver ended without an error, or did not start to drive the run in time.
     """
-    log = driver_log(run)
+    log = run.head_log
     log.parent.mkdir(parents=True, exist_ok=True)
     with private_folder("driver") as own, log.open("ab") as output:
         error_file = own.path / "error.json"
@@ -257,8 +257,3 @@ def _end(driver: subprocess.Popen[bytes]) -> None:
         with suppress(subprocess.TimeoutExpired):
             driver.wait(_END_S)
             return
-
-
-def driver_log(run: RunPaths) -> Path:
-    """Return the file with the output of a detached driver."""
-    return run.root / "logs" / "head.log"

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from hlatctl.cli.common import RunName, RunsDir, announce, find_run, say, write
+from hlatctl.driver_job import driver_job
 from hlatctl.run import rank_output
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.events import line_of
@@ -135,7 +136,9 @@ def logs(
     if not follow and not printer.printed:
         _nothing(printer)
     while follow:
-        ended = driver_pid(paths) is None  # checked first, so that the last output is printed
+        ended = (
+            driver_pid(paths) is None and driver_job(paths) is None
+        )  # checked first, so that the last output is printed
         printer.print_new()
         if ended:
             return

@@ -25,6 +25,7 @@ from hlatctl.cli import (
     logs,
     notify,
     plan,
+    remote,
     report,
     runs,
     status,
@@ -34,7 +35,7 @@ from hlatctl.cli import (
 )
 from hlatctl.cli.app import App, UsageError, usage_text
 from hlatctl.cli.common import write
-from hlatctl.run.errors import ERROR_FILE_ENV, HlatctlError, leave, of_system
+from hlatctl.run.errors import ERROR_FILE_ENV, ConfigError, HlatctlError, leave, of_system
 from hlatctl.units import one_line, printable
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
@@ -79,6 +80,7 @@ app.add_typer(cache.app, name="cache")
 app.add_typer(data.app, name="data")
 app.add_typer(evaluate.app, name="eval")
 app.add_typer(config.app, name="config")
+config.app.command("receive", hidden=True)(remote.receive)
 
 
 def _print_version(wanted: bool) -> None:
@@ -92,8 +94,19 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            remote.OPTION,
+            metavar="[USER@]NAME[:VENV]",
+            help="Run the command on this machine, over your own ssh; VENV is hlatctl's environment there.",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    if host is not None:  # `main` has taken it from the beginning of a command line
+        raise ConfigError(
+            f"{remote.OPTION}={host}: must be the first word", hint=f"hlatctl {remote.OPTION} HOST COMMAND"
+        )
 
 
 @functools.cache
@@ -108,11 +121,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0, 2 for a usage error, an error's own code (``hlatctl.run.errors``), 1 for a bug in hlatctl.
     """
-    words = None if argv is None else list(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     error_file = os.environ.pop(ERROR_FILE_ENV, None)  # of this process, not of those that it starts
-    code = _exit_code(lambda: _commands()(args=words, prog_name="hlatctl", standalone_mode=False), error_file)
+    code = _exit_code(lambda: _run(words), error_file)
     flushed = _exit_code(sys.stdout.flush, error_file)
     return code or flushed
+
+
+def _run(words: list[str]) -> object:
+    remote.begin()
+    if asked := remote.asked(words):
+        return remote.run(*asked)
+    return _commands()(args=words, prog_name="hlatctl", standalone_mode=False)
 
 
 def _exit_code(work: Callable[[], object], error_file: str | None) -> int:

@@ -71,6 +71,7 @@ def plan(
         _search(config, as_json)
         return
     from flows.describe import describe
+    from flows.launch.base import launcher_for
     from flows.stages.data import prepared_dataset
     from flows.stages.validate import refused
     from hlatctl import machine_checks
@@ -84,8 +85,9 @@ def plan(
     tables += _evaluation(planned)
     tables += [corpus_section(known)] if known or not dataset else []
     missing = [str(error) for error in refused(config)]
-    skipped = machine_checks.skipped_code_tasks(config)
+    skipped, interruption = machine_checks.skipped_code_tasks(config), launcher_for(config).interruption(config)
     warnings = [
+        *([interruption] if interruption else []),
         *no_effects(config, overrides),
         *([skipped] if skipped else []),
         *dataset.get("warnings", []),

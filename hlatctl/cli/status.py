@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hlatctl.cli.common import Json, RunOrSweepName, RunsDir, columns, find_run, find_sweep, print_json, say, write
+from hlatctl.driver_job import driver_job
 from hlatctl.report.eval_queue import (
     EvaluationQueue,
     evaluation_queue,
@@ -18,6 +19,7 @@ from hlatctl.report.eval_queue import (
 )
 from hlatctl.report.run_view import RunView, view_run, view_sweep
 from hlatctl.run import continuations
+from hlatctl.run.errors import HlatctlError
 from hlatctl.run.evaluations import in_words, skipped_in_words
 from hlatctl.run.labels import LabelState, noted
 from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
@@ -66,6 +68,9 @@ def _running(view: RunView) -> MilestoneState | None:
 _TEXT_LENGTH = 100
 
 
+_NO_DRIVER_JOB = "none waits or runs, all were cancelled; `hlatctl resume RUN --driver NAME` submits one"
+
+
 def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each fact about a run."""
     from hlatctl.report.numbers import origin_text
@@ -79,6 +84,8 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     yield "status", view.status + (f" ({driver})" if driver else "")
     if view.problem:
         yield "problem", view.problem
+    if job := driver_job_text(view):
+        yield "driver's job", job
     if state.message:
         yield "message", state.message
     if state.created_unix_s:
@@ -114,6 +121,23 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
         yield "warning", warning
     if (view.run.report / "index.html").is_file():
         yield "report", str(view.run.report / "index.html")
+
+
+def driver_job_text(view: RunView) -> str:
+    """Return where the job is that drives a run, or is to drive it; empty if none is."""
+    chain = driver_job(view.run)
+    if chain is None or view.config is None:
+        return ""
+    from flows.launch.base import AwayError, drivers_for
+
+    try:
+        return drivers_for(view.config, chain.launcher).state(view.run) or _NO_DRIVER_JOB.replace(
+            "RUN --driver NAME", f"{view.run.run_id} --driver {chain.launcher}"
+        )
+    except AwayError:
+        return "unknown: the scheduler does not answer"
+    except HlatctlError as error:
+        return f"unknown: {error.message}"
 
 
 def label_rows(labels: LabelState) -> Iterator[tuple[str, str]]:
@@ -254,7 +278,7 @@ def status(run: RunOrSweepName = LATEST, as_json: Json = False, runs_dir: RunsDi
         print_json(_record(view))
         return
     write(columns([[name, text] for name, text in status_rows(view)]))
-    if view.status in _RESUMABLE:
+    if view.status in _RESUMABLE and not driver_job(view.run):
         say(f"hint: `hlatctl resume {view.run.run_id}` continues the run ({_RESUMABLE[view.status]})")
 
 
@@ -266,6 +290,7 @@ def _record(view: RunView) -> dict[str, Any]:
         "status": view.status,
         "head_pid": view.driver_pid,
         "head_elsewhere": view.driver_elsewhere or None,
+        "head_job": driver_job_text(view) or None,
         "simulated": state.simulated,
         "step": state.step,
         "total_steps": view.total_steps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import reprlib
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from hlatctl.cli.common import (
     Changes,
     ConfigDirs,
     Detach,
+    DriverAs,
     Name,
     Note,
     Overrides,
@@ -33,6 +35,7 @@ from hlatctl.cli.common import (
 from hlatctl.cli.evaluate import evaluate_run
 from hlatctl.cli.progress import observer_for
 from hlatctl.cli.status import end_lines
+from hlatctl.driver_job import CHAIN_ENV, driver_job
 from hlatctl.report.run_view import view_run, view_sweep
 from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError
 from hlatctl.run.fold import read_state
@@ -46,17 +49,20 @@ from hlatctl.units import size
 if TYPE_CHECKING:
     from conf.schema import Config
     from flows.amendments import Amended
+    from flows.launch.base import Drivers
 
 
 #: Arms of a sweep that are shown when it has ended.
 _MOST_ROWS = 20
 
 
-def drive(run: RunPaths, *, detach: bool) -> None:
-    """Print the id of a run or a sweep and drive it to its end, here or in a separate process."""
+def drive(run: RunPaths, *, detach: bool, drivers: Drivers | None = None) -> None:
+    """Print the id of a run or a sweep and drive it to its end: here, in a separate process, or as a job."""
     write(run.run_id)
     sys.stdout.flush()
-    if detach:
+    if drivers:
+        _submit(run, drivers)
+    elif detach:
         _detach(run)
     elif isinstance(run, SweepPaths):
         _drive_sweep(run)
@@ -70,12 +76,42 @@ def _detach(run: RunPaths) -> None:
     from flows.runtime import programs
 
     driver = programs.start_driver(run)
-    is_sweep = isinstance(run, SweepPaths)
-    say(f"the {'sweep' if is_sweep else 'run'}'s driver is process {driver.pid}; it continues if this terminal closes")
+    what = "sweep" if isinstance(run, SweepPaths) else "run"
+    say(f"the {what}'s driver is process {driver.pid}; it continues if this terminal closes")
+    _follow(run)
+
+
+def _follow(run: RunPaths) -> None:
     say(f"hlatctl status {run.run_id}     shows its state")
-    if not is_sweep:  # its trials have logs
+    if not isinstance(run, SweepPaths):  # its trials have logs
         say(f"hlatctl logs {run.run_id} -f    prints its output")
     say(f"hlatctl stop {run.run_id}       stops it with a checkpoint")
+
+
+def drivers_of(config: Config, name: str | None, *, detach: bool) -> Drivers | None:
+    """Return what submits the driver that ``--driver`` names, after checking its job; None without that option."""
+    if name is None:
+        return None
+    if detach:
+        raise ConfigError(f"--driver={name}: the driver can't also run here in the background", hint="omit --detach")
+    from flows.launch.base import drivers_for
+
+    drivers = drivers_for(config, name)
+    if name != config.cluster.launcher:
+        raise ConfigError(
+            f"--driver={name}: with cluster.launcher={config.cluster.launcher}, the run's jobs would start inside the "
+            "driver's job",
+            hint=f"add cluster={name}, or use --detach to run the driver in the background",
+        )
+    drivers.check()
+    return drivers
+
+
+def _submit(run: RunPaths, drivers: Drivers) -> None:
+    if holder := driver(run):
+        raise RunBusyError(f"run {run.run_id}: {holder} drives it", hint=f"`hlatctl status {run.run_id}`")
+    say(f"the run's driver is {drivers.submit(run)}; this command may end now, and so may the login session")
+    _follow(run)
 
 
 def _drive_run(run: RunPaths) -> None:
@@ -123,6 +159,7 @@ def train(
     note: Note = "",
     yes: Yes = False,
     detach: Detach = False,
+    driver_as: DriverAs = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Train and evaluate a model, and write its report.
@@ -147,11 +184,12 @@ def train(
     if not dry_run:
         refuse_simulation(config, hint=_SIMULATE)
         confirm(of_training(config), config.cluster, "the run", yes=yes)
+    drivers = drivers_of(config, driver_as, detach=detach)
     made_from = origins(typed, config)
     run = pretrain.create(config, argv=sys.argv, run_id=run_id, origins=made_from, simulated=simulated)
     write_label(run, labels, by=user_name())
     announce(run)
-    drive(run, detach=detach)
+    drive(run, detach=detach, drivers=drivers)
 
 
 Why = Annotated[str, typer.Option("--why", help="Reason, for the journal.")]
@@ -264,6 +302,7 @@ def resume(
     why: Why = "",
     yes: Yes = False,
     detach: Detach = False,
+    driver_as: DriverAs = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Continue a run or a sweep after a stop or a failure.
@@ -277,13 +316,36 @@ def resume(
             f"{overrides[0]}: a sweep's configuration can't change, because its trials are compared",
             hint=f"`hlatctl sweep --extend {sweep.run_id}` adds arms; `hlatctl resume TRIAL key=value` amends a trial",
         )
+    if sweep and driver_as:
+        raise ConfigError(
+            f"--driver={driver_as}: a sweep has a driver for each trial, which one job can't hold",
+            hint=f"`hlatctl resume {sweep.run_id} --detach`",
+        )
     paths = sweep or find_run(run, runs_dir)
+    drivers = None
+    if driver_as:
+        from conf.of_run import of_run
+
+        drivers = drivers_of(of_run(paths), driver_as, detach=detach)
     if overrides:
         _amend(paths, overrides, why)
     if not sweep:
         _confirm_rest(paths, yes=yes)
     announce(paths)
-    drive(paths, detach=detach)
+    if not drivers and (taken := _take_over(paths)):
+        say(taken)
+    drive(paths, detach=detach, drivers=drivers)
+
+
+def _take_over(run: RunPaths) -> str:
+    """End the jobs that wait to drive a run, unless this process was started by one; return what was done."""
+    chain = driver_job(run)
+    if chain is None or os.environ.get(CHAIN_ENV) == chain.token or driver(run):
+        return ""
+    from flows.control import end_driver_jobs
+
+    end_driver_jobs(run, running=True)
+    return f"run {run.run_id}: the jobs that were to drive it are cancelled, because this process does now"
 
 
 def _confirm_rest(run: RunPaths, *, yes: bool) -> None:
@@ -327,7 +389,7 @@ def stop(
         return
     paths = find_run(run, runs_dir)
     before = view_run(paths)
-    if before.at_rest:
+    if before.at_rest and not driver_job(paths):
         say(f"{paths.run_id}: is already {before.status}")
         return
     if before.driver_elsewhere:
@@ -373,6 +435,7 @@ def fork(
     note: Note = "",
     yes: Yes = False,
     detach: Detach = False,
+    driver_as: DriverAs = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Begin a new run from a checkpoint of another, and train it.
@@ -403,7 +466,7 @@ def fork(
     for key, (before, after) in differences(parent, new).items():
         say(f"{key}: {before} -> {after}")
     say("data: from the beginning of the corpus" if origin.restarts_data else "data: continue after the checkpoint's")
-    drive(new, detach=detach)
+    drive(new, detach=detach, drivers=drivers_of(config, driver_as, detach=detach))
 
 
 #: Reads of the journal between two progress lines: 10 s.

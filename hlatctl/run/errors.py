@@ -237,6 +237,10 @@ class DamagedFileError(HlatctlError):
     exit_code = 25
 
 
+#: Exit codes of a driver that a restart repeats, or that somebody asked for; 2 is a usage error.
+NO_RESTART = (2, 10, 11, 13, 15, 17, 20, 22, 23, 24, 25, 130)
+
+
 def code_of(error: BaseException) -> str:
     """Return the code of a foreign exception: ``disk_full`` or empty.
 

@@ -220,6 +220,16 @@ class RunPaths:
         return self.root / "head.lock"
 
     @property
+    def driver_job(self) -> Path:
+        """``driver-job.json``: the chain of a scheduler's jobs that drives the run (``hlatctl.driver_job``)."""
+        return self.root / "driver-job.json"
+
+    @property
+    def head_log(self) -> Path:
+        """``logs/head.log``: what the processes of drivers in the background and in jobs print."""
+        return self.root / "logs" / "head.log"
+
+    @property
     def prefect(self) -> Path:
         """``prefect.json``: the id of the run's flow run in Prefect."""
         return self.root / "prefect.json"

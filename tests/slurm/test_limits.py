@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,23 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from conf.schema import ClusterConfig, Config, EvalClusterConfig, EvalConfig, SlurmConfig
+from conf.schema import ClusterConfig, Config, EvalClusterConfig, EvalConfig, SlurmConfig, SlurmDriverConfig
 from flows import pretrain
 from flows.launch.base import AwayError
-from flows.launch.slurm.limits import check, check_evaluations, partitions, seconds
+from flows.launch.slurm.commands import Queue, own_jobs
+from flows.launch.slurm.kept_nodes import KeptNodes
+from flows.launch.slurm.limits import (
+    check,
+    check_driver,
+    check_evaluations,
+    least_time_s,
+    maintenance_text,
+    partitions,
+    seconds,
+)
 from hlatctl.run.errors import ConfigError
 from tests.slurm.lab import Lab
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -93,6 +105,30 @@ def test_evaluations_that_no_partition_gives_are_refused(small: None, evaluation
     assert str(caught.value).startswith(message)
 
 
+def test_a_driver_that_no_partition_starts_is_refused(lab: Lab, small: None) -> None:
+    check_driver(cluster(), ["--cpus-per-task=1"], least_s=360)
+    for own, message in (
+        (
+            {"partition": "apart"},
+            "cluster.slurm.driver.time_limit_s=86400: partition apart gives 1 min 0 s to a driver",
+        ),
+        ({"partition": "small"}, "cluster.slurm.driver.partition=small: partition small starts no job of one node"),
+        ({"partition": "nowhere"}, "cluster.slurm.driver.partition=nowhere: the cluster has no partition nowhere"),
+    ):
+        config = cluster(driver=SlurmDriverConfig(**own))  # type: ignore[arg-type]
+        with pytest.raises(ConfigError) as caught:
+            check_driver(config, [], least_s=360)
+        assert str(caught.value).startswith(message)
+    lab.command("scontrol", "update", "PartitionName=main", "AllocNodes=login1")
+    try:
+        with pytest.raises(
+            ConfigError, match=r"can't submit jobs to partition main, which takes them from login1 only"
+        ):
+            check_driver(cluster(), [], least_s=360)
+    finally:
+        lab.command("scontrol", "update", "PartitionName=main", "AllocNodes=ALL")
+
+
 def test_a_shape_that_one_of_the_partitions_can_give_is_accepted(lab: Lab, small: None) -> None:
     check(cluster(4))
     check(cluster(partition="short,main", time_limit_s=3600))
@@ -100,6 +136,45 @@ def test_a_shape_that_one_of_the_partitions_can_give_is_accepted(lab: Lab, small
     lab.command("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
     check(cluster(4))  # its nodes may come back
     lab.command("scontrol", "update", "NodeName=n1", "State=RESUME")
+
+
+@pytest.fixture
+def maintenance(lab: Lab) -> Iterator[str]:
+    """A job that runs when an administrator reserves all nodes in half an hour, ignoring it."""
+    lab.wait_until_idle()
+    job = lab.command("sbatch", "--parsable", "--time=50", "--output=/dev/null", "--wrap=sleep 600").stdout.strip()
+    wait_for(lambda: own_jobs(f"--jobs={job}")[0].state == "RUNNING")
+    when = ("StartTime=now+30minutes", "Duration=60", "Flags=MAINT,IGNORE_JOBS", "Nodes=n[1-4]", "Users=root")
+    made = lab.command("scontrol", "create", "reservation", "ReservationName=upgrade", *when)
+    assert made.returncode == 0, made.stderr
+    yield job
+    lab.command("scancel", "--user=root")
+    wait_for(lambda: not own_jobs())
+    lab.command("scontrol", "delete", "ReservationName=upgrade")
+
+
+def test_jobs_end_before_a_maintenance_reservation(lab: Lab, maintenance: str) -> None:
+    now, hour = time.time(), cluster(time_limit_s=3600)
+    said = maintenance_text(hour, now)
+    assert said.startswith("maintenance upgrade takes 4 of the 4 nodes of partition main from "), said
+    assert ": a job of 1 h 0 min would reach into it, so training saves a checkpoint and ends before it" in said
+    assert maintenance_text(cluster(time_limit_s=900), now) == ""
+    assert least_time_s(cluster(time_limit_s=900), now) is None
+    least_s = least_time_s(hour, now)
+    assert least_s
+    assert 800 < least_s <= 900
+
+    options = ("--parsable", "--time=60", "--output=/dev/null", "--wrap=sleep 600")
+    whole = lab.command("sbatch", *options).stdout.strip()
+    short = lab.command("sbatch", f"--time-min={least_s // 60}", *options).stdout.strip()
+    wait_for(lambda: own_jobs(f"--jobs={short}")[0].state == "RUNNING")
+    assert (seconds(own_jobs(f"--jobs={short}")[0].left) or 0) <= 1800
+    assert own_jobs(f"--jobs={whole}")[0].state == "PENDING"
+
+    (running,) = own_jobs(f"--jobs={maintenance}")
+    assert (seconds(running.left) or 0) > 1800
+    KeptNodes(hour, Queue()).end_before_maintenance(running)
+    assert 1600 < (seconds(own_jobs(f"--jobs={maintenance}")[0].left) or 0) <= 1800
 
 
 def test_nothing_is_created_for_a_run_that_can_not_start(lab: Lab, tmp_path: Path) -> None:

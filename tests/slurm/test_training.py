@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ pytestmark = pytest.mark.processes
 
 #: More than a test waits for: it ends such a run.
 ENDLESS = ("train.tokens=50M", "train.max_steps=90000", "checkpoint.every_steps=10")
+#: What a node of the lab has.
+SMALL_DRIVER = ("cluster.slurm.driver.cpus=1", "cluster.slurm.driver.memory_gib=1")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +47,7 @@ def driver(cli: Cli, lab: Lab, request: pytest.FixtureRequest) -> Iterator[Drive
 def test_a_run_survives_what_a_cluster_does_to_it(driver: Driver, lab: Lab, cli: Cli) -> None:
     """One run through all failures, because each start of a run costs more than a failure."""
     _reject_a_node_that_slurm_does_not_know(cli)
-    driver.train(*ENDLESS, "cluster.slurm.partition=scavenge")
+    driver.train(*ENDLESS, "cluster.slurm.partition=scavenge", *SMALL_DRIVER)
     driver.steps(1)
     lab.command("sbatch", "--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=true")
     taken = driver.ended(1)
@@ -61,10 +64,9 @@ def test_a_run_survives_what_a_cluster_does_to_it(driver: Driver, lab: Lab, cli:
     assert "hlatctl did not cancel it, so it stops the run" in said
     assert f"`hlatctl resume {driver.run.run_id}` continues the run" in said
     assert driver.events("run_finished")[-1]["outcome"] == "stopped"
-    _kill_drivers(driver, lab)
-    assert cli.run("stop", driver.run.run_id).returncode == 0
-    driver.end()
-    assert driver.ended(5)["cause"] == "stopped"
+    _kill_a_driver_in_the_queue(driver, lab)
+    _drive_from_jobs_that_end(driver, lab, cli)
+    assert driver.events("attempt_ended")[4]["cause"] == "stopped"
     cli.losses(driver.run.run_id)  # every repeated step has its first loss
 
 
@@ -100,16 +102,34 @@ def _kill_a_rank_after_the_scheduler_was_away(driver: Driver, lab: Lab, cli: Cli
     assert (killed["cause"], len(killed["hosts"]), len(killed["blamed_hosts"])) == ("killed", 2, 1)
 
 
-def _kill_drivers(driver: Driver, lab: Lab) -> None:
-    """In the queue, and while training runs."""
+def _kill_a_driver_in_the_queue(driver: Driver, lab: Lab) -> None:
     held = lab.command("sbatch", "--parsable", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
     driver.resume()
     driver.until(lambda: bool(read_state(driver.run).queued))
     driver.kill()
     lab.command("scancel", held.stdout.strip())
-    driver.resume()
-    driver.steps(5)
-    driver.kill()
-    driver.resume()
-    driver.until(lambda: bool(driver.events("attempt_attached")))
-    assert len(driver.events("attempt_started")) == 5
+
+
+def _drive_from_jobs_that_end(driver: Driver, lab: Lab, cli: Cli) -> None:
+    run_id, name = driver.run.run_id, f"hlatctl:{driver.run.root}/driver"
+    started = len(driver.events("head_started"))
+    submitted = cli.run("resume", run_id, "--driver", "slurm")
+    assert (submitted.returncode, submitted.stdout) == (0, f"{run_id}\n"), submitted.stderr
+    assert "the run's driver is Slurm job " in submitted.stderr
+
+    def jobs(state: str) -> list[str]:
+        return lab.command("squeue", "-h", "-t", state, "-n", name, "-o", "%i").stdout.split()
+
+    wait_for(lambda: any(event["attempt"] == 5 for event in driver.events("checkpoint_committed")))
+    (first,), (second,) = jobs("RUNNING"), jobs("PENDING")
+    status = cli.run("status", run_id).stdout
+    assert re.search(rf"Slurm job {first} runs on n\d, time left .*; job {second} follows it", status), status
+    lab.command("scancel", "--signal=USR1", "--batch", first)  # as Slurm does before the time limit
+    wait_for(lambda: len(driver.events("attempt_attached")) == 1)
+    assert jobs("RUNNING") == [second]
+    lab.command("scancel", "--signal=KILL", "--full", second)
+    wait_for(lambda: len(driver.events("attempt_attached")) == 2)
+    assert len(driver.events("head_started")) == started + 3
+    assert len(driver.events("attempt_started")) == 5, "training goes on meanwhile"
+    assert cli.run("stop", run_id).returncode == 0
+    wait_for(lambda: not jobs("PENDING,RUNNING,COMPLETING"))

@@ -104,6 +104,12 @@ def hosts_of(nodes: str) -> tuple[str, ...]:
     return tuple(slurm("scontrol", "show", "hostnames", nodes).split()) if nodes else ()
 
 
+def own_jobs(*options: str) -> list[SlurmJob]:
+    """Return the jobs of this user that squeue's options select."""
+    text = slurm("squeue", "--noheader", "--me", f"--format={_FORMAT}", *options)
+    return [_row(line) for line in text.splitlines()]
+
+
 class Queue:
     """The jobs of this user, as of the scheduler's last answer. Queries run in the background: silence takes 20 s."""
 
@@ -148,8 +154,7 @@ class Queue:
 
     def _ask(self) -> None:
         try:
-            text = slurm("squeue", "--noheader", "--me", "--states=all", f"--format={_FORMAT}")
-            self._rows = [_row(line) for line in text.splitlines()]
+            self._rows = own_jobs("--states=all")
         except LaunchError:
             self._rows = None
         self._asked_s, self._every_s = time.monotonic(), min(self._every_s * 2, _ASK_EVERY_S)

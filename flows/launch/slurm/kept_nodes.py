@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from conf.cluster_rules import SIGNAL_EARLY_S
@@ -21,9 +23,10 @@ from flows.launch.base import Allocation, AwayError, Job, JobPlan
 from flows.launch.endings import give_up, read_token, token_file
 from flows.launch.slurm import script as scripts
 from flows.launch.slurm.commands import RUNS, WAITS, Queue, SlurmJob, hosts_of, node_states, patiently, scancel, slurm
-from flows.launch.slurm.limits import seconds
+from flows.launch.slurm.limits import least_time_s, maintenances, seconds
 from hlatctl.allocation import TOKEN_ENV, UNUSABLE, Order, Round, rounds
 from hlatctl.run import files
+from hlatctl.run.errors import LaunchError
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import TRAIN_JOB
@@ -58,12 +61,17 @@ class Folder:
         """Make its script do nothing if a dead driver's sbatch arrives late."""
         give_up(self.path / scripts.ALLOCATION)
 
-    def submit(self, script: str) -> None:
-        """Submit its job, whose name and token are already on the disk."""
+    def submit(self, script: str, least_s: int | None = None) -> None:
+        """Submit its job, whose name and token are already on the disk.
+
+        Args:
+            least_s: Slurm may shorten the job's time to this; None: it may not.
+        """
         token, path = uuid.uuid4().hex, self.path / f"{scripts.ALLOCATION}.sh"
         files.write_text(path, script)
         files.write_text(token_file(self.path / scripts.ALLOCATION), f"{token}\n")
-        slurm("sbatch", f"--comment={token}", f"--export=ALL,{TOKEN_ENV}={token}", os.fspath(path))
+        least = [f"--time-min={scripts.clock(least_s)}"] if least_s else []
+        slurm("sbatch", *least, f"--comment={token}", f"--export=ALL,{TOKEN_ENV}={token}", os.fspath(path))
 
     def next_round(self) -> Round:
         """Return the number of a round that was never ordered."""
@@ -145,6 +153,9 @@ def round_file(base: Path) -> Path:
 
 
 _POLL_S = 0.2
+#: Seconds between two looks for maintenance on the nodes of a running job.
+_LOOK_EVERY_S = 300.0
+_STARTED = re.compile(r"\bStartTime=(\S+)")
 #: Time for an allocation's program to accept a round.
 _TAKES_S = 30.0
 
@@ -154,6 +165,7 @@ class KeptNodes:
 
     def __init__(self, cluster: ClusterConfig, queue: Queue) -> None:
         self._cluster, self._queue = cluster, queue
+        self._looked_s = -_LOOK_EVERY_S
 
     def fitting(self, job: Job) -> Allocation | None:
         """Return the nodes that are kept for a job's run and that it can use."""
@@ -220,9 +232,30 @@ class KeptNodes:
 
     def _new(self, plan: JobPlan, launch: Path) -> Folder:
         folder = following(launch)
-        folder.submit(scripts.allocation_script(plan.job, self._cluster, folder.path))
+        folder.submit(
+            scripts.allocation_script(plan.job, self._cluster, folder.path), least_time_s(self._cluster, time.time())
+        )
         self._queue.hurry()
         return folder
+
+    def end_before_maintenance(self, row: SlurmJob) -> None:
+        """Shorten a running job that would reach into a maintenance on its nodes, so that Slurm asks it to stop before.
+
+        Slurm reserves nodes of running jobs only if an administrator told it to ignore them.
+        """
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_EVERY_S:
+            return
+        self._looked_s = now_s
+        with contextlib.suppress(LaunchError):
+            coming = maintenances(time.time())
+            hosts = set(hosts_of(row.nodes))
+            starts = [one.start_unix_s for one in coming if hosts.intersection(hosts_of(one.hosts))]
+            left_s = seconds(row.left)
+            if starts and (left_s is None or time.time() + left_s > starts[0]):
+                shown = _STARTED.search(slurm("scontrol", "--oneliner", "show", "job", row.id))
+                began_unix_s = datetime.fromisoformat(shown[1]).timestamp() if shown else time.time()
+                slurm("scontrol", "update", f"JobId={row.id}", f"TimeLimit={int(starts[0] - began_unix_s) // 60}")
 
     def _row_of(self, folder: Folder, *, now: bool = True) -> SlurmJob | None:
         return patiently(lambda: self._queue.job(folder.job_name, folder.token, now=now))

@@ -53,7 +53,7 @@ from flows.launch.slurm.limits import seconds
 from hlatctl.allocation import TOKEN_ENV, Round, asked_from_outside, ended_file
 from hlatctl.cache.environment import Packer
 from hlatctl.run import files
-from hlatctl.run.errors import LaunchError
+from hlatctl.run.errors import HlatctlError, LaunchError
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import environment_dir
 
@@ -94,7 +94,14 @@ class SlurmLauncher(Launcher):
                 limits.check_evaluations(config)
         except AwayError as error:
             raise AwayError(error.message, hint="see `scontrol ping`, and try again later") from None
-        return ""
+        return self.interruption(config)
+
+    def interruption(self, config: Config) -> str:
+        """Return which maintenance reservation ends a job of training."""
+        try:
+            return limits.maintenance_text(config.cluster, time.time())
+        except HlatctlError:
+            return ""
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the partition's nodes that can run jobs, whether or not one is running there now."""
@@ -162,6 +169,8 @@ class SlurmLauncher(Launcher):
         if row and row.state in PAUSES:
             return Status(state="queued", reason=row.state.lower())
         if row and row.state in RUNS:
+            if round_:
+                self._kept.end_before_maintenance(row)
             return Status(state="running", hosts=round_.hosts() if round_ else hosts_of(row.nodes))
         return None
 

@@ -6,18 +6,20 @@ default).
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from conf.cluster_rules import SIGNAL_EARLY_S
 from conf.schema import ClusterConfig, Config, EvalClusterConfig
 from flows.launch.base import AwayError
-from flows.launch.slurm.commands import slurm
+from flows.launch.slurm.commands import hosts_of, slurm
 from flows.launch.slurm.script import device_options
 from hlatctl.cache.environment import Layout
-from hlatctl.run.errors import ConfigError, LaunchError
-from hlatctl.units import duration
+from hlatctl.run.errors import ConfigError, HlatctlError, LaunchError
+from hlatctl.units import duration, utc
 
 #: Answers of ``sbatch --test-only`` that may hold only today: nodes are down, or too many jobs are queued.
 _MAY_CHANGE = (
@@ -25,7 +27,9 @@ _MAY_CHANGE = (
     "Required partition not available",
     "violates accounting/QOS policy",
 )
-_TRAINING, _EVALUATION = "cluster.slurm", "eval.cluster"
+_TRAINING, _EVALUATION, _DRIVER = "cluster.slurm", "eval.cluster", "cluster.slurm.driver"
+#: A job that trains for a shorter time isn't worth its start.
+_USEFUL_S = 300
 _UNLIMITED = ("UNLIMITED", "INFINITE", "NONE", "N/A")
 
 
@@ -42,6 +46,8 @@ class Partition:
         state: ``UP`` if it accepts and starts jobs.
         accounts: accounts that may use it; None: all.
         qos: QOS that may use it; None: all.
+        hosts: its nodes, as Slurm writes lists.
+        submit_hosts: nodes from which jobs can be submitted to it, as Slurm writes lists; None: all.
     """
 
     name: str
@@ -54,6 +60,8 @@ class Partition:
     default_time_s: int | None
     accounts: tuple[str, ...] | None
     qos: tuple[str, ...] | None
+    hosts: str = ""
+    submit_hosts: str | None = None
 
     @property
     def limits(self) -> str:
@@ -112,6 +120,91 @@ def check(cluster: ClusterConfig) -> None:
     _try(cluster)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Maintenance:
+    """A maintenance reservation, during which its nodes run no jobs.
+
+    Args:
+        hosts: its nodes, as Slurm writes lists.
+    """
+
+    name: str
+    start_unix_s: float
+    end_unix_s: float
+    hosts: str
+
+
+def maintenances(now_unix_s: float) -> list[Maintenance]:
+    """Return the maintenance reservations that have not started, the next one first."""
+    found = []
+    for line in slurm("scontrol", "show", "reservation", "--oneliner").splitlines():
+        values = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        if "MAINT" in values.get("Flags", "").split(","):
+            start, end = (datetime.fromisoformat(values[name]).timestamp() for name in ("StartTime", "EndTime"))
+            found.append(
+                Maintenance(
+                    name=values["ReservationName"], start_unix_s=start, end_unix_s=end, hosts=values.get("Nodes", "")
+                )
+            )
+    coming = (one for one in found if one.start_unix_s > now_unix_s)
+    return sorted(coming, key=lambda one: one.start_unix_s)
+
+
+def next_maintenance(cluster: ClusterConfig, now_unix_s: float) -> tuple[Maintenance, Partition, int] | None:
+    """Return the first maintenance that a job of training would reach into, the partition, and its nodes in there.
+
+    None if each leaves enough nodes in one of the job's partitions.
+    """
+    coming = maintenances(now_unix_s)
+    if not coming:
+        return None
+    may = chosen(cluster, partitions())
+    for one in coming:
+        reserved = set(hosts_of(one.hosts))
+        taken = [len(reserved.intersection(hosts_of(partition.hosts))) for partition in may]
+        reaches = any(now_unix_s + _limit_s(cluster, partition) > one.start_unix_s for partition in may)
+        if reaches and all(part.nodes - n < cluster.nodes for part, n in zip(may, taken, strict=True)):
+            return one, may[0], taken[0]
+    return None
+
+
+def maintenance_text(cluster: ClusterConfig, now_unix_s: float) -> str:
+    """Return in words how the next maintenance interrupts training; empty if none does."""
+    found = next_maintenance(cluster, now_unix_s)
+    if found is None:
+        return ""
+    one, partition, taken = found
+    limit_s = _limit_s(cluster, partition)
+    limit = "a job without a time limit" if limit_s == math.inf else f"a job of {duration(limit_s)}"
+    return (
+        f"maintenance {one.name} takes {taken} of the {partition.nodes} nodes of partition {partition.name} from "
+        f"{utc(one.start_unix_s)}, in {duration(one.start_unix_s - now_unix_s)}, to {utc(one.end_unix_s)}: {limit} "
+        "would reach into it, so training saves a checkpoint and ends before it, and the next job waits for its end"
+    )
+
+
+def least_time_s(cluster: ClusterConfig, now_unix_s: float) -> int | None:
+    """Return how far Slurm may shorten a job of training so that it ends before a maintenance; None if none is known.
+
+    Half of the time until then: the other half may pass in the queue.
+    """
+    try:
+        found = next_maintenance(cluster, now_unix_s)
+    except HlatctlError:
+        return None
+    half_s = int(found[0].start_unix_s - now_unix_s) // 2 if found else 0
+    settings = cluster.slurm
+    longest_s = settings.time_limit_s or half_s
+    useful_s = settings.stop_before_limit_s + SIGNAL_EARLY_S + _USEFUL_S
+    return min(half_s, longest_s) if half_s > useful_s else None
+
+
+def _limit_s(cluster: ClusterConfig, partition: Partition) -> float:
+    """Return the time limit of a job of training."""
+    limits = (cluster.slurm.time_limit_s, partition.default_time_s, partition.max_time_s)
+    return next((limit for limit in limits if limit is not None), math.inf)
+
+
 def _check_default_time(cluster: ClusterConfig, partition: Partition) -> None:
     """Check that a job without a time limit of its own is not asked to stop immediately."""
     settings = cluster.slurm
@@ -143,6 +236,48 @@ def check_evaluations(config: Config) -> None:
             hint=f"use another {_EVALUATION}.partition",
         )
     _try(cluster, where=_EVALUATION)
+
+
+def check_driver(cluster: ClusterConfig, options: Sequence[str], *, least_s: int) -> None:
+    """Check that the job of a driver can start, and can submit the run's jobs and its successor from its node.
+
+    Args:
+        options: options of its job, without partition, account, QOS and time limit.
+        least_s: shortest time limit that is of use.
+    """
+    known, settings = partitions(), cluster.slurm.driver
+    own = driver_cluster(cluster)
+    may = chosen(own, known, where=_DRIVER)
+    targets = {partition.name: partition for partition in [*may, *chosen(cluster, known)]}
+    for partition in may:
+        limit_s = min(settings.time_limit_s, partition.max_time_s or settings.time_limit_s)
+        if limit_s < least_s:
+            raise ConfigError(
+                f"{_DRIVER}.time_limit_s={settings.time_limit_s}: partition {partition.name} gives "
+                f"{duration(limit_s)} to a driver's job, which needs at least {duration(least_s)}",
+                hint=f"use a longer {_DRIVER}.time_limit_s, or another {_DRIVER}.partition",
+            )
+        if partition.min_nodes > 1:
+            raise ConfigError(
+                f"{_DRIVER}.partition={settings.partition or 'null'}: partition {partition.name} starts no job of one "
+                "node, which a driver is",
+                hint=f"use another {_DRIVER}.partition",
+            )
+        for target in targets.values():
+            if target.submit_hosts and set(hosts_of(partition.hosts)).difference(hosts_of(target.submit_hosts)):
+                raise ConfigError(
+                    f"{_DRIVER}.partition={settings.partition or 'null'}: a driver on the nodes of {partition.name} "
+                    f"can't submit jobs to partition {target.name}, which takes them from {target.submit_hosts} only",
+                    hint="run the driver there: `hlatctl train --detach`",
+                )
+    _try(replace(own, slurm=replace(own.slurm, extra=list(options))), where=_DRIVER)
+
+
+def driver_cluster(cluster: ClusterConfig) -> ClusterConfig:
+    """Return a cluster whose ``slurm`` names partition and QOS of the job of a driver. Its account is the same."""
+    settings, own = cluster.slurm, cluster.slurm.driver
+    qos = own.qos or (None if own.partition else settings.qos)
+    return replace(cluster, slurm=replace(settings, partition=own.partition or settings.partition, qos=qos))
 
 
 def _problems(cluster: ClusterConfig, partition: Partition) -> Iterator[ConfigError]:
@@ -218,6 +353,8 @@ def _partition(line: str) -> Partition:
         default_time_s=seconds(values.get("DefaultTime", "NONE")),
         accounts=_names(values.get("AllowAccounts", "ALL")),
         qos=_names(values.get("AllowQos", "ALL")),
+        hosts=values.get("Nodes", ""),
+        submit_hosts=None if (submit := values.get("AllocNodes", "ALL")) == "ALL" else submit,
     )
 
 

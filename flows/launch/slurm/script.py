@@ -108,7 +108,7 @@ def script(job: Job, cluster: ClusterConfig) -> str:
     """
     base = job.launch_dir / job.name
     token, ended = (shlex.quote(os.fspath(path)) for path in (token_file(base), ended_file(base)))
-    directives, log = _directives(_options(job, cluster)), shlex.quote(os.fspath(job.log))
+    options, log = directives(_options(job, cluster)), shlex.quote(os.fspath(job.log))
     env = {**job.env, ERROR_FILE_ENV: os.fspath(job.error_file)}
     if job.processes_per_node:
         env[node.LOG_ENV] = os.fspath(job.log)
@@ -124,13 +124,13 @@ def script(job: Job, cluster: ClusterConfig) -> str:
         "srun",
         "--overlap",
         "--kill-on-bad-exit=1",
-        f"--output={_pattern(job.run_dir, job.log)}",
+        f"--output={pattern(job.run_dir, job.log)}",
         "--open-mode=append",
         *inside.srun,
     )
     placed = f'--nodes=${node.NODES_ENV} --ntasks=${node.NODES_ENV} --nodelist="$nodes"'
     return f"""#!/bin/bash
-{directives}# Job {job.name}, written by hlatctl. Submit this file with sbatch to repeat it.
+{options}# Job {job.name}, written by hlatctl. Submit this file with sbatch to repeat it.
 # A job that its driver has given up does nothing.
 {_unless_given_up(token)}
 # What srun itself says belongs into the job's log too.
@@ -172,14 +172,14 @@ def allocation_script(job: Job, cluster: ClusterConfig, folder: Path) -> str:
         *_training(job, cluster),
     ]
     if settings.time_limit_s:
-        options.append(f"--time={_clock(settings.time_limit_s)}")
+        options.append(f"--time={clock(settings.time_limit_s)}")
     options.append(f"--signal=TERM@{settings.stop_before_limit_s}")  # also before the partition's limit
     if job.excluded_hosts:
         options.append(f"--exclude={','.join(job.excluded_hosts)}")
     token = shlex.quote(os.fspath(token_file(folder / ALLOCATION)))
     program = (sys.executable, "-m", "hlatctl.allocation", os.fspath(folder), str(settings.idle_release_s))
     return f"""#!/bin/bash
-{_directives(options)}# Written by hlatctl: keeps nodes for a run, and runs there what its driver orders in this folder.
+{directives(options)}# Written by hlatctl: keeps nodes for a run, and runs there what its driver orders in this folder.
 # An allocation that its driver has given up does nothing.
 {_unless_given_up(token)}
 export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
@@ -201,7 +201,7 @@ def _options(job: Job, cluster: ClusterConfig) -> list[str]:
         *_common(job, cluster, job.log),
     ]
     if settings.time_limit_s and not job.partition:  # another partition has limits of its own
-        options.append(f"--time={_clock(settings.time_limit_s)}")
+        options.append(f"--time={clock(settings.time_limit_s)}")
     if job.name == TRAIN_JOB:  # other jobs have nothing to save
         options.append(f"--signal=TERM@{settings.stop_before_limit_s}")  # also before the partition's limit
     options += _training(job, cluster)
@@ -238,7 +238,7 @@ def _share(option: str, devices: int, cluster: ClusterConfig) -> str:
 def _common(job: Job, cluster: ClusterConfig, log: Path) -> list[str]:
     settings = cluster.slurm
     given = {"partition": job.partition or settings.partition, "account": settings.account, "qos": settings.qos}
-    own = ("--no-requeue", "--open-mode=append", f"--output={_pattern(job.run_dir, log)}")
+    own = ("--no-requeue", "--open-mode=append", f"--output={pattern(job.run_dir, log)}")
     return [*own, *(f"--{name}={value}" for name, value in given.items() if value)]
 
 
@@ -248,7 +248,7 @@ def _training(job: Job, cluster: ClusterConfig) -> list[str]:
     return [*(["--exclusive"] if cluster.slurm.exclusive else []), *cluster.slurm.extra]
 
 
-def _pattern(run_dir: Path, log: Path) -> str:
+def pattern(run_dir: Path, log: Path) -> str:
     """Return a log's file name for Slurm, with doubled percent signs.
 
     Raises:
@@ -263,7 +263,12 @@ def _pattern(run_dir: Path, log: Path) -> str:
     return path.replace("%", "%%")
 
 
-def _directives(options: list[str]) -> str:
+def directives(options: list[str]) -> str:
+    """Return the lines of a script with options of sbatch.
+
+    Raises:
+        ConfigError: an option would end its line.
+    """
     return "".join(f"{_directive(option)}\n" for option in options)
 
 
@@ -290,5 +295,6 @@ def _command(job: Job, base: Path, python: str) -> str:
     return quote((*program, *wrapper, python, *torchrun, *job.argv))
 
 
-def _clock(seconds: int) -> str:
+def clock(seconds: int) -> str:
+    """Return a time as Slurm's options have it."""
     return f"{seconds // 3600}:{seconds % 3600 // 60:02}:{seconds % 60:02}"

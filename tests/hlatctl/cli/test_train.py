@@ -18,6 +18,7 @@ from conf import simulation
 from conf.schema import Config
 from hlatctl.cli.main import main
 from hlatctl.cli.progress import LiveObserver, PlainObserver, describe, observer_for
+from hlatctl.driver_job import DriverJob
 from hlatctl.report.run_view import view_run
 from hlatctl.run.errors import RunBusyError, StoppedError, TrainingError
 from hlatctl.run.fold import fold
@@ -312,3 +313,65 @@ def test_stopping_a_run_whose_job_may_run_without_a_driver_asks_the_job(
     assert main(["stop", "example", "--wait", "1"]) == 0
     assert [event["kind"] for event in read_events(run) if event["writer"] == "operator"] == ["stop_requested"]
     assert "example: stopped at step 130; newest checkpoint: step 100" in capsys.readouterr().err
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Slurm's commands with a job of a driver that waits; the file with what was cancelled."""
+    (tmp_path / "bin").mkdir()
+    for name, line in (
+        ("squeue", "echo '7|PENDING|Dependency|t|||||x'"),
+        ("scancel", f"echo $* >>{tmp_path}/cancelled"),
+    ):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path / "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--driver", "slurm"], "--driver=slurm: with cluster.launcher=local, the run's jobs would start inside"),
+        (["--driver", "kubernetes"], "--driver=kubernetes: must be slurm\nhint: --detach runs the driver in the"),
+        (["--driver", "nothing"], "--driver=nothing: must be slurm"),
+        (["--driver", "slurm", "--detach"], "--driver=slurm: the driver can't also run here in the background"),
+    ],
+)
+def test_a_driver_that_can_not_be_a_job_is_refused(
+    words: list[str], message: str, runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words]) == 10
+    assert message in capsys.readouterr().err
+    assert not runs_dir.exists()
+
+
+@pytest.mark.processes
+def test_a_job_that_waits_to_drive_a_run_is_shown_and_stopped(
+    make_run: MakeRun, slurm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(until="killed")
+    DriverJob(launcher="slurm", token="t").write(run)
+    assert main(["status", "example"]) == 0
+    shown = capsys.readouterr()
+    assert "Slurm job 7 waits in the queue (Dependency)" in shown.out
+    assert "hlatctl resume" not in shown.err
+    assert main(["stop", "example", "--wait", "1"]) == 0
+    assert slurm.read_text().split()[0] == "7"
+    assert not run.driver_job.exists()
+
+
+@pytest.mark.processes
+def test_a_driver_here_cancels_the_job_that_waits(
+    make_run: MakeRun, slurm: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(until="killed")
+    DriverJob(launcher="slurm", token="t").write(run)
+    monkeypatch.setattr("flows.pretrain.drive", lambda run, observer: None)
+    monkeypatch.setenv("HLATCTL_DRIVER_JOB", "t")
+    assert main(["resume", "example"]) == 0
+    assert run.driver_job.exists(), "the job itself drives the run"
+    monkeypatch.delenv("HLATCTL_DRIVER_JOB")
+    assert main(["resume", "example"]) == 0
+    assert (slurm.read_text(), run.driver_job.exists()) == ("7\n", False)
+    assert "the jobs that were to drive it are cancelled" in capsys.readouterr().err

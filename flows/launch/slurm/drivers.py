@@ -1,0 +1,140 @@
+"""A run's driver as a Slurm job: its script, its submission, where it is, and its end (``hlatctl.driver_job``).
+
+All of its jobs have the same name and ``--dependency=singleton``, so Slurm runs them one after another. As for the
+other jobs of a run, the token is on the disk before sbatch runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from conf.cluster_rules import SIGNAL_EARLY_S
+from conf.schema import Config
+from flows.launch.base import quote
+from flows.launch.slurm import limits
+from flows.launch.slurm.commands import RUNS, WAITS, SlurmJob, own_jobs, scancel, slurm
+from flows.launch.slurm.script import clock, directives, job_name, pattern
+from hlatctl.allocation import TOKEN_ENV
+from hlatctl.driver_job import RENEW, DriverJob
+from hlatctl.run import files
+from hlatctl.run.errors import LaunchError
+from hlatctl.run.paths import RunPaths
+
+_NAME = "slurm"
+#: The driver is asked to end so long before its job's time limit.
+_RENEW_BEFORE_S = 120
+#: A shorter job would be replaced as soon as it drives.
+_LEAST_S = 2 * (_RENEW_BEFORE_S + SIGNAL_EARLY_S)
+
+
+class SlurmDrivers:
+    """Runs drivers as Slurm jobs."""
+
+    def __init__(self, config: Config) -> None:
+        self._cluster = config.cluster
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return those of a configuration (``conf.registries.LAUNCHERS``)."""
+        return cls(config)
+
+    def check(self) -> None:
+        """Check the job's shape with the scheduler."""
+        limits.check_driver(self._cluster, self._shape(), least_s=_LEAST_S)
+
+    def script(self, run: RunPaths) -> str:
+        """Return the batch script of a run's driver."""
+        own = limits.driver_cluster(self._cluster).slurm
+        given = {"partition": own.partition, "account": own.account, "qos": own.qos}
+        options = [
+            f"--job-name={_job_name(run)}",
+            "--no-requeue",
+            "--open-mode=append",
+            f"--output={pattern(run.root, run.head_log)}",
+            *(f"--{name}={value}" for name, value in given.items() if value),
+            f"--time={clock(self._limit_s())}",
+            f"--time-min={clock(_LEAST_S)}",  # so that it can start before a reservation
+            f"--signal=B:{RENEW.name.removeprefix('SIG')}@{_RENEW_BEFORE_S}",
+            *self._shape(),
+        ]
+        program = (sys.executable, "-P", "-m", "hlatctl.driver_job", os.fspath(run.root), os.fspath(_script(run)))
+        return f"""#!/bin/bash
+{directives(options)}# Written by hlatctl: drives the run in this folder, and submits itself again as its successor.
+# The run's own jobs must not inherit this job's options from the environment.
+for name in "${{!SLURM_@}}" "${{!SLURMD_@}}"; do [ "$name" = SLURM_CONF ] || unset "$name"; done
+export PYTHONUNBUFFERED=1
+exec {quote(program)}
+"""
+
+    def submit(self, run: RunPaths) -> str:
+        """Submit the driver in place of any earlier one."""
+        self.end_waiting(run)
+        token, path = uuid.uuid4().hex, _script(run)
+        with files.created_like(run.root):
+            run.head_log.parent.mkdir(exist_ok=True)
+            files.write_text(path, self.script(run))
+            DriverJob(launcher=_NAME, token=token).write(run)
+        words = ("--parsable", "--dependency=singleton", f"--comment={token}", f"--export=ALL,{TOKEN_ENV}={token}")
+        try:
+            number = slurm("sbatch", *words, os.fspath(path))
+        except LaunchError:
+            run.driver_job.unlink(missing_ok=True)
+            raise
+        return f"Slurm job {number.strip().partition(';')[0]}"
+
+    def state(self, run: RunPaths) -> str:
+        """Return where the jobs of the run's driver are."""
+        known = _jobs(run)
+        running = next((job for job in known if job.state in RUNS), None)
+        waiting = next((job for job in known if job.state in WAITS), None)
+        if running is None:
+            return f"Slurm job {waiting.id} waits in the queue ({waiting.reason})" if waiting else ""
+        next_one = f"; job {waiting.id} follows it" if waiting else "; no job follows it"
+        return f"Slurm job {running.id} runs on {running.nodes}, time left {running.left}{next_one}"
+
+    def end_waiting(self, run: RunPaths) -> None:
+        """Let no further job drive the run, and cancel those that wait."""
+        run.driver_job.unlink(missing_ok=True)
+        _cancel(run, WAITS)
+
+    def end(self, run: RunPaths) -> None:
+        """Do the same, and end a running job."""
+        run.driver_job.unlink(missing_ok=True)
+        _cancel(run, (*WAITS, *RUNS))
+
+    def _limit_s(self) -> int:
+        """Return the time limit: the configured one, or that of the partition if it is shorter."""
+        may = limits.chosen(limits.driver_cluster(self._cluster), limits.partitions(), where="cluster.slurm.driver")
+        limit_s = self._cluster.slurm.driver.time_limit_s
+        return min(limit_s, *(partition.max_time_s or limit_s for partition in may))
+
+    def _shape(self) -> list[str]:
+        own = self._cluster.slurm.driver
+        memory = [f"--mem={own.memory_gib}G"] if own.memory_gib else []
+        return ["--nodes=1", "--ntasks=1", f"--cpus-per-task={own.cpus}", *memory, *own.extra]
+
+
+def _script(run: RunPaths) -> Path:
+    return run.driver_job.with_suffix(".sh")
+
+
+def _job_name(run: RunPaths) -> str:
+    return job_name(os.fspath(run.root), "driver")
+
+
+def _jobs(run: RunPaths) -> list[SlurmJob]:
+    """Return the jobs of a run's driver that wait or run, of any chain, oldest first."""
+    found = own_jobs(f"--name={_job_name(run)}")
+    return sorted((job for job in found if job.state in (*WAITS, *RUNS)), key=lambda job: int(job.id))
+
+
+def _cancel(run: RunPaths, states: tuple[str, ...]) -> None:
+    """Cancel the jobs of a run's driver in these states. A scheduler that is away is no error: they do nothing now."""
+    with suppress(LaunchError):
+        if jobs := [job.id for job in _jobs(run) if job.state in states]:
+            scancel(*jobs)

@@ -1,0 +1,161 @@
+"""``python -m hlatctl.driver_job RUN_DIR SCRIPT``: drives a run in a Slurm job, and has the next job follow.
+
+A driver's job first submits its successor, which Slurm starts when this job has ended, for whatever reason: a time
+limit, a lost node, ``scancel``, a pre-emption. The successor re-attaches to training, which goes on meanwhile. Before
+the time limit Slurm sends SIGUSR1, and the driver ends as it does on SIGTERM. When the run has ended, or has failed in
+a way that a restart repeats, the successor is cancelled.
+
+RUN_DIR/driver-job.json names the one chain of jobs that may drive the run. Whoever removes the file or writes another
+one ends the chain: a job with another token does nothing. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from hlatctl.allocation import TOKEN_ENV
+from hlatctl.run import files
+from hlatctl.run.errors import NO_RESTART
+from hlatctl.run.files import DAMAGED
+from hlatctl.run.paths import RunPaths
+
+#: Variable of the driver's process: the token of its chain of jobs.
+CHAIN_ENV = "HLATCTL_DRIVER_JOB"
+#: Slurm sends this signal before the job's time limit.
+RENEW = signal.SIGUSR1
+#: Pause between two starts of a driver that failed, and how many such starts in succession end the chain.
+_AGAIN_S, _MOST_FAILURES = 30.0, 10
+#: A driver that has run for so long did not fail at its start.
+_LONG_S = 600.0
+#: Slurm itself sends SIGTERM to all processes of a job that it ends; a second one would disturb the driver's end.
+_PATIENCE_S = 3.0
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverJob:
+    """The chain of jobs that drives a run.
+
+    Args:
+        launcher: row of ``conf.registries.LAUNCHERS`` that submits them.
+        token: identifies the chain.
+    """
+
+    launcher: str
+    token: str
+
+    def write(self, run: RunPaths) -> None:
+        """Make it the one chain that may drive a run."""
+        files.write_json(run.driver_job, {"v": 1, **asdict(self)})
+
+
+def driver_job(run: RunPaths) -> DriverJob | None:
+    """Return the chain of jobs that may drive a run; None if there is none, or it has ended."""
+    try:
+        value = files.read_json(run.driver_job)
+        return DriverJob(launcher=str(value["launcher"]), token=str(value["token"]))
+    except (OSError, *DAMAGED):
+        return None
+
+
+class _Chain:
+    """One job of a chain."""
+
+    def __init__(self, run: RunPaths, script: str, token: str) -> None:
+        self._run, self._script, self._token = run, script, token
+        self._asked: signal.Signals | None = None
+        self._next = ""
+        for number in (RENEW, signal.SIGTERM):
+            signal.signal(number, self._remember)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self._asked = self._asked or signal.Signals(number)
+
+    @property
+    def _valid(self) -> bool:
+        chain = driver_job(self._run)
+        return chain is not None and chain.token == self._token
+
+    def drive(self) -> int:
+        """Drive the run until it ends, or until the job must end; return the exit code of the job."""
+        if not self._valid:
+            print("this job drives nothing: the run was stopped, or another driver has taken it over")
+            return 0
+        self._submit_next()
+        failures = 0
+        while True:
+            began_s = time.monotonic()
+            code = self._driver()
+            if code in (0, *NO_RESTART):
+                return self._end(code)
+            if not self._asked:
+                failures = 1 if time.monotonic() - began_s > _LONG_S else failures + 1
+                if failures >= _MOST_FAILURES:
+                    print(f"the driver has failed {failures} times in succession, so this job gives the run up")
+                    return self._end(code)
+                self._pause()
+            if self._asked:
+                if not self._next:
+                    self._submit_next()
+                print(f"this job ends ({self._asked.name}); job {self._next or 'none'} follows it", flush=True)
+                return 0
+            if not self._valid:
+                return code
+
+    def _driver(self) -> int:
+        """Run `hlatctl resume`; return its exit code, or 128 + the signal that ended it."""
+        words = (sys.executable, "-P", "-m", "hlatctl", "resume", self._run.run_id, "--yes")
+        where = ("--runs-dir", os.fspath(self._run.root.parent))
+        driver = subprocess.Popen((*words, *where), env={**os.environ, CHAIN_ENV: self._token})
+        while not self._asked:
+            if driver.poll() is not None:
+                break
+            time.sleep(_POLL_S)
+        if self._asked == signal.SIGTERM:
+            deadline_s = time.monotonic() + _PATIENCE_S
+            while driver.poll() is None and time.monotonic() < deadline_s:
+                time.sleep(_POLL_S)
+        if driver.poll() is None:
+            driver.terminate()
+        code = driver.wait()
+        return code if code >= 0 else 128 - code
+
+    def _pause(self) -> None:
+        """Wait before the next start of the driver."""
+        deadline_s = time.monotonic() + _AGAIN_S
+        while time.monotonic() < deadline_s and self._valid and not self._asked:
+            time.sleep(_POLL_S)
+
+    def _submit_next(self) -> None:
+        options = ("--parsable", f"--comment={self._token}", f"--export=ALL,{TOKEN_ENV}={self._token}")
+        words = ("sbatch", "--dependency=singleton", *options, self._script)
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
+            self._next = done.stdout.strip().partition(";")[0]
+        except (OSError, subprocess.CalledProcessError) as error:
+            why = getattr(error, "stderr", "") or str(error)
+            print(f"warning: no job follows this one ({' '.join(why.split())})", flush=True)
+
+    def _end(self, code: int) -> int:
+        if self._valid:
+            self._run.driver_job.unlink(missing_ok=True)
+        if self._next:
+            subprocess.run(("scancel", self._next), capture_output=True, check=False, stdin=subprocess.DEVNULL)
+        return code
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Drive the run of the command line."""
+    root, script = sys.argv[1:] if argv is None else argv
+    return _Chain(RunPaths(Path(root)), script, os.environ.pop(TOKEN_ENV, "")).drive()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
