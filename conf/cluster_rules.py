@@ -15,6 +15,7 @@ _OWN_OPTIONS = {
     "--account": "cluster.slurm.account",
     "--array": "hlatctl, which submits single jobs",
     "--comment": "hlatctl, which finds its jobs by it",
+    "--constraint": "cluster.slurm.constraint",
     "--exclude": "the node ledger",
     "--exclusive": "cluster.slurm.exclusive",
     "--export": "backend.env",
@@ -28,6 +29,7 @@ _OWN_OPTIONS = {
     "--partition": "cluster.slurm.partition",
     "--qos": "cluster.slurm.qos",
     "--requeue": "hlatctl, which submits a new job",
+    "--reservation": "cluster.slurm.reservation",
     "--signal": "cluster.slurm.stop_before_limit_s",
     "--test-only": "`hlatctl plan`, which submits nothing",
     "--time": "cluster.slurm.time_limit_s",
@@ -47,12 +49,31 @@ _WORD = re.compile(r"[^\s,-][^\s]*")
 
 def _names(config: Config) -> Iterator[ConfigError]:
     settings = config.cluster.slurm
-    for key in ("partition", "account", "qos"):
-        value = getattr(settings, key)
+    named = {key: getattr(settings, key) for key in ("partition", "account", "qos", "reservation", "constraint")}
+    named |= {f"modules[{index}]": module for index, module in enumerate(settings.modules)}
+    for key, value in named.items():
         if value is not None and not _WORD.fullmatch(value):
             yield ConfigError(
-                f"cluster.slurm.{key}={value!r}: must be a name without spaces", hint=f"cluster.slurm.{key}=NAME"
+                f"cluster.slurm.{key}={value!r}: must be a name without spaces",
+                hint=f"cluster.slurm.{key.partition('[')[0]}={'[NAME]' if '[' in key else 'NAME'}",
             )
+    script = settings.setup_script
+    if script is not None and not re.fullmatch(r"/[^\x00-\x1f\x7f]+", script):
+        yield ConfigError(
+            f"cluster.slurm.setup_script={script!r}: must be an absolute path, because jobs start in other folders",
+            hint="cluster.slurm.setup_script=/project/you/environment.sh",
+        )
+
+
+def _gpus_per_node(config: Config) -> Iterator[ConfigError]:
+    cluster = config.cluster
+    gpus = cluster.slurm.gpus_per_node
+    if gpus and config.backend.device == "cuda" and cluster.processes_per_node > gpus:
+        yield ConfigError(
+            f"cluster.processes_per_node={cluster.processes_per_node}: with cluster.slurm.gpus_per_node={gpus}, each "
+            "process needs a GPU of its own",
+            hint=f"set cluster.processes_per_node={gpus}",
+        )
 
 
 def _interface(config: Config) -> Iterator[ConfigError]:
@@ -65,9 +86,10 @@ def _interface(config: Config) -> Iterator[ConfigError]:
 
 
 def _extra(config: Config) -> Iterator[ConfigError]:
-    # An evaluation has its own partition and time limit.
+    # An evaluation has a partition and limits of its own; its options come last, and sbatch takes the last one.
     evaluations = {**_OWN_OPTIONS, "--partition": "eval.cluster.partition"}
-    del evaluations["--time"], evaluations["--exclusive"], evaluations["--signal"]
+    for name in ("time", "exclusive", "signal", "qos", "reservation", "constraint"):
+        del evaluations[f"--{name}"]
     yield from _options("cluster.slurm.extra", config.cluster.slurm.extra, _OWN_OPTIONS)
     yield from _options("eval.cluster.extra", config.eval.cluster.extra, evaluations)
 
@@ -89,7 +111,7 @@ def _options(where: str, options: list[str], own: dict[str, str]) -> Iterator[Co
         if not re.fullmatch(r"--[a-z][a-z-]*(=[^\x00-\x1f\x7f]*)?", option):
             yield ConfigError(
                 f"{key}: must be one long option of sbatch, on one line",
-                hint=f"write --name=value, such as \"{where}=['--gpus-per-node=8']\"",
+                hint=f"write --name=value, such as \"{where}=['--mem=0']\"",
             )
         elif owner := _owner(name, own):
             yield ConfigError(f"{key}: {name} is set by {owner}", hint=f"remove {name} from {where}")
@@ -194,6 +216,7 @@ def _of_launcher(config: Config) -> Iterator[ConfigError]:
 #: Each yields an error for every rule that the configuration breaks.
 RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _names,
+    _gpus_per_node,
     _interface,
     _extra,
     _placement,

@@ -10,11 +10,14 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -24,13 +27,14 @@ from flows.launch.kubernetes import api as limits
 from flows.launch.kubernetes.api import IN_CLUSTER, IN_NAMESPACE, Api, RefusedError, Right
 from flows.launch.kubernetes.launcher import KubernetesLauncher
 from flows.launch.slurm.commands import slurm
-from flows.launch.slurm.limits import check, chosen, partitions
+from flows.launch.slurm.limits import associations, check, chosen, partitions
 from flows.runtime.programs import ask, ask_about
 from hlatctl.run.checks import Check
 from hlatctl.run.errors import HlatctlError, LaunchError
 from hlatctl.run.files import private_folder
 from hlatctl.units import size
 
+_MODULES_TIMEOUT_S = 60
 _COMMANDS = ("sbatch", "squeue", "scancel", "sinfo", "scontrol")
 #: File systems that belong to one machine (proc(5), mountinfo; Linux's names).
 _LOCAL_TYPES = ("btrfs", "ext2", "ext3", "ext4", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
@@ -65,8 +69,10 @@ def _scheduler(config: Config, settings: dict[str, str]) -> Iterator[Check]:
     )
     yield _partition(config)
     yield _shape(config)
-    yield _accounting(settings)
+    yield _accounting(config, settings)
     yield _passed_on(settings)
+    if modules := config.cluster.slurm.modules:
+        yield _modules(modules)
 
 
 def _partition(config: Config) -> Check:
@@ -88,13 +94,27 @@ def _shape(config: Config) -> Check:
     return Check(name="job", status="pass", shows=f"cluster.nodes={cluster.nodes} can start in this partition")
 
 
-def _accounting(settings: dict[str, str]) -> Check:
+def _modules(modules: list[str]) -> Check:
+    """Load the modules in a login shell of this machine; those of the nodes are usually the same."""
+    command = f"module load {shlex.join(modules)}"
+    try:
+        options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+        done = subprocess.run(("bash", "-lc", command), check=False, timeout=_MODULES_TIMEOUT_S, **options)
+        problem = " ".join(done.stderr.split())[:400] or f"exit code {done.returncode}" if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        problem = f"no answer in {_MODULES_TIMEOUT_S} s"
+    return Check.of("modules", problem, ", ".join(modules), command=command)
+
+
+def _accounting(config: Config, settings: dict[str, str]) -> Check:
     name, kind = "accounting", settings.get("AccountingStorageType", "")
     forgets = f"the scheduler forgets a job {settings.get('MinJobAge', '300 sec')} after its end"
     if kind.endswith(("/none", "(null)")) or not kind:
         shows = f"none: {forgets}; hlatctl reads how a job ended from what its nodes wrote"
         return Check(name=name, status="skip", shows=shows, command="sacctmgr show configuration")
-    shows = f"{kind}; tells how a job ended that the scheduler has forgotten"
+    shows = f"{kind}; says how a job ended that the scheduler has forgotten"
+    for account, qos in associations(config.cluster.slurm.partition):
+        shows += f"; you may use account {account} with QOS {', '.join(qos)}"
     return Check(name=name, status="pass", shows=shows, command="sacctmgr show configuration")
 
 

@@ -89,6 +89,16 @@ class SlurmConfig:
     """Account that the jobs are charged to; none: the user's default."""
     qos: str | None = None
     """Quality of service of the jobs; none: the account's default."""
+    reservation: str | None = None
+    """Reservation whose nodes the jobs use; none: any free nodes."""
+    constraint: str | None = None
+    """Features that each node must have, in sbatch's words, such as `gpu` or `a100&hbm80g`; none: any node."""
+    gpus_per_node: PositiveInt | None = None
+    """GPUs of each node of training; an evaluation asks for its share. None: no option of sbatch asks for them."""
+    modules: list[str] = field(default_factory=list)
+    """Environment modules that each job loads, in this order, such as `CUDA/12.9`."""
+    setup_script: str | None = None
+    """Shell script that each job sources after loading the modules, to set variables of its environment."""
     time_limit_s: PositiveInt | None = None
     """Wall time of one job; a run that needs longer continues in the next job. None: the partition's default, or else
     its limit."""
@@ -99,8 +109,19 @@ class SlurmConfig:
     exclusive: bool = True
     """Training shares its nodes with no other job."""
     extra: list[str] = field(default_factory=list)
-    """Further options of sbatch, such as `--gpus-per-node=8`, for training and preflight."""
+    """Further options of sbatch, such as `--mem=0`, for training and preflight."""
     driver: SlurmDriverConfig = field(default_factory=SlurmDriverConfig)
+
+    @property
+    def device_options(self) -> list[str]:
+        """All options of sbatch for nodes of training, the GPUs included."""
+        return [*([f"--gpus-per-node={self.gpus_per_node}"] if self.gpus_per_node else []), *self.extra]
+
+    @property
+    def selection(self) -> dict[str, str]:
+        """Options of sbatch that select nodes and who pays, by the name that they share with their key."""
+        names = ("partition", "account", "qos", "reservation", "constraint")
+        return {name: value for name in names if (value := getattr(self, name))}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -264,10 +264,7 @@ class Answers:
         """Change a run's name or tags, or add a note."""
         run, given = self._run(request), request.query_params
         change = labels.change(
-            name=given.get("name"),
-            tags=given.getlist("tag"),
-            untag=given.getlist("untag"),
-            note=given.get("note", ""),
+            name=given.get("name"), tags=given.getlist("tag"), untag=given.getlist("untag"), note=given.get("note", "")
         )
         labels.write_label(run, change, by=user_name())
         return as_json({"run_id": run.run_id}, 202)

@@ -181,10 +181,10 @@ def train(
     from flows.runtime.spending import of_training
     from flows.stages.validate import refuse_simulation
 
+    drivers = drivers_of(config, driver_as, detach=detach)
     if not dry_run:
         refuse_simulation(config, hint=_SIMULATE)
         confirm(of_training(config), config.cluster, "the run", yes=yes)
-    drivers = drivers_of(config, driver_as, detach=detach)
     made_from = origins(typed, config)
     run = pretrain.create(config, argv=sys.argv, run_id=run_id, origins=made_from, simulated=simulated)
     write_label(run, labels, by=user_name())

@@ -30,7 +30,9 @@ def ui(
     prefect_port: Annotated[int, typer.Option(help="Port of Prefect's web page.", min=1, max=65535)] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's web page.", min=1, max=65535)] = 5000,
     page_only: Annotated[bool, typer.Option("--page-only", help="Don't start Prefect's and MLflow's servers.")] = False,
-    allow_control: Annotated[bool, typer.Option("--allow-control", help="Let the page stop, resume and label runs.")] = False,
+    allow_control: Annotated[
+        bool, typer.Option("--allow-control", help="Let the page stop, resume and label runs.")
+    ] = False,
     runs_dir: RunsDir = None,
 ) -> None:
     """Serve a page that shows all runs live.

@@ -25,6 +25,8 @@ def slurm_config(**changes: Any) -> Any:
         ({"slurm__partition": "a b"}, "cluster.slurm.partition='a b': must be a name without spaces"),
         ({"slurm__account": "-x"}, "cluster.slurm.account='-x': must be a name without spaces"),
         ({"slurm__qos": ""}, "cluster.slurm.qos='': must be a name without spaces"),
+        ({"slurm__modules": ["a b"]}, "cluster.slurm.modules[0]='a b': must be a name without spaces"),
+        ({"slurm__setup_script": "env.sh"}, "cluster.slurm.setup_script='env.sh': must be an absolute path"),
         (
             {"slurm__extra": ["-N4"]},
             EXTRA + "'-N4': must be one long option of sbatch, on one line\nhint: write --name",
@@ -72,6 +74,13 @@ def test_a_broken_rule_names_the_field_and_its_value(changes: dict[str, Any], me
     assert str(caught.value).startswith(message)
 
 
+def test_each_process_on_a_gpu_needs_one_of_its_own() -> None:
+    where = {"cluster__processes_per_node": 8, "cluster__slurm__gpus_per_node": 4}
+    validate(slurm_config(**where))
+    with pytest.raises(ConfigError, match=r"cluster\.processes_per_node=8: with cluster\.slurm\.gpus_per_node=4"):
+        validate(slurm_config(**where, backend__device="cuda"))
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -100,7 +109,9 @@ def test_evaluations_have_a_time_limit_of_their_own_and_several_interfaces_may_b
     "changes",
     [
         {"slurm__partition": "gpu,gpu-long", "slurm__account": "lab_1", "slurm__time_limit_s": 361},
-        {"slurm__extra": ["--gpus-per-node=8", "--constraint=a&b", "--gres=gpu:h100:8", "--reservation=x y", "--hold"]},
+        {"slurm__extra": ["--gpus-per-node=h100:8", "--gres=gpu:h100:8", "--licenses=x y", "--hold"]},
+        {"slurm__constraint": "[a|b]&c*2", "slurm__reservation": "course", "slurm__modules": ["CUDA/12.9"]},
+        {"slurm__gpus_per_node": 8, "slurm__setup_script": "/project/a b/env.sh"},
         {"container__image": "nvcr.io#nvidia/pytorch:25.09-py3", "container__mounts": ["/data:/data:ro", "/a:/b"]},
     ],
 )

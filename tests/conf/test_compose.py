@@ -117,7 +117,7 @@ def test_hlat_runs_on_a_slurm_cluster_of_the_same_nodes() -> None:
 
 def test_a_slurm_cluster_of_gpus_asks_for_them() -> None:
     cluster = compose(["cluster=slurm_h100", "backend.device=cuda", "cluster.nodes=1"]).cluster
-    assert (cluster.launcher, cluster.slurm.extra) == ("slurm", ["--gpus-per-node=8"])
+    assert (cluster.launcher, cluster.slurm.gpus_per_node) == ("slurm", 8)
     assert cluster.hardware.bf16_flops_per_s == 989.5e12
 
 

@@ -36,7 +36,12 @@ EVERYTHING = ClusterConfig(
         qos="long",
         time_limit_s=90_061,
         stop_before_limit_s=600,
-        extra=["--gpus-per-node=8", "--constraint=$(touch x)|'a b'\\"],
+        reservation="course",
+        constraint="$(touch x)|'a b'\\",
+        gpus_per_node=8,
+        modules=["CUDA/12.9", "$(touch x)"],
+        setup_script="/project/a b/$(touch x).sh",
+        extra=["--mem=0"],
     ),
 )
 TRAIN = Job(
@@ -89,7 +94,8 @@ def test_the_script_equals_the_golden_file(name: str, job: Job, cluster: Cluster
 @pytest.mark.parametrize(
     ("training", "devices", "own", "asked"),
     [
-        (["--gpus-per-node=8"], 1, [], ["--gpus-per-node=1"]),
+        (8, 1, [], ["--gpus-per-node=1"]),
+        (["--gpus-per-node=h100:8"], 1, [], ["--gpus-per-node=h100:1"]),
         (["--gpus-per-node=h100:8", "--mem=0"], 2, [], ["--gpus-per-node=h100:2"]),
         (["--gpus=16"], 8, [], ["--gpus=8"]),  # on all nodes
         (["--gres=gpu:h100:8,nvme:1"], 1, [], ["--gres=gpu:h100:1,nvme:1"]),
@@ -102,9 +108,11 @@ def test_the_script_equals_the_golden_file(name: str, job: Job, cluster: Cluster
     ],
 )
 def test_a_job_without_torchrun_asks_for_its_share_of_the_devices_of_training(
-    training: list[str], devices: int, own: list[str], asked: list[str]
+    training: list[str] | int, devices: int, own: list[str], asked: list[str]
 ) -> None:
-    cluster = dataclasses.replace(EVERYTHING, slurm=SlurmConfig(extra=training))
+    own_key = isinstance(training, int)
+    settings = SlurmConfig(gpus_per_node=training) if own_key else SlurmConfig(extra=training)  # type: ignore[arg-type]
+    cluster = dataclasses.replace(EVERYTHING, slurm=settings)
     job = dataclasses.replace(ONE, devices=devices, options=tuple(own))
     without = script(dataclasses.replace(ONE), cluster).splitlines()
     lines = [line.removeprefix("#SBATCH ") for line in script(job, cluster).splitlines() if line not in without]

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conf.compose import compose
-from conf.schema import ClusterConfig, Config, EvalClusterConfig, EvalConfig, SlurmConfig, SlurmDriverConfig
+from conf.schema import (
+    ClusterConfig,
+    Config,
+    ContainerConfig,
+    EvalClusterConfig,
+    EvalConfig,
+    SlurmConfig,
+    SlurmDriverConfig,
+)
 from flows import pretrain
 from flows.launch.base import AwayError
 from flows.launch.slurm.commands import Queue, own_jobs
@@ -26,6 +36,7 @@ from flows.launch.slurm.limits import (
     seconds,
 )
 from hlatctl.run.errors import ConfigError
+from hlatctl.run.processes import user_name
 from tests.slurm.lab import Lab
 from tests.waiting import wait_for
 
@@ -39,8 +50,25 @@ def cluster(nodes: int = 2, **settings: object) -> ClusterConfig:
 @pytest.fixture
 def small(lab: Lab) -> Iterator[None]:
     limits = "MaxNodes=3 MinNodes=2 AllowAccounts=physics,maths DefaultTime=30:00"
+    lab.command("scontrol", "update", "NodeName=n1", "AvailableFeatures=gpu,hbm80g", "ActiveFeatures=gpu,hbm80g")
+    for name, who in (("open", f"users={user_name()}"), ("shut", "users=daemon")):
+        lab.command(
+            "scontrol",
+            "create",
+            "reservation",
+            f"ReservationName={name}",
+            "StartTime=now+60minutes",
+            "Duration=120",
+            "NodeCnt=2",
+            "PartitionName=main",
+            "Flags=OVERLAP",
+            who,
+        )
     lab.command("scontrol", "create", "PartitionName=small", "Nodes=n[1-4]", "MaxTime=1-02:00:00", *limits.split())
     yield
+    for name in ("open", "shut"):
+        lab.command("scontrol", "delete", f"ReservationName={name}")
+    lab.command("scontrol", "update", "NodeName=n1", "AvailableFeatures=", "ActiveFeatures=")
     lab.command("scontrol", "delete", "PartitionName=small")
 
 
@@ -79,6 +107,30 @@ def small(lab: Lab) -> Iterator[None]:
         ),
         (cluster(extra=["--gres=gpu:8"]), "cluster.slurm.extra=[--gres=gpu:8]: sbatch refuses a job with"),
         (cluster(extra=["--nonsense"]), "cluster.slurm.extra=[--nonsense]: sbatch refuses a job with"),
+        (
+            cluster(constraint="gpu&fast"),
+            "cluster.slurm.constraint=gpu&fast: no node of partition main has feature fast\n",
+        ),
+        (
+            cluster(gpus_per_node=8),
+            "cluster.slurm.gpus_per_node=8: nodes of partition main have no GPUs that Slurm counts\nhint: use cluster."
+            "slurm.gpus_per_node=null",
+        ),
+        (
+            cluster(reservation="course"),
+            "cluster.slurm.reservation=course: the cluster has no such reservation\nhint: reservations that you may "
+            "use: open",
+        ),
+        (cluster(reservation="shut"), f"cluster.slurm.reservation=shut: may not be used by {user_name()}\nhint: "),
+        (cluster(3, reservation="open"), "cluster.nodes=3: reservation open has 2 nodes\nhint: use at most 2"),
+        (
+            cluster(setup_script="/nowhere/env.sh"),
+            "cluster.slurm.setup_script=/nowhere/env.sh: there is no such file here",
+        ),
+        (
+            dataclasses.replace(cluster(), container=ContainerConfig(image="/nowhere/h.sif")),
+            "cluster.container.image=/nowhere/h.sif: there is no such file here",
+        ),
         (cluster(5, partition="short,main"), "cluster.nodes=5: partition main gives at most 4"),
     ],
 )
@@ -133,6 +185,8 @@ def test_a_shape_that_one_of_the_partitions_can_give_is_accepted(lab: Lab, small
     check(cluster(4))
     check(cluster(partition="short,main", time_limit_s=3600))
     check(cluster(2, partition="small", account="maths", time_limit_s=26 * 3600))
+    check(cluster(1, constraint="gpu&hbm80g"))
+    check(cluster(2, reservation="open"))
     lab.command("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
     check(cluster(4))  # its nodes may come back
     lab.command("scontrol", "update", "NodeName=n1", "State=RESUME")
@@ -195,6 +249,54 @@ def test_a_scheduler_that_does_not_answer_is_no_limit(lab: Lab, monkeypatch: pyt
             check(cluster())
     finally:
         lab.start_controller()
+
+
+#: Answers of a cluster with accounting, which the lab has none of; everything else is asked of the real commands.
+SCONTROL = """#!/bin/sh
+[ "$2" = config ] && { echo "AccountingStorageEnforce = associations,limits,qos"; exit; }
+exec /usr/bin/scontrol "$@"
+"""
+SACCTMGR = """#!/bin/sh
+case "$*" in
+*" assoc "*) printf 'physics||normal,debug\\nmaths|elsewhere|normal\\nmusic||huge\\n' ;;
+*" qos debug "*) echo '00:30:00|node=1|' ;;
+*" qos huge "*) echo '||cpu=1,node=3' ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        (
+            cluster(account="arts"),
+            f"cluster.slurm.account=arts: {user_name()} may not charge jobs to it\nhint: cluster.",
+        ),
+        (cluster(account="maths"), f"cluster.slurm.account=maths: {user_name()} may not charge jobs"),
+        (
+            cluster(account="physics", qos="huge"),
+            f"cluster.slurm.qos=huge: {user_name()} may not use it with cluster.slurm.account=physics\n"
+            "hint: cluster.slurm.qos can be debug, normal",
+        ),
+        (cluster(qos="debug"), "cluster.nodes=2: QOS debug gives a job at most 1 nodes"),
+        (
+            cluster(1, qos="debug", time_limit_s=2400),
+            "cluster.slurm.time_limit_s=2400: QOS debug lets a job run for at most 30 min 0 s\nhint: use at most 1800",
+        ),
+        (cluster(qos="huge"), "cluster.nodes=2: QOS huge starts no job of fewer than 3 nodes"),
+        (cluster(account="physics", qos="normal"), ""),
+    ],
+)
+def test_accounting_says_what_a_user_may_use(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: ClusterConfig, message: str
+) -> None:
+    for name, text in (("scontrol", SCONTROL), ("sacctmgr", SACCTMGR)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ConfigError) if message else nullcontext() as caught:
+        check(cluster)
+    assert not caught or str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(

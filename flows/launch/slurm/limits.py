@@ -1,4 +1,4 @@
-"""The limits of Slurm partitions, checked before a run is created so that no job waits forever.
+"""What a Slurm cluster lets a user ask for, checked before a run is created so that no job waits forever.
 
 Slurm accepts a job with more nodes or time than its partition has, and never starts it (EnforcePartLimits=NO, the
 default).
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 from conf.cluster_rules import SIGNAL_EARLY_S
 from conf.schema import ClusterConfig, Config, EvalClusterConfig
@@ -19,6 +21,7 @@ from flows.launch.slurm.commands import hosts_of, slurm
 from flows.launch.slurm.script import device_options
 from hlatctl.cache.environment import Layout
 from hlatctl.run.errors import ConfigError, HlatctlError, LaunchError
+from hlatctl.run.processes import user_name
 from hlatctl.units import duration, utc
 
 #: Answers of ``sbatch --test-only`` that may hold only today: nodes are down, or too many jobs are queued.
@@ -30,7 +33,9 @@ _MAY_CHANGE = (
 _TRAINING, _EVALUATION, _DRIVER = "cluster.slurm", "eval.cluster", "cluster.slurm.driver"
 #: A job that trains for a shorter time isn't worth its start.
 _USEFUL_S = 300
-_UNLIMITED = ("UNLIMITED", "INFINITE", "NONE", "N/A")
+#: The answer for a reservation that has not started yet.
+_STARTS_LATER = "Invalid time specified"
+_UNLIMITED = ("UNLIMITED", "INFINITE", "NONE", "N/A", "(null)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +122,16 @@ def check(cluster: ClusterConfig) -> None:
         raise problems[0]
     for partition in may:
         _check_default_time(cluster, partition)
+    _check_nodes(cluster, may)
+    _check_reservation(cluster)
+    _check_account(cluster)
+    image = cluster.container.image
+    for key, path in (("slurm.setup_script", cluster.slurm.setup_script), ("container.image", image)):
+        if path and path.startswith("/") and not Path(path).exists():
+            raise ConfigError(
+                f"cluster.{key}={path}: there is no such file here",
+                hint=f"create it on storage that all nodes share, or correct cluster.{key}",
+            )
     _try(cluster)
 
 
@@ -227,7 +242,9 @@ def check_evaluations(config: Config) -> None:
     devices = device_options(config.eval_devices, own.extra, config.cluster)
     if own == EvalClusterConfig() and not devices:
         return  # like a job of training, which has been checked
-    slurm_settings = replace(training, partition=own.partition or training.partition, extra=[*devices, *own.extra])
+    slurm_settings = replace(training, gpus_per_node=None, extra=[*devices, *own.extra])
+    if own.partition:
+        slurm_settings = replace(slurm_settings, partition=own.partition, reservation=None, constraint=None)
     cluster = replace(config.cluster, nodes=1, slurm=slurm_settings)
     may = chosen(cluster, partitions(), where=_EVALUATION)
     if all(partition.min_nodes > 1 for partition in may):
@@ -316,24 +333,160 @@ def _problems(cluster: ClusterConfig, partition: Partition) -> Iterator[ConfigEr
 def _try(cluster: ClusterConfig, *, where: str = _TRAINING) -> None:
     """Have sbatch check account, QOS and further options, without submitting anything."""
     settings = cluster.slurm
-    given = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
-    options = [f"--{name}={value}" for name, value in given.items() if value]
+    given = dict(settings.selection)
+    options = [f"--{name}={value}" for name, value in given.items()]
     try:
-        slurm("sbatch", "--test-only", *options, *settings.extra, "--wrap=true")
+        slurm("sbatch", "--test-only", *options, *settings.device_options, "--wrap=true")
     except AwayError:
         raise
     except LaunchError as error:
         reason = " ".join(error.message.removeprefix("sbatch:").split())
-        if any(answer in reason for answer in _MAY_CHANGE):
+        if any(answer in reason for answer in (*_MAY_CHANGE, *([_STARTS_LATER] if settings.reservation else []))):
             return
+        if settings.gpus_per_node:
+            given["gpus_per_node"] = str(settings.gpus_per_node)
         if settings.extra:
             given["extra"] = f"[{', '.join(settings.extra)}]"
         own = {"partition": where, "extra": where}
-        values = ", ".join(f"{own.get(name, _TRAINING)}.{name}={value}" for name, value in given.items() if value)
+        values = ", ".join(f"{own.get(name, _TRAINING)}.{name}={value}" for name, value in given.items())
         raise ConfigError(
             f"{values or 'cluster=slurm'}: sbatch refuses a job with these options ({reason})",
             hint="change the option that sbatch names; `hlatctl doctor --cluster cluster=slurm` lists the partitions",
         ) from None
+
+
+def _check_nodes(cluster: ClusterConfig, may: list[Partition]) -> None:
+    """Check that some node of the partitions has the features and GPUs that jobs ask for."""
+    settings = cluster.slurm
+    if not (settings.constraint or settings.gpus_per_node):
+        return
+    names = ",".join(partition.name for partition in may)
+    rows = [line.partition("|") for line in slurm("sinfo", "-h", "-p", names, "-o", "%f|%G").splitlines()]
+    features = sorted({name for row in rows for name in row[0].split(",") if name and name != "(null)"})
+    # Without the counts of nodes (`gpu*4`), and without the operators & | [ ] ( ) (sbatch(1), --constraint).
+    for wanted in re.findall(r"[A-Za-z0-9_.:=-]+", re.sub(r"\*\d+", "", settings.constraint or "")):
+        if wanted not in features:
+            raise ConfigError(
+                f"cluster.slurm.constraint={settings.constraint}: no node of partition {names} has feature {wanted}",
+                hint=f"features of its nodes: {', '.join(features) or 'none; set cluster.slurm.constraint=null'}",
+            )
+    most = max((_gpus(row[2]) for row in rows), default=0)
+    if (settings.gpus_per_node or 0) > most:
+        raise ConfigError(
+            f"cluster.slurm.gpus_per_node={settings.gpus_per_node}: nodes of partition {names} have "
+            f"{most or 'no'} GPUs that Slurm counts",
+            hint=f"use cluster.slurm.gpus_per_node={most or 'null'}, or another cluster.slurm.partition",
+        )
+
+
+def _gpus(gres: str) -> int:
+    """Return the GPUs in sinfo's list of a node's generic resources, such as ``gpu:h100:4(S:0-3),nvme:1``."""
+    return sum(int(count) for count in re.findall(r"(?:^|,)gpu:(?:[^:,(]+:)?(\d+)", gres))
+
+
+def _check_reservation(cluster: ClusterConfig) -> None:
+    wanted, user = cluster.slurm.reservation, user_name()
+    if wanted is None:
+        return
+    lines = slurm("scontrol", "show", "reservation", "--oneliner").splitlines()
+    known = [values for line in lines if "ReservationName" in (values := _values(line))]
+    usable = {values["ReservationName"]: values for values in known if _may_use(values, user, cluster.slurm.account)}
+    if wanted not in usable:
+        there = any(values["ReservationName"] == wanted for values in known)
+        raise ConfigError(
+            f"cluster.slurm.reservation={wanted}: "
+            + (f"may not be used by {user}" if there else "the cluster has no such reservation"),
+            hint=f"reservations that you may use: {', '.join(usable) or 'none; set cluster.slurm.reservation=null'}",
+        )
+    nodes = int(usable[wanted].get("NodeCnt", "0"))
+    if cluster.nodes > nodes and "FLEX" not in usable[wanted].get("Flags", ""):
+        raise ConfigError(
+            f"cluster.nodes={cluster.nodes}: reservation {wanted} has {nodes} nodes", hint=f"use at most {nodes}"
+        )
+
+
+def _may_use(reservation: dict[str, str], user: str, account: str | None) -> bool:
+    """Return whether a reservation lists a user or account; a list with ``-`` names who may not use it."""
+    users, accounts = (_names(reservation.get(key, "")) or () for key in ("Users", "Accounts"))
+    if any(name.startswith("-") for name in (*users, *accounts)):
+        return f"-{user}" not in users and f"-{account}" not in accounts
+    return not (users or accounts) or user in users or account in accounts or (bool(accounts) and account is None)
+
+
+def associations(partition: str | None) -> list[tuple[str, list[str]]]:
+    """Return the accounts that this user may charge, each with its QOS; empty if the scheduler enforces none.
+
+    Empty too if the database doesn't answer: sbatch then says what the scheduler remembers.
+    """
+    if not shutil.which("sacctmgr") or "associations" not in _enforced():
+        return []
+    try:
+        rows = _accounting("assoc", f"user={user_name()}", "account,partition,qos")
+    except LaunchError:
+        return []
+    of_partitions = ("", *(partition or "").split(","))
+    return [(account, qos.split(",")) for account, limited_to, qos in rows if limited_to in of_partitions]
+
+
+def _check_account(cluster: ClusterConfig) -> None:
+    """Check account and QOS against what accounting lets this user use."""
+    settings, user = cluster.slurm, user_name()
+    rows = associations(settings.partition)
+    if not rows:
+        return
+    accounts = sorted({account for account, _ in rows})
+    if settings.account is not None and settings.account not in accounts:
+        raise ConfigError(
+            f"cluster.slurm.account={settings.account}: {user} may not charge jobs to it",
+            hint=f"cluster.slurm.account can be {', '.join(accounts)}",
+        )
+    of_account = [qos for account, qos in rows if settings.account in (None, account)]
+    usable = sorted({name for qos in of_account for name in qos if name})
+    if usable and settings.qos is not None and settings.qos not in usable:
+        raise ConfigError(
+            f"cluster.slurm.qos={settings.qos}: {user} may not use it"
+            + (f" with cluster.slurm.account={settings.account}" if settings.account else ""),
+            hint=f"cluster.slurm.qos can be {', '.join(usable)}",
+        )
+    if settings.qos is not None:
+        _check_qos(cluster, settings.qos)
+
+
+def _check_qos(cluster: ClusterConfig, qos: str) -> None:
+    """Check a job's nodes and time against its QOS (sacctmgr(1): MaxWall, MaxTRES, MinTRES)."""
+    for wall, most, least in _accounting("qos", qos, "maxwall,maxtres,mintres"):
+        limit_s, asked_s = seconds(wall), cluster.slurm.time_limit_s
+        if limit_s is not None and asked_s is not None and asked_s > limit_s:
+            raise ConfigError(
+                f"cluster.slurm.time_limit_s={asked_s}: QOS {qos} lets a job run for at most {duration(limit_s)}",
+                hint=f"use at most {limit_s}; a run that needs longer continues in the next job",
+            )
+        highest, lowest = (re.search(r"(?:^|,)node=(\d+)", limit) for limit in (most, least))
+        if highest and cluster.nodes > int(highest[1]):
+            raise ConfigError(
+                f"cluster.nodes={cluster.nodes}: QOS {qos} gives a job at most {highest[1]} nodes",
+                hint=f"use at most {highest[1]}, or another cluster.slurm.qos",
+            )
+        if lowest and cluster.nodes < int(lowest[1]):
+            raise ConfigError(
+                f"cluster.nodes={cluster.nodes}: QOS {qos} starts no job of fewer than {lowest[1]} nodes",
+                hint=f"use at least {lowest[1]}, or another cluster.slurm.qos",
+            )
+
+
+def _enforced() -> str:
+    found = re.search(r"AccountingStorageEnforce\s*=\s*(\S+)", slurm("scontrol", "show", "config"))
+    return found[1] if found else ""
+
+
+def _accounting(kind: str, which: str, fields: str) -> list[list[str]]:
+    """Return rows of ``sacctmgr show``.
+
+    Raises:
+        LaunchError: the database does not answer.
+    """
+    lines = slurm("sacctmgr", "-nP", "show", kind, which, f"format={fields}").splitlines()
+    return [row for line in lines if len(row := line.split("|")) == fields.count(",") + 1]
 
 
 def _one_of(where: str, known: list[Partition]) -> str:
@@ -341,7 +494,7 @@ def _one_of(where: str, known: list[Partition]) -> str:
 
 
 def _partition(line: str) -> Partition:
-    values = dict(word.split("=", 1) for word in line.split() if "=" in word)
+    values = _values(line)
     return Partition(
         name=values["PartitionName"],
         default=values.get("Default") == "YES",
@@ -356,6 +509,10 @@ def _partition(line: str) -> Partition:
         hosts=values.get("Nodes", ""),
         submit_hosts=None if (submit := values.get("AllocNodes", "ALL")) == "ALL" else submit,
     )
+
+
+def _values(line: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
 
 def _names(text: str) -> tuple[str, ...] | None:

@@ -128,6 +128,7 @@ def script(job: Job, cluster: ClusterConfig) -> str:
         "--open-mode=append",
         *inside.srun,
     )
+    setup = _setup(cluster)
     placed = f'--nodes=${node.NODES_ENV} --ntasks=${node.NODES_ENV} --nodelist="$nodes"'
     return f"""#!/bin/bash
 {options}# Job {job.name}, written by hlatctl. Submit this file with sbatch to repeat it.
@@ -136,7 +137,7 @@ def script(job: Job, cluster: ClusterConfig) -> str:
 # What srun itself says belongs into the job's log too.
 exec >>{log} 2>&1
 trap : TERM
-{export_lines(env, job.unset)}{inside.lines}nodes=${{{NODE_LIST_ENV}:-$SLURM_JOB_NODELIST}}
+{setup}{export_lines(env, job.unset)}{inside.lines}nodes=${{{NODE_LIST_ENV}:-$SLURM_JOB_NODELIST}}
 export {node.NODES_ENV}=$(scontrol show hostnames "$nodes" | wc -l)
 export {node.MASTER_ADDR_ENV}=$(scontrol show hostnames "$nodes" | head -n 1)
 # A free port that nobody can foresee, below those that Linux gives to connections (net.ipv4.ip_local_port_range).
@@ -144,7 +145,7 @@ for try in 1 2 3 4 5 6 7 8; do
   export {node.MASTER_PORT_ENV}=$(({_FIRST_PORT} + $(od -An -N2 -tu2 /dev/urandom) % {_PORTS}))
   cat /proc/net/tcp* | grep -q "^ *[0-9]*: [0-9A-F]*:$(printf %04X ${node.MASTER_PORT_ENV}) " || break
 done
-{quote(srun)} \\
+{"[ $prepared = 0 ] && " if setup else ""}{quote(srun)} \\
   {placed} \\
   sh -c {shlex.quote(on_node)}
 code=$?
@@ -177,14 +178,27 @@ def allocation_script(job: Job, cluster: ClusterConfig, folder: Path) -> str:
     if job.excluded_hosts:
         options.append(f"--exclude={','.join(job.excluded_hosts)}")
     token = shlex.quote(os.fspath(token_file(folder / ALLOCATION)))
+    setup = f"{lines}[ $prepared = 0 ] || exit 1\n" if (lines := _setup(cluster)) else ""
     program = (sys.executable, "-m", "hlatctl.allocation", os.fspath(folder), str(settings.idle_release_s))
     return f"""#!/bin/bash
 {directives(options)}# Written by hlatctl: keeps nodes for a run, and runs there what its driver orders in this folder.
 # An allocation that its driver has given up does nothing.
 {_unless_given_up(token)}
-export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
+{setup}export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
 exec {quote(program)}
 """
+
+
+def _setup(cluster: ClusterConfig) -> str:
+    """Return the lines that prepare a job's environment; its own variables follow and win."""
+    settings, steps, lines = cluster.slurm, [], ""
+    if settings.modules:
+        lines = "# A shell that isn't a login shell may not have Environment Modules or Lmod yet.\n"
+        lines += "type module >/dev/null 2>&1 || . /etc/profile\n"
+        steps.append(f"module load {quote(settings.modules)}")
+    if settings.setup_script:
+        steps.append(f". {shlex.quote(settings.setup_script)}")
+    return f"{lines}{' && '.join(steps)}\nprepared=$?\n" if steps else ""
 
 
 def _unless_given_up(token: str) -> str:
@@ -223,7 +237,7 @@ def device_options(devices: int, own: Sequence[str], cluster: ClusterConfig) -> 
     """
     if not devices or any(_DEVICES.match(option) for option in own):
         return []
-    wanted = [option for option in cluster.slurm.extra if _DEVICES.match(option)]
+    wanted = [option for option in cluster.slurm.device_options if _DEVICES.match(option)]
     if not wanted:
         return ["--exclusive"] if cluster.slurm.exclusive and "--exclusive" not in own else []
     return [_share(option, devices, cluster) for option in wanted]
@@ -236,16 +250,18 @@ def _share(option: str, devices: int, cluster: ClusterConfig) -> str:
 
 
 def _common(job: Job, cluster: ClusterConfig, log: Path) -> list[str]:
-    settings = cluster.slurm
-    given = {"partition": job.partition or settings.partition, "account": settings.account, "qos": settings.qos}
+    given = cluster.slurm.selection
+    if job.partition:  # another partition has nodes of its own
+        given = {**given, "partition": job.partition}
+        given = {name: value for name, value in given.items() if name not in ("reservation", "constraint")}
     own = ("--no-requeue", "--open-mode=append", f"--output={pattern(job.run_dir, log)}")
-    return [*own, *(f"--{name}={value}" for name, value in given.items() if value)]
+    return [*own, *(f"--{name}={value}" for name, value in given.items())]
 
 
 def _training(job: Job, cluster: ClusterConfig) -> list[str]:
     if not job.processes_per_node:
         return []
-    return [*(["--exclusive"] if cluster.slurm.exclusive else []), *cluster.slurm.extra]
+    return [*(["--exclusive"] if cluster.slurm.exclusive else []), *cluster.slurm.device_options]
 
 
 def pattern(run_dir: Path, log: Path) -> str:

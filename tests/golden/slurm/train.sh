@@ -8,11 +8,13 @@
 #SBATCH --partition=gpu
 #SBATCH --account=physics
 #SBATCH --qos=long
+#SBATCH --reservation=course
+#SBATCH '--constraint=$(touch x)|'"'"'a b'"'"'\\'
 #SBATCH --time=25:01:01
 #SBATCH --signal=TERM@600
 #SBATCH --exclusive
 #SBATCH --gpus-per-node=8
-#SBATCH '--constraint=$(touch x)|'"'"'a b'"'"'\\'
+#SBATCH --mem=0
 #SBATCH --exclude=n3,n7
 # Job train, written by hlatctl. Submit this file with sbatch to repeat it.
 # A job that its driver has given up does nothing.
@@ -20,6 +22,10 @@
 # What srun itself says belongs into the job's log too.
 exec >>/runs/golden/logs/attempt-0002/train.log 2>&1
 trap : TERM
+# A shell that isn't a login shell may not have Environment Modules or Lmod yet.
+type module >/dev/null 2>&1 || . /etc/profile
+module load CUDA/12.9 '$(touch x)' && . '/project/a b/$(touch x).sh'
+prepared=$?
 export EVIL=''"'"'; touch x; $(touch x) `touch x` " \ %j
 next line'
 export HLATCTL_ERROR_FILE=/runs/golden/launch/attempt-0002/train.error.json
@@ -35,7 +41,7 @@ for try in 1 2 3 4 5 6 7 8; do
   export HLATCTL_MASTER_PORT=$((20000 + $(od -An -N2 -tu2 /dev/urandom) % 12768))
   cat /proc/net/tcp* | grep -q "^ *[0-9]*: [0-9A-F]*:$(printf %04X $HLATCTL_MASTER_PORT) " || break
 done
-srun --overlap --kill-on-bad-exit=1 --output=/runs/golden/logs/attempt-0002/train.log --open-mode=append \
+[ $prepared = 0 ] && srun --overlap --kill-on-bad-exit=1 --output=/runs/golden/logs/attempt-0002/train.log --open-mode=append \
   --nodes=$HLATCTL_NODES --ntasks=$HLATCTL_NODES --nodelist="$nodes" \
   sh -c 'NODE_RANK=$SLURM_NODEID HLATCTL_NODE_NAME=$SLURMD_NODENAME exec PYTHON -m hlatctl.node /runs/golden/launch/attempt-0002/train -- PYTHON -m torch.distributed.run --nproc-per-node=8 -m trainer --run-dir /runs/golden --attempt 2'
 code=$?

@@ -177,7 +177,7 @@ def test_only_what_differs_is_shown_with_the_shortest_distinct_key() -> None:
     assert differing(rows) == ["model.name=x", "cluster.name=x A=1"]
     assert differing([ROW]) == [""]
     switched = [row(overrides=["eval.enabled=false"]), row(overrides=["notify.enabled=true"])]
-    assert differing(switched[:1] + [ROW])[0] == "eval.enabled=false", "many keys end with this word"
+    assert differing([*switched[:1], ROW])[0] == "eval.enabled=false", "many keys end with this word"
 
 
 @pytest.mark.parametrize(
