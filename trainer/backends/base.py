@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from conf.devices import DEVICES
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError
 from trainer.checkpoint.shards import ShardFile, ShardIndex
@@ -305,8 +306,11 @@ _HOST = torch.device("cpu")
 class TorchDistributed(ABC):
     """One process of a job that torchrun started, or a single process."""
 
+    device: torch.device
+
     def __init__(self, config: Config) -> None:
         self._config, self._precision = config, PRECISIONS[config.precision.name]
+        self._facts = DEVICES[config.backend.device]
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.warnings: list[str] = []
@@ -352,6 +356,18 @@ class TorchDistributed(ABC):
     def from_rank0_beside(self, value: Any) -> Any:
         """See :class:`Backend`."""
         return value if self._beside is None else json_from_rank0(value, _HOST, self._beside)
+
+    def reduce_sum(self, tensor: Tensor) -> None:
+        """See :class:`Backend`."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+
+    def peak_flops_per_s(self) -> float | None:
+        """Return the peak from the table of devices."""
+        if not self._facts.peak_flops_per_s:
+            return None
+        name = torch.get_device_module(self.device).get_device_name(self.device)
+        return self._facts.peak(name, self._precision.fastest)
 
     def close(self) -> None:
         """Leave the process group."""

@@ -255,10 +255,6 @@ class Nxd(TorchDistributed):
             groups[KV_REPLICAS] = state.get_kv_shared_group()
         return max(largest_difference(optimizer.replicated_norms(axis), group) for axis, group in groups.items())
 
-    def reduce_sum(self, tensor: Tensor) -> None:
-        """See :class:`trainer.backends.base.Backend`."""
-        dist.all_reduce(tensor)
-
     def stopwatch(self) -> Stopwatch:
         """Measure the time of building the graph: execution is lazy, so this doesn't wait."""
         return HostStopwatch(lambda: None)

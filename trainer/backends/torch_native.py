@@ -50,7 +50,6 @@ class TorchNative(TorchDistributed):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.compiles = config.backend.compile
-        self._facts = DEVICES[config.backend.device]
         if self._facts.rounds_stochastically:
             require_variables(config, {STOCHASTIC_ROUNDING: str(int(self._precision.stochastic_rounding))})
         self.device = own_device(config.backend.device, int(os.environ.get("LOCAL_RANK", "0")))
@@ -237,11 +236,6 @@ class TorchNative(TorchDistributed):
         axes = (mesh.mesh_dim_names or ())[1:]
         return max(largest_difference(optimizer.replicated_norms(axis), mesh[axis].get_group()) for axis in axes)
 
-    def reduce_sum(self, tensor: Tensor) -> None:
-        """See :class:`trainer.backends.base.Backend`."""
-        if self.world_size > 1:
-            dist.all_reduce(tensor)
-
     def stopwatch(self) -> Stopwatch:
         """See :class:`trainer.backends.base.Backend`."""
         return DeviceStopwatch(self.device) if self._facts.runs_behind_host else HostStopwatch(self._synchronize)
@@ -286,13 +280,6 @@ class TorchNative(TorchDistributed):
         counts = counters["inductor"]
         misses = counts["fxgraph_cache_miss"] + counts["fxgraph_cache_bypass"]
         return {"hits": counts["fxgraph_cache_hit"], "misses": misses}
-
-    def peak_flops_per_s(self) -> float | None:
-        """Return the peak from the table of devices."""
-        if not self._facts.peak_flops_per_s:
-            return None
-        name = torch.get_device_module(self.device).get_device_name(self.device)
-        return self._facts.peak(name, self._precision.fastest)
 
 
 def own_device(kind: str, local_rank: int) -> torch.device:

@@ -1,4 +1,4 @@
-"""Read checkpoints in the format of torch.distributed.checkpoint (DCP) without running code that they contain.
+"""Checkpoints in the format of torch.distributed.checkpoint (DCP), read without running code that they contain.
 
 DCP's files are ``__RANK_N.distcp``: tensors and small states, each as ``torch.save`` writes it, one after the other.
 ``.metadata`` is a pickle that says where each is. torch loads it, and the states, with an unpickler that runs any code.
@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -39,10 +39,16 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.tensor import DTensor
 
+from conf.devices import DEVICES
+from hlatctl.run import files
 from hlatctl.run.checkpoint import INDEX_FILES
 from hlatctl.run.errors import CheckpointError, StorageError, code_of, first_line, hint_of
 from hlatctl.run.files import DAMAGED, read_bytes, why
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.together import Together
 
 METADATA = INDEX_FILES["dcp"]
 #: Prefix of torchtitan's settings of each parameter. The configuration has them too; a converted checkpoint lacks them.
@@ -397,6 +403,95 @@ def _first_of(error: CheckpointException) -> Exception:
     """Return the error of the first rank that failed. DCP's own is a BaseException, which threads don't catch."""
     first = next(iter(error.failures.values()))[0]
     return first if isinstance(first, Exception) else RuntimeError(str(first))
+
+
+class DcpFiles:
+    """DCP's files as a :class:`trainer.checkpoint.writer.Storage`.
+
+    Args:
+        rank: this process's rank.
+        device: its device.
+        group: connects the hosts for DCP's collectives, and nothing else: neither training nor ``Together``.
+    """
+
+    def __init__(self, rank: int, device: torch.device, group: Any) -> None:
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        self._rank, self._device, self._group = rank, device, group
+        pins = DEVICES[device.type].pins_host_memory
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=pins,
+                use_shared_memory=False,
+                use_async_staging=False,  # the next update may follow immediately
+                use_non_blocking_copy=pins,
+            )
+        )
+
+    def shard(self) -> str:
+        """Return the name that DCP gives this process's file."""
+        return f"__{self._rank}_0.distcp"
+
+    def reserve(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Reserve nothing: reading the optimizer's state before its first update would count as an update."""
+        return {}
+
+    def to_host(self, tensors: dict[str, Any], into: dict[str, Any]) -> dict[str, Any]:
+        """Copy the states; later calls use the memory of the first one."""
+        states = _plain(tensors)
+        # The stager copies whole storages; torchtitan's views of a fused projection are parts of one.
+        own = {name: value.clone() for name, value in states.items() if _is_part(value)}
+        return cast(dict[str, Any], self._stager.stage({**states, **own}))
+
+    def for_writing(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Return the states' tensors and numbers."""
+        return _plain(tensors)
+
+    def write(self, tensors: dict[str, Any], folder: Path, together: Together) -> list[dict[str, Any]]:
+        """Write one file for each process, and DCP's metadata on rank 0."""
+
+        def write() -> dict[str, Any] | None:
+            self._use_own_device()
+            save(tensors, folder, process_group=self._group)
+            path = folder / self.shard()
+            return files.describe(folder, path) if path.exists() else None
+
+        return [entry for entry in together.everywhere(write) if entry]
+
+    def _use_own_device(self) -> None:
+        """Make this process's device the calling thread's: a new thread has the first one, whose copies DCP awaits."""
+        if self._device.index is not None:
+            torch.get_device_module(self._device).set_device(self._device.index)
+
+    def finish(self, folder: Path) -> list[str]:
+        """Return the name of DCP's metadata, which is written."""
+        return [METADATA]
+
+    def read(self, tensors: dict[str, Any], folder: Path, together: Together) -> None:
+        """Read the states in place, into any layout; see :func:`load`."""
+
+        def read() -> None:
+            self._use_own_device()
+            with torch.no_grad():
+                load(tensors, folder, process_group=self._group)
+
+        together.everywhere(read)
+
+    def weights(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Return the model's weights."""
+        return {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+
+
+def _is_part(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    tensor = value.to_local() if isinstance(value, DTensor) else value
+    return tensor.untyped_storage().nbytes() != tensor.nbytes
+
+
+def _plain(states: dict[str, Any]) -> dict[str, Any]:
+    """Return states with their own dictionaries instead of the objects that have them."""
+    return {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in states.items()}
 
 
 def describe_tensors(metadata: Metadata) -> dict[str, tuple[torch.Tensor, list[tuple[str, int, int, torch.Size]]]]:

@@ -18,6 +18,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from conf.of_run import of_run
 from conf.schema import Config, ModelConfig
+from conf.sizes import has_shape
 from conf.training_rules import learning_rate
 from hlatctl.run import files
 from hlatctl.run.checkpoint import read_manifest, why_invalid, write_manifest
@@ -244,6 +246,11 @@ def _grouped_queries(model: Any) -> dict[str, Any]:
     }
 
 
+def _latent(attention: Any) -> dict[str, Any]:
+    widths = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return {"q_lora_rank": attention.q_lora_rank or None, **{key: getattr(attention, key) for key in widths}}
+
+
 def _dense_width(model: Any, otherwise: int = 0) -> int:
     widths = [layer.feed_forward.w1.out_features for layer in model.layers if layer.feed_forward is not None]
     return int(widths[0] if widths else otherwise)
@@ -295,11 +302,7 @@ def _deepseek_v3(model: Any) -> dict[str, Any]:
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
         "num_key_value_heads": attention.n_heads,
-        "q_lora_rank": attention.q_lora_rank or None,
-        "kv_lora_rank": attention.kv_lora_rank,
-        "qk_nope_head_dim": attention.qk_nope_head_dim,
-        "qk_rope_head_dim": attention.qk_rope_head_dim,
-        "v_head_dim": attention.v_head_dim,
+        **_latent(attention),
         "rope_interleave": True,
         "first_k_dense_replace": first,
     }
@@ -378,12 +381,97 @@ _FAMILIES: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
+def check_export(config: Config, spec: ModelSpec) -> None:
+    """Check that milestones can be evaluated. Raises a ConfigError if transformers has no such model."""
+    if not config.eval.enabled:
+        return
+    try:
+        hugging_face_config(spec)
+        adapter_of(spec)
+    except CheckpointError as error:
+        raise ConfigError(
+            f"eval.enabled=true: no checkpoint can be evaluated: {error.message}",
+            hint="set eval.enabled=false; checkpoints can't be exported to Hugging Face either",
+        ) from None
+
+
+def counts_of(config: Config) -> dict[str, Any]:
+    """Return the counts of the model of ``model.module`` by keys of ``model``, and its shape if they can describe it.
+
+    The model has no storage. torchtitan gives parameters and FLOPs. Parameters that one token uses follow from these:
+    6 FLOPs for each of them, apart from an embedding that is only looked up.
+
+    Raises:
+        ConfigError: there is no such model, or its code fails.
+        DependencyError: the module's package can't be imported.
+    """
+    from trainer.torchtitan.models import broken, named
+
+    spec = named(config)
+    try:
+        module: Any = _empty(spec)
+        (total, some), (_, more) = (spec.model.get_nparams_and_flops(module, length) for length in (1024, 2048))
+        each = (int(more) - int(some)) // 1024
+        always = int(some) - 1024 * each
+        looked_up = 0 if getattr(spec.model, "enable_weight_tying", False) else module.tok_embeddings.weight.numel()
+        counts: dict[str, Any] = {
+            "total_parameters": int(total),
+            "active_parameters": min(int(total), always // 6 + looked_up),
+            "flops_per_token": always,
+            "score_flops_per_token": each,
+        }
+    except (Exception, SystemExit) as error:
+        raise broken(config, "its model can't be counted", error) from error
+    if counts["active_parameters"] <= 0 or always <= 0 or each < 0:
+        raise broken(config, "its model can't be counted", ValueError(f"get_nparams_and_flops gives {counts}"))
+    shape = _shape_of(spec.model)
+    plain = replace(ModelConfig(), module=config.model.module, flavor=config.model.flavor, **counts)
+    with suppress(ConfigError, TypeError, ValueError):
+        if shape and has_shape(replace(plain, **shape)):
+            return {**counts, **shape}
+    return {**counts, "vocab_size": int(spec.model.vocab_size)}
+
+
+def _shape_of(model: Any) -> dict[str, Any]:
+    """Return a model's shape by keys of ``model``; empty if it is built from other parts than torchtitan's families."""
+    try:
+        attention, mixtures = model.layers[0].attention, [layer.moe for layer in model.layers]
+        shape = {
+            "vocab_size": model.vocab_size,
+            "hidden_size": model.dim,
+            "num_layers": len(model.layers),
+            "num_heads": attention.n_heads,
+            "tie_embeddings": model.enable_weight_tying,
+        }
+        if hasattr(attention, "kv_lora_rank"):
+            shape |= {"num_kv_heads": attention.n_heads, **_latent(attention)}
+        else:
+            heads = _grouped_queries(model)
+            shape |= {"num_kv_heads": heads["num_key_value_heads"], "head_dim": heads["head_dim"]}
+            shape["qk_norm"] = "none" if getattr(attention, "qk_norm", None) is None else "head"
+        width = 0
+        first = next((number for number, mixture in enumerate(mixtures) if mixture is not None), None)
+        if first is not None:
+            mixture = mixtures[first]
+            width, shared = mixture.routed_experts.inner_experts.hidden_dim, mixture.shared_experts
+            shape |= {
+                "num_experts": mixture.num_experts,
+                "experts_per_token": mixture.router.top_k,
+                "expert_intermediate_size": width,
+                "num_shared_experts": 0 if shared is None else shared.w1.out_features // width,
+                "num_dense_layers": first,
+            }
+        return {**shape, "intermediate_size": _dense_width(model, width)}
+    except (AttributeError, IndexError, TypeError, ZeroDivisionError):
+        return {}
+
+
 def named_model(described: dict[str, Any], file: Path) -> ModelConfig:
     """Return the flavor of torchtitan's module that a ``config.json`` describes.
 
     Raises a CheckpointError if it has no such flavor.
     """
-    from trainer.torchtitan.models import counts_of, flavors, model_spec
+    from trainer.torchtitan.models import flavors, model_spec
 
     kind = described["model_type"]
     if described.get("quantization_config"):

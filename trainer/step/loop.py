@@ -81,9 +81,7 @@ class Training(training.Training):
         drawn = self.chosen is None and not config.train.init_from
         self.model = backend.build_model(document_end_id=self.document_end_id, drawn=drawn)
         self.optimizer = backend.optimizer(self.model)
-        flops = flops_per_token(config.model, config.train.seq_len)
-        self.figures = training.StepFigures(config, backend.device, self.peak_flops_per_s, flops)
-        self.choose_product(flops)
+        self.measure(flops_per_token(config.model, config.train.seq_len))
         self.pending: deque[_PendingStep] = deque()
         self.last_finished_s = 0.0
         seed_rng(config.seed)
@@ -188,28 +186,20 @@ class Training(training.Training):
         now_s = time.perf_counter()
         step_s = now_s - max(pending.started_s, self.last_finished_s)
         self.last_finished_s = now_s
-        if self.journal:
-            self._note_step(pending, metrics, step_s)
+        self.note_step(
+            pending.step,
+            batch=pending.batch,
+            loss=metrics.loss,
+            grad_norm=metrics.grad_norm,
+            param_norm=metrics.param_norm,
+            **metrics.others,
+            lr=pending.lr,
+            data_wait_s=pending.data_wait_s,
+            step_s=step_s,
+        )
         self._watch(pending.step, metrics, step_s)
         self.checkpoints.healthy_step()
         return stopping
-
-    def _note_step(self, pending: _PendingStep, metrics: StepMetrics, step_s: float) -> None:
-        self.note_step(
-            {
-                "step": pending.step,
-                "tokens": self.config.tokens_at(pending.step),
-                "batch": pending.batch,
-                "loss": metrics.loss,
-                "grad_norm": metrics.grad_norm,
-                "param_norm": metrics.param_norm,
-                **metrics.others,
-                "lr": pending.lr,
-                "step_s": step_s,
-                "data_wait_s": pending.data_wait_s,
-                **self.figures.of(step_s),
-            }
-        )
 
     def _check_for_corruption(self) -> None:
         """Compare what the processes compute after a step; checkpoints up to a step without differences are trusted.

@@ -284,10 +284,14 @@ class Training:
             self.note("amendment_applied", durable=True, number=number, step=step)
         self.profiling.begin(profile)
 
-    def note_step(self, fields: dict[str, Any]) -> None:
-        """Journal a step, and print its line if it is due."""
+    def note_step(self, step: int, *, step_s: float, **numbers: Any) -> None:
+        """Journal a step with its figures, and print its line if it is due. Only rank 0 does."""
+        if self.journal is None:
+            return
+        tokens, figures = self.config.tokens_at(step), self._figures.of(step_s)
+        fields = {"step": step, "tokens": tokens, **numbers, "step_s": step_s, **figures}
         self.note("step", **fields)
-        if self.line.is_due(fields["step"]):
+        if self.line.is_due(step):
             with suppress(OSError):  # a full disk, which training survives
                 print(self.line.text(fields), flush=True)
 
@@ -325,8 +329,9 @@ class Training:
         self.note(DATA_CHANGED, durable=True, key=SKIP_STEPS, value=ranges(batches), by="trainer", why=numbers)
         return "rollback"
 
-    def choose_product(self, flops_per_token: float) -> None:
-        """Choose the product that is timed between steps if processes wait for each other within them."""
+    def measure(self, flops_per_token: float) -> None:
+        """Prepare a step's figures, and the product that is timed if processes wait for each other within steps."""
+        self._figures = StepFigures(self.config, self.member.device, self.peak_flops_per_s, flops_per_token)
         if self.waits_within_steps and self.member.world_size > 1:
             flops_per_step = flops_per_token * self.config.tokens_per_step / self.member.world_size
             self._product = Product.beside(flops_per_step, self.member.device)

@@ -12,15 +12,12 @@ import os
 import resource
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conf.environment import check_torchtitan
 from conf.load import load
 from conf.schema import Config
-from hlatctl.run.errors import CheckpointError, ConfigError, run_main
-
-if TYPE_CHECKING:
-    from torchtitan.protocols.model_spec import ModelSpec
+from hlatctl.run.errors import run_main
 
 #: Limit of memory. Importing torchtitan and building a model without storage takes 0.4 GB.
 _MEMORY_BYTES = 16 << 30
@@ -34,6 +31,7 @@ def settings(config: Config) -> dict[str, Any]:
         DependencyError: a package is missing.
     """
     _prepare(config)
+    from trainer.convert.torchtitan import check_export
     from trainer.torchtitan.configuration import trainer_config
 
     made = trainer_config(config)
@@ -43,26 +41,10 @@ def settings(config: Config) -> dict[str, Any]:
     return {"model": {"name": spec["name"], "flavor": spec["flavor"]}, **titan}
 
 
-def check_export(config: Config, spec: ModelSpec) -> None:
-    """Check that milestones can be evaluated. Raises a ConfigError if transformers has no such model."""
-    if not config.eval.enabled:
-        return
-    from trainer.convert.torchtitan import adapter_of, hugging_face_config
-
-    try:
-        hugging_face_config(spec)
-        adapter_of(spec)
-    except CheckpointError as error:
-        raise ConfigError(
-            f"eval.enabled=true: no checkpoint can be evaluated: {error.message}",
-            hint="set eval.enabled=false; checkpoints can't be exported to Hugging Face either",
-        ) from None
-
-
 def counts(config: Config) -> dict[str, Any]:
     """Return the keys of ``model`` that follow from ``model.module`` and ``model.flavor``. Raises as `settings`."""
     _prepare(config)
-    from trainer.torchtitan.models import counts_of
+    from trainer.convert.torchtitan import counts_of
 
     return counts_of(config)
 

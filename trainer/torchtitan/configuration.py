@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from conf.devices import DEVICES
+from conf.load import dotted_keys
 from conf.schema import Config
 from conf.sizes import stage_layers
 from conf.training_rules import learning_rate
 from hlatctl.run.errors import ConfigError, suggest, unset
 from trainer import rendezvous
 from trainer.torchtitan.models import model_spec
+from trainer.torchtitan.torch_2_13 import SPMD_BACKEND
 
 if TYPE_CHECKING:
     from torchtitan.trainer import Trainer
@@ -148,8 +147,7 @@ def parallelism(config: Config) -> dict[str, Any]:
         "expert_parallel_degree": parallel.expert_parallel_size,
         "pipeline_parallel_degree": parallel.pipeline_parallel_size,
         "pipeline_parallel_schedule": schedule,
-        # The newer one needs functions of PyTorch 2.14.
-        "spmd_backend": "spmd_types" if torch.__version__ >= "2.14" else "partial_dtensor",
+        "spmd_backend": SPMD_BACKEND,
         **(pipeline if piped else {}),
     }
 
@@ -196,9 +194,9 @@ def rate_factor(config: Config, updates: int) -> float:
     return learning_rate(updates + 1, config) / config.optimizer.lr
 
 
-def _pass_through(titan: Trainer.Config, settings: Mapping[str, Any]) -> None:
+def _pass_through(titan: Trainer.Config, settings: dict[str, Any]) -> None:
     """Set torchtitan's settings. Raises a ConfigError if it has no such setting, or the value has another type."""
-    for path, value in _flat(settings):
+    for path, value in dotted_keys(settings).items():
         here = f"backend.torchtitan.{path}"
         for owned, ours in _OURS.items():
             if path == owned or path.startswith(f"{owned}."):
@@ -225,15 +223,6 @@ def _words(expected: Any) -> str:
     if typing.get_origin(expected) is typing.Literal:
         return f"one of: {', '.join(map(str, typing.get_args(expected)))}"
     return getattr(expected, "__name__", str(expected)).replace("typing.", "")
-
-
-def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        path = f"{above}{key}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{path}.")
-        else:
-            yield path, value
 
 
 def _fits(value: Any, expected: Any) -> bool:

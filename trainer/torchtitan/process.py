@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from conf.devices import DEVICES
 from conf.schema import Config
 from hlatctl.run import peers
 from trainer import rendezvous
@@ -30,7 +28,6 @@ class Process(TorchDistributed):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.facts = DEVICES[config.backend.device]
         self.compiles = config.backend.compile
         self.device = own_device(config.backend.device, int(os.environ.setdefault("LOCAL_RANK", "0")))
         if config.backend.device == "cpu":
@@ -43,7 +40,7 @@ class Process(TorchDistributed):
         # Threads that write checkpoints must not use the process groups of training, nor each other's.
         timeouts = rendezvous.TIMEOUT, rendezvous.TIMEOUT, _STORAGE_TIMEOUT
         self._beside, self.host_group, self.storage_group = rendezvous.host_groups(*timeouts)
-        with peers.connecting(self.facts.process_group):
+        with peers.connecting(self._facts.process_group):
             self.dims = self._layout(config)
         rendezvous.set_timeout(rendezvous.timeout(config, None))
         batch = self.dims.get_optional_mesh("batch") if self.dims.dp_enabled else None
@@ -60,9 +57,9 @@ class Process(TorchDistributed):
         # Parts of torchtitan look up the current mesh in the threads of the backward pass (its init_distributed).
         torch.autograd.set_multithreading_enabled(False)
         if self.world_size > 1:
-            rendezvous.join(self.facts.process_group, timeout=rendezvous.TIMEOUT)
+            rendezvous.join(self._facts.process_group, timeout=rendezvous.TIMEOUT)
         else:
-            dist.init_process_group(self.facts.process_group, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+            dist.init_process_group(self._facts.process_group, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 
     def _layout(self, config: Config) -> ParallelDims:
         from torchtitan.config import ParallelismConfig
@@ -78,10 +75,6 @@ class Process(TorchDistributed):
     def _exchange(self) -> tuple[torch.device, dist.ProcessGroup | None]:
         return torch.device("cpu"), self.host_group
 
-    def reduce_sum(self, tensor: Tensor) -> None:
-        """See :class:`trainer.backends.base.Backend`."""
-        dist.all_reduce(tensor)
-
     @property
     def steps_ahead(self) -> int:
         """Steps between an order and its effect: the processes agree during the next step."""
@@ -89,13 +82,4 @@ class Process(TorchDistributed):
 
     def stopwatch(self) -> Stopwatch:
         """See :class:`trainer.backends.base.Backend`."""
-        if self.facts.runs_behind_host:
-            return DeviceStopwatch(self.device)
-        return HostStopwatch(lambda: None)
-
-    def peak_flops_per_s(self) -> float | None:
-        """See :class:`trainer.backends.base.Backend`."""
-        if not self.facts.peak_flops_per_s:
-            return None
-        name = torch.get_device_module(self.device).get_device_name(self.device)
-        return self.facts.peak(name, self._precision.fastest)
+        return DeviceStopwatch(self.device) if self._facts.runs_behind_host else HostStopwatch(lambda: None)

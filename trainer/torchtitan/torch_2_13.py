@@ -6,7 +6,11 @@ import inspect
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
+
+#: torchtitan's types of sharded tensors; the newer ones need functions of PyTorch 2.14.
+SPMD_BACKEND = "spmd_types" if torch.__version__ >= "2.14" else "partial_dtensor"
 
 
 def add_timeouts() -> None:

@@ -18,6 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torchtitan.components.checkpointer.base import (
+    DATALOADER,
+    LR_SCHEDULER,
+    OPTIMIZER,
+    BaseCheckpointManager,
+    ModelWrapper,
+)
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer
 from torchtitan.distributed import ParallelDims
@@ -29,10 +36,10 @@ from hlatctl.run import startup
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import ENDS, NEWS, Stopwatch
+from trainer.checkpoint.dcp import DcpFiles
 from trainer.step import training
 from trainer.step.monitor import MonitorEvent
 from trainer.torchtitan import torch_2_13
-from trainer.torchtitan.checkpoints import Checkpoints, DcpFiles
 from trainer.torchtitan.configuration import rate_factor, trainer_config
 from trainer.torchtitan.data import Loader, NoTokenizer
 from trainer.torchtitan.process import Process
@@ -85,6 +92,58 @@ class Metrics(MetricsProcessor):
         self.data_loading_times.clear()
         self.time_last_log = time.perf_counter()
         self.device_memory_monitor.reset_peak_stats()
+
+
+class Checkpoints(BaseCheckpointManager):
+    """What torchtitan's loop calls instead of its own manager."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseCheckpointManager.Config):
+        """torchtitan's settings of checkpoints, which have no effect, and who saves."""
+
+        enable: bool = True
+        _training: Training | None = None
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dataloader: Any,
+        model_parts: list[Any],
+        optimizers: Any,
+        lr_schedulers: Any,
+        states: dict[str, Any],
+        sd_adapter: Any,
+        base_folder: str = "",
+    ) -> None:
+        assert config._training is not None
+        self.enable, self.save_future, self._training = True, None, config._training
+        self._model = ModelWrapper(model_parts)
+        self._states = {**states, OPTIMIZER: optimizers, DATALOADER: dataloader, LR_SCHEDULER: lr_schedulers}
+
+    @property
+    def states(self) -> dict[str, Any]:
+        """All states under torchtitan's names: the weights by their own, the others by their objects'."""
+        return {**self._states, **self._model.state_dict()}
+
+    def put(self, states: dict[str, Any]) -> None:
+        """Hand weights that were read to the model; the others have taken theirs."""
+        self._model.load_state_dict({name: value for name, value in states.items() if name not in self._states})
+
+    def _load(self, step: int = -1) -> bool:
+        return self._training.begin(self)
+
+    def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        return self._training.after_step(curr_step, self)
+
+    def _maybe_wait_for_staging(self) -> None:
+        self._training.before_update()
+
+    def _wait_for_saving(self) -> None:
+        pass  # the manager's writer waits
+
+    def _close(self) -> None:
+        pass
 
 
 class _Engine(Trainer):
@@ -142,7 +201,7 @@ class Training(training.Training):
             journal,
             attempt=attempt,
             max_checkpoint_step=max_checkpoint_step,
-            storage=DcpFiles(process),
+            storage=DcpFiles(process.rank, process.device, process.storage_group),
         )
         self.process = process
         self.outcome: Outcome | None = None
@@ -155,9 +214,7 @@ class Training(training.Training):
         self._own_work: Stopwatch | None = None
         self._own_times: deque[Stopwatch] = deque()
         self.engine = _Engine(self._titan_config(), self)
-        flops = self.engine.metrics_processor.num_flops_per_token
-        self._figures = training.StepFigures(config, process.device, self.peak_flops_per_s, flops)
-        self.choose_product(flops)
+        self.measure(self.engine.metrics_processor.num_flops_per_token)
         if self.engine.config.training.disable_cuda_graphs:  # no event may be recorded while a graph is captured
             self.engine.model_parts[-1].register_forward_hook(lambda *_: self.own_work_ends())
 
@@ -286,20 +343,16 @@ class Training(training.Training):
         self._unread.clear()
         for _ in range(steps):  # a step that isn't finite would have spoiled this one
             self.checkpoints.healthy_step()
-        if self.journal:
-            fields: dict[str, Any] = {
-                "step": step,
-                "tokens": self.config.tokens_at(step),
-                "batch": self.batches.batch,
-                "loss": loss,
-                "grad_norm": grad_norm,
-                **({} if load is None else {"expert_load": load}),
-                "lr": next((value for name, value in extra.items() if name.startswith("lr/")), 0.0),
-                "step_s": step_s,
-                "data_wait_s": wait_s,
-                **self._figures.of(step_s),
-            }
-            self.note_step(fields)
+        self.note_step(
+            step,
+            batch=self.batches.batch,
+            loss=loss,
+            grad_norm=grad_norm,
+            **({} if load is None else {"expert_load": load}),
+            lr=next((value for name, value in extra.items() if name.startswith("lr/")), 0.0),
+            data_wait_s=wait_s,
+            step_s=step_s,
+        )
         for event in [*self.monitor.observe(step, loss, grad_norm), *self._compare_ranks(step)]:
             self.note(event.kind, **event.fields)
 

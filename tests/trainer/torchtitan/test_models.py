@@ -14,8 +14,8 @@ from hlatctl.run.errors import ConfigError, DependencyError, HlatctlError
 
 pytest.importorskip("torchtitan", reason="the extra `torchtitan` is not installed")
 
-from trainer.torchtitan.check import check_export
-from trainer.torchtitan.models import counts_of, model_spec
+from trainer.convert.torchtitan import check_export, counts_of
+from trainer.torchtitan.models import model_spec
 
 #: torchtitan's imports use what torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
