@@ -56,6 +56,7 @@ class Device:
         attention: the compute capability whose devices have a faster kernel of attention, PyTorch's name of it, and the
             package that has the kernel.
         resources: beginnings of the names by which Kubernetes counts such devices, from their device plug-ins.
+        files: one of them exists where a driver has such a device, and then `hlatctl doctor` checks them.
         node_checks: module of the trainer whose ``look`` checks a node's devices before a preflight uses them; none:
             there is nothing to check.
         peak_flops_per_s: dense peak of matrix products by prefix of the device's name and number format, from the
@@ -85,6 +86,7 @@ class Device:
     fp8_architectures: tuple[str, ...] = ()
     attention: tuple[tuple[int, int], str, str] | None = None
     resources: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
     node_checks: str | None = None
     peak_flops_per_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
@@ -102,11 +104,13 @@ class Device:
 HOST_PROCESS_GROUP = "gloo"
 
 #: Dense peaks in FP8, BF16 and FP32 by the name with which PyTorch knows a GPU, 10**12 FLOP/s; 0: no such format. The
-#: first row that begins the name counts. NVIDIA's data sheets, most of whose figures are with sparsity and halved here:
-#: compared 2026-11 with copies of those of H100 SXM and PCIe, H200 SXM, HGX B200 and GB200 NVL72; of A100, L40S, GH200,
-#: H100 NVL and H200 NVL no copy could be read. AMD's figures are those of its data sheets, and were computed again from
-#: compute units, clock and operations per clock: 220 units of 1.7 GHz (MI250X, whose two halves are two devices for
-#: PyTorch), 304 of 2.1 GHz (MI300X, MI325X), 256 of 2.2 and 2.4 GHz (MI350X, MI355X).
+#: first row that begins the name counts. NVIDIA's data sheets give most figures with sparsity; they are halved here.
+#: They were compared in 2026-11 with copies of the tables of A100, L40S, H100 SXM and PCIe, H200 SXM, HGX B200 and
+#: B300, GB200 and GB300 NVL72 (glennklockwood.com, mullet.se, fibermall.com, verda.com; no page of nvidia.com could be
+#: read). Of GH200, H100 NVL and H200 NVL no copy was found; torchtitan 0.3 has the same BF16 figure of H100 NVL. AMD's
+#: figures are those of its data sheets, and were computed again from compute units, clock and operations per clock: 220
+#: units of 1.7 GHz (MI250X, whose two halves are two devices for PyTorch), 304 of 2.1 GHz (MI300X, MI325X), 256 of 2.2
+#: and 2.4 GHz (MI350X, MI355X).
 _GPU_TERA_FLOPS_PER_S = {
     "NVIDIA A100": (0, 312, 19.5),
     "NVIDIA L40S": (733, 362, 91.6),
@@ -117,7 +121,9 @@ _GPU_TERA_FLOPS_PER_S = {
     "NVIDIA H200": (1979, 989, 67),
     "NVIDIA GH200": (1979, 989, 67),
     "NVIDIA B200": (4500, 2250, 75),
+    "NVIDIA B300": (4500, 2250, 75),
     "NVIDIA GB200": (5000, 2500, 80),
+    "NVIDIA GB300": (5000, 2500, 80),
     "AMD Instinct MI250X": (0, 191.5, 47.9),
     "AMD Instinct MI300X": (2615, 1307, 163.4),
     "AMD Instinct MI325X": (2615, 1307, 163.4),
@@ -149,6 +155,7 @@ DEVICES = {
         # torch/nn/attention/_fa3.py: "FA3 requires compute capability 9.0".
         attention=((9, 0), "FA3", "flash_attn_interface"),
         resources=("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu"),
+        files=("/dev/nvidiactl", "/dev/kfd"),  # NVIDIA's driver, and AMD's
         node_checks="trainer.gpu_node",
         variables={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
         peak_flops_per_s={

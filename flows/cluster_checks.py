@@ -1,11 +1,13 @@
 """Checks of a cluster and its nodes for ``hlatctl doctor``.
 
 ``--cluster`` checks a Slurm or Kubernetes cluster from this machine, and neither submits nor creates anything.
-``--neuron`` checks the tools and devices of a Trainium node, then runs short commands on it.
+``--neuron`` checks the tools and devices of a Trainium node, then runs short commands on it. GPUs are checked where a
+driver has some, or where the configuration needs them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -21,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from conf.devices import DEVICES
 from conf.schema import Config, KubernetesConfig
 from flows.launch.base import AwayError, Job
 from flows.launch.kubernetes import api as limits
@@ -332,6 +335,16 @@ _RUNS = (
         "after a process was killed, the run resumed with exactly the losses of an undisturbed run",
     ),
 )
+
+
+def check_devices(config: Config) -> Iterator[Check]:
+    """Yield the checks of devices that this machine has, or that the configuration trains on here, by PyTorch."""
+    if importlib.util.find_spec("torch") is None:
+        return  # this machine doesn't train, as the check of its packages says
+    for name, device in DEVICES.items():
+        needed = name == config.backend.device and config.cluster.jobs_run == "here"
+        if device.node_checks and device.files and (needed or any(Path(file).exists() for file in device.files)):
+            yield from (Check(**json.loads(line)) for line in _ask(device.node_checks, config).splitlines())
 
 
 def check_node(config: Config, overrides: list[str]) -> Iterator[Check]:

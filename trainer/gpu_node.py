@@ -1,5 +1,7 @@
 """All checks of a node's GPUs, by what NVIDIA's NVML and AMD's SMI know about them, and how fast each GPU is.
 
+``python -m trainer.gpu_node --config FILE`` prints the checks of this machine, for ``hlatctl doctor``.
+
 They change nothing and need no administrator. A fact that can't be read here, because a library or a permission is
 missing or the GPU has no such fact, is skipped and never fails a node. Names and meanings are those of nvidia-ml-py
 12.535 to 13.615 ("NVML API Reference Guide", R590), of amdsmi 7.0, and of NVIDIA's "XID Errors" (2026). No GPU was at
@@ -8,6 +10,7 @@ hand: only stand-ins of these libraries have been read.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -15,10 +18,12 @@ import re
 import shutil
 import statistics
 import subprocess
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +31,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from conf.devices import DEVICES
+from conf.load import load
 from conf.schema import Config
-from hlatctl.run.checks import Check
-from hlatctl.run.errors import install
+from hlatctl.run.checks import Check, Status
+from hlatctl.run.errors import install, run_main
 
 if TYPE_CHECKING:
     from trainer.backends.base import Backend
@@ -354,7 +361,7 @@ def look(config: Config, *, across_nodes: bool = False) -> Iterator[Check]:
 
 
 def _of_this_job(gpus: list[Health], processes: int) -> list[Health]:
-    """Return the GPUs that processes with local ranks from 0 use, as far as the environment tells."""
+    """Return the GPUs that processes with local ranks from 0 use, as far as the environment tells; 0: all of them."""
     names = ["CUDA_VISIBLE_DEVICES"]
     if torch.version.hip:
         names = [] if "ROCR_VISIBLE_DEVICES" in os.environ else ["HIP_VISIBLE_DEVICES", *names]
@@ -367,7 +374,7 @@ def _of_this_job(gpus: list[Health], processes: int) -> list[Health]:
         words = [word.strip() for word in visible.split(",")]
         chosen = [gpu for word in words for gpu in gpus if str(gpu.index) == word or _has_identity(gpu, word)]
     alike = len({gpu.name for gpu in chosen if not gpu.lost}) <= 1  # otherwise CUDA numbers the fastest GPU first
-    return chosen[:processes] if alike else chosen
+    return chosen[: processes or None] if alike else chosen
 
 
 def _has_identity(gpu: Health, word: str) -> bool:
@@ -615,3 +622,56 @@ def _exchange_gib_per_s(device: torch.device, size_bytes: int, following: int, p
         received[-1].item()  # waits for the device
         best_s = min(best_s, time.perf_counter() - started_s)
     return size_bytes / best_s / 2**30
+
+
+#: The device of this module in ``backend.device``.
+_DEVICE = next(name for name, device in DEVICES.items() if device.node_checks == "trainer.gpu_node")
+
+
+def check_pytorch(*, required: bool) -> Check:
+    """Check that this PyTorch computes on each of the machine's GPUs. It fails only if GPUs are ``required``."""
+    name, module = "PyTorch for GPUs", torch.get_device_module(_DEVICE)
+    build = "".join(f", {what} {version}" for what, version in runtime().items())
+    what, problem, count = f"PyTorch {torch.__version__}{build}", "", 0
+    with warnings.catch_warnings(record=True) as warned:  # they say why PyTorch finds no GPU
+        try:
+            module.init()
+            count = module.device_count()
+            for index in range(count):
+                ones = torch.ones(16, 16, device=torch.device(_DEVICE, index), dtype=torch.bfloat16)
+                if (total := (ones @ ones).sum().item()) != 4096:
+                    problem = f"on GPU {index} a product of ones has the sum {total:g} instead of 4096"
+        except (RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built for GPUs
+            problem = str(error)
+    if not problem and not count:
+        problem = str(warned[-1].message) if warned else "it finds none"
+    if problem:
+        hint = "install the build for the driver's version (https://pytorch.org/get-started/locally)"
+        problem = f"{what} can't use this machine's GPUs ({_line(problem).rstrip('.')}); {hint}"
+    status: Status = "pass" if not problem else "fail" if required else "skip"
+    command = f'python -c "import torch; torch.{_DEVICE}.init()"'
+    return Check(name=name, status=status, shows=problem or f"{what}: {count} GPUs compute", command=command)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the checks of this machine as JSON lines, without DCGM's, which take long."""
+    parser = argparse.ArgumentParser(prog="trainer.gpu_node", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="resolved configuration")
+    config = load(parser.parse_args(argv).config)
+    required = config.backend.device == _DEVICE
+    processes = config.cluster.processes_per_node if required else 0
+    config = replace(
+        config,
+        cluster=replace(config.cluster, processes_per_node=processes),
+        preflight=replace(config.preflight, dcgm_level=0),
+    )
+    checks = [check_pytorch(required=required)]
+    if runtime():  # otherwise it isn't known whose GPUs they are
+        checks += look(config)
+    for check in checks:
+        print(json.dumps(asdict(check)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -178,10 +178,11 @@ def doctor(
 ) -> None:
     """Check this machine, and explain how to fix what is missing.
 
-    Changes nothing. --neuron checks devices, software, error counters, network and kernel settings with the Neuron
-    tools. Then it compiles, trains, kills and resumes a small model in a temporary folder, with backend=nxd unless
-    OVERRIDES name another. --cluster asks Slurm's commands or kubectl and submits nothing, with cluster=slurm unless
-    OVERRIDES name another. The exit code is 15 if a check fails.
+    Changes nothing. GPUs are checked where their driver is loaded, or with backend.device=cuda: PyTorch, driver,
+    memory, links, clocks, faults. --neuron checks devices, software, error counters, network and kernel settings with
+    the Neuron tools. Then it compiles, trains, kills and resumes a small model in a temporary folder, with backend=nxd
+    unless OVERRIDES name another. --cluster asks Slurm's commands or kubectl and submits nothing, with cluster=slurm
+    unless OVERRIDES name another. The exit code is 15 if a check fails.
     """
     from conf.compose import compose
 
@@ -210,9 +211,10 @@ def _checks(config: Config, overrides: list[str], *, neuron: bool, cluster: bool
     from hlatctl import machine_checks
 
     yield from machine_checks.look(config)
-    if neuron:
-        from flows.cluster_checks import check_node
+    from flows.cluster_checks import check_devices, check_node
 
+    yield from check_devices(config)
+    if neuron:
         yield from check_node(config, overrides)
     if cluster:
         from conf.registries import LAUNCHERS

@@ -253,8 +253,8 @@ def _casts_weights(config: Config, execution: Execution) -> bool:
     return casts and not shards_weights(config, execution)
 
 
-#: FP32 tensors of a parameter's size in the BF16 optimizer's update of it (trainer.optim.adamw).
-_UPDATE_TENSORS = 7
+#: Bytes per element of the BF16 optimizer's update, and elements that it updates together (trainer.optim.adamw).
+_UPDATE_BYTES, _UPDATE_ENTRIES = 48, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -422,10 +422,10 @@ def _whole_gradients(config: Config, execution: Execution, stage: int) -> int:
 
 
 def _update(config: Config, stage: int, weight_shards: int) -> int:
-    """Return the FP32 tensors of the BF16 optimizer, which updates one parameter at a time."""
+    """Return the temporary tensors of the BF16 optimizer, which updates a part of one parameter at a time."""
     if config.backend.kind.optimizers or state_bytes(config).weights != BF16_BYTES:
         return 0
-    return _UPDATE_TENSORS * FP32_BYTES * _largest(config, stage) // weight_shards
+    return _UPDATE_BYTES * min(_UPDATE_ENTRIES, _largest(config, stage) // weight_shards)
 
 
 def _largest(config: Config, stage: int) -> int:

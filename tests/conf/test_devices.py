@@ -17,6 +17,8 @@ from conf.devices import DEVICES, DeviceName
         ("NVIDIA A100-SXM4-80GB", "bfloat16", 312e12),
         ("NVIDIA A100-SXM4-80GB", "float8", None),
         ("NVIDIA H100 PCIe", "bfloat16", 756e12),  # slower than the H100 80GB HBM3
+        ("NVIDIA H200 NVL", "bfloat16", 835e12),
+        ("NVIDIA B300 SXM6 AC", "float8", 4500e12),
         ("AMD Instinct MI250X/MI250", "bfloat16", 191.5e12),  # PyTorch's device is a half
         ("AMD Instinct MI250X/MI250", "float8", None),
         ("NVIDIA GeForce RTX 4090", "bfloat16", None),

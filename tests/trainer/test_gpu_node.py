@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from conf.load import dump
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.checks import Check
@@ -242,3 +243,38 @@ def test_a_preflight_names_the_node_and_the_gpu_before_it_uses_the_gpus(
     assert error.message.startswith(expected)
     (worker,) = files.read_json(run.preflight)["workers"]
     assert (worker["host"], worker["rank"]) == ("n1", None)
+
+
+def test_the_checks_of_a_machine_say_first_whether_pytorch_fits_its_driver(
+    look: Callable[..., dict[str, Check]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """``hlatctl doctor`` shows them. Only GPUs that the configuration needs can fail it for PyTorch's sake."""
+
+    def shown(**changes: Any) -> dict[str, tuple[str, str]]:
+        (tmp_path / "config.yaml").write_text(dump(config_with(cluster__processes_per_node=4, **changes)))
+        assert gpu_node.main(["--config", os.fspath(tmp_path / "config.yaml")]) == 0
+        checks = [Check(**json.loads(line)) for line in capsys.readouterr().out.splitlines()]
+        return {check.name: outcome(check) for check in checks}
+
+    def too_old() -> None:
+        raise RuntimeError("The NVIDIA driver on your system\nis too old (found version 12040).")
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "init", too_old)
+    ((name, (status, shows)),) = shown().items()
+    assert (name, status) == ("PyTorch for GPUs", "skip")
+    assert "can't use this machine's GPUs (The NVIDIA driver on your system is too old (found version 12040))" in shows
+    assert shows.endswith("; install the build for the driver's version (https://pytorch.org/get-started/locally)")
+
+    look([{}, {"TotalEccErrors": 3}])
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    checks = shown()
+    assert checks["GPUs"] == ("pass", "2 x NVIDIA H100 80GB HBM3, driver 550.54.15")
+    assert checks["GPU memory"][0] == "fail"
+    checks = shown(backend__device="cuda")
+    assert checks["PyTorch for GPUs"][0] == "fail"
+    assert checks["GPUs"] == ("fail", "2 of the 4 GPUs of cluster.processes_per_node=4 are here")

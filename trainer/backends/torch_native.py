@@ -81,6 +81,10 @@ class TorchNative(TorchDistributed):
         """See :class:`trainer.backends.base.Backend`."""
         return int(self._facts.runs_behind_host)
 
+    @property
+    def _compiler(self) -> str | None:
+        return self._facts.compile_backend if self.compiles else None
+
     def build_model(self, *, document_end_id: int | None, drawn: bool = True) -> Llama:
         """Build and shard the model on the meta device, then allocate and initialize this process's part."""
         config, layout = self._config, self._layout
@@ -93,8 +97,7 @@ class TorchNative(TorchDistributed):
                 tp=layout.tp,
                 document_end_id=document_end_id,
             ).to(self._precision.weights)
-        compiler = self._facts.compile_backend if self.compiles else None
-        prepare(model, layout, self._precision, compile_backend=compiler)
+        prepare(model, layout, self._precision, compile_backend=self._compiler)
         model.to_empty(device=self.device)
         self._numbers = model.parts.numbers
         if drawn:
@@ -118,6 +121,7 @@ class TorchNative(TorchDistributed):
             stochastic_rounding=self._precision.stochastic_rounding and not self._facts.rounds_stochastically,
             seed=config.seed,
             fused=self._facts.fused_adamw,
+            compile_backend=self._compiler,
         )
         if self._layout.mesh is not None and self._config.data_parallel_size > 1 and not self._layout.shards_parameters:
             group = self._layout.mesh["dp"].get_group()

@@ -22,8 +22,8 @@ from torch import Tensor
 from conf.schema import ModelConfig
 from trainer.model.decoder import Llama, Parts, slice_dim
 
-#: Constants of SplitMix64 as signed integers.
-_GAMMA, _MIX1, _MIX2 = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+#: Constants of SplitMix64 as signed integers; the first one separates counters.
+GAMMA, _MIX1, _MIX2 = (c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 #: A word's 31 lower bits, plus 1, are a probability of the tail. The table has 2**6 segments per power of two of it, in
 #: which the inverse is linear: its error is below 1e-4 standard deviations. The largest number is 6.3 of them.
 _SEGMENT_BITS, _TAIL_BITS, _FP32_FRACTION_BITS, _FP32_BIAS = 6, 31, 23, 127
@@ -124,8 +124,8 @@ def normal_block(key: int, rows: Tensor, columns: range, width: int) -> Tensor:
         width: number of all columns; each row begins with a new counter.
     """
     first, stop = columns.start // 2, -(-columns.stop // 2)  # a counter gives two elements
-    counters = (rows * -(-width // 2)).mul_(_GAMMA).add_(key)[:, None] + torch.arange(first, stop).mul_(_GAMMA)
-    words = _mixed(counters).view(torch.int32)
+    counters = (rows * -(-width // 2)).mul_(GAMMA).add_(key)[:, None] + torch.arange(first, stop).mul_(GAMMA)
+    words = mixed(counters).view(torch.int32)
     words = words[:, columns.start - 2 * first :][:, : len(columns)]
     tail = words.bitwise_and((1 << _TAIL_BITS) - 1).float().add_(1.0)
     exponent_and_segment = tail.view(torch.int32) >> (_FP32_FRACTION_BITS - _SEGMENT_BITS)
@@ -137,7 +137,7 @@ def normal_block(key: int, rows: Tensor, columns: range, width: int) -> Tensor:
     return sizes.view(torch.int32).bitwise_xor_(signs).view(torch.float32).view(len(rows), len(columns))
 
 
-def _mixed(z: Tensor) -> Tensor:
+def mixed(z: Tensor) -> Tensor:
     """Mix the bits of 64-bit integers, in place; a mask makes an arithmetic shift a logical one."""
     z.bitwise_xor_((z >> 30).bitwise_and_((1 << 34) - 1)).mul_(_MIX1)
     z.bitwise_xor_((z >> 27).bitwise_and_((1 << 37) - 1)).mul_(_MIX2)

@@ -8,14 +8,17 @@ lose those that are below 1/256 of it.
 
 BF16 parameters can be rounded stochastically: the mean over many roundings is the exact value. Rounding to the nearest
 loses every update below half a unit in the last place (1/256 of a weight). Stochastic rounding keeps it with the right
-probability (HLAT, arXiv 2404.10630, section 3.3).
+probability (HLAT, arXiv 2404.10630, section 3.3). The noise is made from a counter like the initial weights. So
+torch.compile makes one kernel of noise, update and rounding, and the bits don't depend on how many elements it takes.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,6 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from conf.schema import Config, OptimizerConfig
+from trainer.model.initial import GAMMA, mixed
 from trainer.parallel.tensor import ShardSpec
 
 if TYPE_CHECKING:
@@ -33,18 +37,54 @@ if TYPE_CHECKING:
 
 #: BF16 is the upper half of FP32.
 _LOWER_BITS = 16
+#: Elements that an update without torch.compile computes together, so that its intermediate results stay small.
+_BLOCK_ENTRIES = 1 << 24
+
+
+def rounded_stochastically(exact: Tensor, noise: Tensor) -> Tensor:
+    """Return FP32 values that BF16 can hold: rounded up or down, in proportion to their distance.
+
+    NaN and infinities don't change.
+
+    Args:
+        noise: integers of which the 16 lower bits are random, int32 or int64.
+    """
+    bits = exact.contiguous().view(torch.int32)
+    bits = bits + noise.bitwise_and((1 << _LOWER_BITS) - 1).to(torch.int32)
+    return torch.where(exact.isfinite(), bits.bitwise_and(-(1 << _LOWER_BITS)).view(torch.float32), exact)
 
 
 @torch.no_grad()
-def stochastic_round_(target: Tensor, exact: Tensor, generator: torch.Generator) -> None:
-    """Write FP32 values into a BF16 tensor of the same shape, rounded up or down in proportion to their distance.
+def _update_bfloat16(
+    old: Sequence[Tensor],
+    gradient: Tensor,
+    numbers: Sequence[Tensor],
+    counter: Tensor | None,
+    skips: Tensor | None,
+    config: OptimizerConfig,
+) -> None:
+    """Update a weight and its two moments, BF16 (n), in FP32, and round them.
 
-    NaN and infinities don't change.
+    Only single multiplications, additions and divisions, in this order: so a CPU's compiled bits are those of its
+    uncompiled operations. A GPU's compiler may multiply and add with one rounding.
+
+    Args:
+        numbers: the learning rate, the factor of weight decay and the bias corrections, FP32 (). As numbers of Python,
+            they would be constants, and each step would be compiled again.
+        counter: of the first element, int64 (); None: round to the nearest.
+        skips: whether nothing is updated, bool ().
     """
-    bits = exact.contiguous().view(torch.int32)
-    noise = torch.randint(1 << _LOWER_BITS, bits.shape, dtype=torch.int32, device=generator.device, generator=generator)
-    rounded = (bits + noise).bitwise_right_shift_(_LOWER_BITS).bitwise_left_shift_(_LOWER_BITS).view(torch.float32)
-    target.copy_(torch.where(exact.isfinite(), rounded, exact))
+    rate, shrink, scale1, scale2 = numbers
+    first = old[1].float() * config.beta1 + gradient * (1.0 - config.beta1)
+    second = old[2].float() * config.beta2 + gradient * gradient * (1.0 - config.beta2)
+    new = old[0].float() * shrink - rate * (first / scale1) / ((second / scale2).sqrt() + config.eps)
+    words = None
+    if counter is not None:
+        words = mixed(torch.arange(gradient.numel(), device=gradient.device) * GAMMA + counter)
+    for place, (target, exact) in enumerate(zip(old, (new, first, second), strict=True)):
+        if words is not None:
+            exact = rounded_stochastically(exact, words >> place * _LOWER_BITS)
+        target.copy_(exact if skips is None else torch.where(skips, target.float(), exact))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +153,16 @@ class ParameterShard:
         return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=size, stride=stride)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Block:
+    """Flat aliases of a weight, its two moments and its gradient, with the first one's place in all gradients."""
+
+    old: list[Tensor]
+    gradient: Tensor
+    place: int
+    decay: float
+
+
 class AdamW:
     """AdamW over this process's shards.
 
@@ -123,6 +173,7 @@ class AdamW:
             Unset, they are rounded as the device rounds when it copies to BF16.
         seed: seed of that noise.
         fused: use PyTorch's fused kernel.
+        compile_backend: of torch.compile, for updates that are rounded stochastically; None: don't compile them.
         others: parameters that a derived class updates; they have no second moment.
     """
 
@@ -134,6 +185,7 @@ class AdamW:
         stochastic_rounding: bool = False,
         seed: int = 0,
         fused: bool = True,
+        compile_backend: str | None = None,
         others: Collection[str] = (),
     ) -> None:
         self._config, self._stochastic, self._seed = config, stochastic_rounding, seed
@@ -154,8 +206,15 @@ class AdamW:
         #: Number of updates, FP32, on the device, which knows if it skipped one. The bias correction depends on it.
         self._updates = torch.zeros((), dtype=torch.float32, device=first.device)
         self._fused = fused
+        self._update, entries = _update_bfloat16, _BLOCK_ENTRIES
+        if compile_backend and stochastic_rounding:
+            self._update = torch.compile(_update_bfloat16, dynamic=True, fullgraph=True, backend=compile_backend)
+            entries = size  # its intermediate results are no tensors
         by_torch = self._moments["exp_avg_sq"] and first.dtype != torch.bfloat16
         self._torch = self._make_torch(fused=fused) if by_torch else None
+        self._blocks = [] if self._torch else list(self._blocks_of(entries))
+        places = torch.tensor([block.place for block in self._blocks], dtype=torch.int64)
+        self._counters = places.mul_(GAMMA).to(first.device)
         for name, shard in self._shards.items():
             if shard.parameter.dtype != torch.float32:
                 shard.parameter.register_post_accumulate_grad_hook(_adder(self._gradients[name]))  # type: ignore[no-untyped-call]
@@ -288,25 +347,34 @@ class AdamW:
             adamw.state[parameter] = {"step": counter, **state}
         return adamw
 
+    def _blocks_of(self, entries: int) -> Iterator[_Block]:
+        """Yield what is updated together, in BF16: parameters, or parts of these with some entries."""
+        for name, second in self._moments["exp_avg_sq"].items():
+            gradient = self._gradients[name]
+            tensors = (self._values[name], self._moments["exp_avg"][name], second, gradient)
+            for start in range(0, gradient.numel(), entries):
+                *old, part = (_alias(tensor, start, entries) for tensor in tensors)
+                yield _Block(old=old, gradient=part, place=part.storage_offset(), decay=self._decay_of(name))
+
     def _step_bfloat16(self, lr: float, number: int, divisor: Tensor | None, skip: Tensor | None) -> None:
-        """Compute the update in FP32, one parameter at a time, and round weights and moments to BF16."""
+        """Compute the update in FP32, and round weights and moments to BF16."""
         config, skips = self._config, None if skip is None else skip.bool()
-        noise = torch.Generator(self.gradients.device).manual_seed((self._seed * 1_000_003 + number) % 2**64)
-        scale1, scale2 = (_one_minus_power(beta, self._updates + 1) for beta in (config.beta1, config.beta2))
+        on_device = functools.partial(torch.full, (), device=self.gradients.device)
+        rate, kept = on_device(lr), {decay: on_device(1.0 - lr * decay) for decay in (0.0, config.weight_decay)}
+        scales = [_one_minus_power(beta, self._updates + 1) for beta in (config.beta1, config.beta2)]
+        key = int.from_bytes(hashlib.sha256(f"{self._seed}/{number}".encode()).digest()[:8], "big", signed=True)
+        counters = (self._counters + on_device(key)).unbind() if self._stochastic else [None] * len(self._blocks)
         self._divide(divisor)
-        for name in self._moments["exp_avg_sq"]:
-            value, gradient = self._values[name], self._gradients[name]
-            old = (value, self._moments["exp_avg"][name], self._moments["exp_avg_sq"][name])
-            first = old[1].float().lerp_(gradient, 1.0 - config.beta1)
-            second = old[2].float().mul_(config.beta2).addcmul_(gradient, gradient, value=1.0 - config.beta2)
-            new = value.float().mul_(1.0 - lr * self._decay_of(name))
-            new.addcdiv_(first / scale1, (second / scale2).sqrt_().add_(config.eps), value=-lr)
-            for target, exact in zip(old, (new, first, second), strict=True):
-                kept = exact if skips is None else torch.where(skips, target.float(), exact)
-                if self._stochastic:
-                    stochastic_round_(target, kept, noise)
-                else:
-                    target.copy_(kept)
+        for block, counter in zip(self._blocks, counters, strict=True):
+            numbers = (rate, kept[block.decay], *scales)
+            self._update(block.old, block.gradient, numbers, counter, skips, config)
+
+
+def _alias(tensor: Tensor, start: int, entries: int) -> Tensor:
+    """Return some entries of a contiguous tensor, flat. It is no view: views of other shapes are compiled again."""
+    assert tensor.is_contiguous()
+    count = min(entries, tensor.numel() - start)
+    return tensor.new_empty(0).set_(tensor.untyped_storage(), tensor.storage_offset() + start, (count,))
 
 
 def _adder(gradients: Tensor) -> Callable[[nn.Parameter], None]:

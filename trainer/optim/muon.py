@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from conf.schema import Config, ModelConfig, OptimizerConfig
 from hlatctl.run import peers
 from trainer.model.decoder import mlp_blocks
-from trainer.optim.adamw import AdamW, ParameterShard, stochastic_round_
+from trainer.optim.adamw import AdamW, ParameterShard, rounded_stochastically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,9 +320,9 @@ class Muon(AdamW):
         if self._skips is not None:
             exact = torch.where(self._skips, self._of(matrix, tensors).float(), exact)
         if self._stochastic:
-            rounded = torch.empty_like(exact, dtype=tensor.dtype)
-            stochastic_round_(rounded, exact, self._noise(matrix, is_average=tensors is not self._values))
-            exact = rounded
+            generator = self._noise(matrix, is_average=tensors is not self._values)
+            noise = torch.randint(1 << 16, exact.shape, dtype=torch.int32, device=exact.device, generator=generator)
+            exact = rounded_stochastically(exact, noise)
         if rows is None:
             tensor.copy_(exact)
         else:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
+from conf.devices import DEVICES
+from flows import cluster_checks
 from hlatctl import machine_checks
 from hlatctl.cli.drill import show
 from hlatctl.cli.main import main
@@ -140,6 +142,27 @@ def test_a_login_node_needs_no_tool_of_the_nodes(cluster: Any, tmp_path: Path, m
     for name in ("C++ compiler", "bubblewrap", "open files"):
         assert checks[name].status == "skip"
         assert checks[name].shows.endswith("; only the nodes that run jobs need it")
+
+
+def test_gpus_are_checked_where_their_driver_is_or_where_the_run_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = json.dumps(dataclasses.asdict(Check(name="GPUs", status="pass", shows="1 x NVIDIA H200")))
+    monkeypatch.setattr(cluster_checks, "ask_about", lambda module, *_, **__: f"{line}\n")
+    monkeypatch.setattr(machine_checks, "look", lambda config: iter(()))
+
+    def checked(*argv: str) -> bool:
+        assert main(["doctor", *argv]) == 0
+        return "NVIDIA H200" in capsys.readouterr().out
+
+    driver = tmp_path / "nvidiactl"
+    device = dataclasses.replace(DEVICES["cuda"], files=(os.fspath(driver),))
+    monkeypatch.setitem(DEVICES, "cuda", device)
+    assert not checked()
+    assert checked("backend.device=cuda")
+    assert not checked("backend.device=cuda", "cluster=slurm"), "a login node has none"
+    driver.touch()
+    assert checked()
 
 
 @pytest.mark.skipif(Path("/opt/aws/neuron/bin").exists(), reason="this machine has the Neuron tools")

@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from conf.schema import OptimizerConfig
-from trainer.optim.adamw import AdamW, ParameterShard, local, stochastic_round_
+from trainer.optim import adamw
+from trainer.optim.adamw import AdamW, ParameterShard, local, rounded_stochastically
 
 
 @pytest.fixture
@@ -51,9 +52,10 @@ _TRIALS = 4096
 
 
 def _rounded(value: float, trials: int = _TRIALS) -> torch.Tensor:
-    target = torch.empty(trials, dtype=torch.bfloat16)
-    stochastic_round_(target, torch.full((trials,), value), torch.Generator().manual_seed(1))
-    return target.float()
+    noise = torch.randint(1 << 16, (trials,), generator=torch.Generator().manual_seed(1))
+    rounded = rounded_stochastically(torch.full((trials,), value), noise)
+    assert torch.equal(rounded.bfloat16().float().nan_to_num(), rounded.nan_to_num()), "BF16 can hold it"
+    return rounded
 
 
 @given(st.floats(-(2.0**99), 2.0**99, width=32))
@@ -113,3 +115,29 @@ def test_noise_depends_on_seed_and_step_alone() -> None:
     assert torch.equal(train(1), train(1))
     assert not torch.equal(train(1), train(2))
     assert not torch.equal(train(2**64 - 2), train(2**64 - 1)), "every seed that a configuration may have is one"
+
+
+def test_a_compiled_update_has_the_same_bits_and_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters, learning rates and steps are new; one update is skipped. Inductor would take ten seconds."""
+    monkeypatch.setattr(adamw, "_BLOCK_ENTRIES", 100)
+
+    def optimizer(compile_backend: str | None) -> AdamW:
+        random = torch.Generator().manual_seed(5)
+        shapes = {"up.weight": (24, 7), "norm.weight": (33,), "down.weight": (11, 30)}
+        shards = {
+            name: ParameterShard(parameter=nn.Parameter(torch.randn(shape, generator=random).bfloat16()))
+            for name, shape in shapes.items()
+        }
+        return AdamW(shards, OptimizerConfig(), stochastic_rounding=True, seed=4, compile_backend=compile_backend)
+
+    plain, compiled = optimizer(None), optimizer("aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for number in range(4):
+            gradients = torch.randn(plain.gradients.shape, generator=torch.Generator().manual_seed(number))
+            for each in (plain, compiled):
+                each.gradients.copy_(gradients)
+                skip = torch.tensor(float(number == 2))
+                each.step(lr=1e-2 / (number + 1), number=number, divisor=torch.tensor(2.0), skip=skip)
+    before, after = plain.tensors(), compiled.tensors()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert compiled.step_count == 3
