@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -41,7 +42,7 @@ def make_sweep(runs_dir: Path, sweep_id: str, values: Mapping[int, float | None]
     sweep.root.mkdir()
     sweep.space.write_text("{}\n", encoding="utf-8")
     axes = [{"key": "optimizer.lr", "values": ["0.001"], "low": None, "high": None, "log": False, "integer": False}]
-    count = {"axes": axes, "settings": {}, "arms": len(values), "trials": len(values)}
+    count: dict[str, Any] = {"axes": axes, "settings": {}, "arms": len(values), "trials": len(values)}
     with JournalWriter(sweep, "flow") as journal:
         journal.append(
             "sweep_created", sweep_id=sweep_id, simulated=False, argv=[], folder="", overrides=[],
@@ -49,7 +50,7 @@ def make_sweep(runs_dir: Path, sweep_id: str, values: Mapping[int, float | None]
         )  # fmt: skip
         for number, value in values.items():
             run_id, point = trial_id(sweep_id, number), {"optimizer.lr": f"{(number + 1) / 1000}"}
-            fields = {"trial": number, "run_id": run_id}
+            fields: dict[str, Any] = {"trial": number, "run_id": run_id}
             journal.append("trial_asked", arm=number, point=point, seed=None, overrides=[], **fields)
             journal.append("trial_started", **fields)
             for tokens in (1000, 2000):
