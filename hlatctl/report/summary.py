@@ -15,7 +15,7 @@ from hlatctl.report import signals
 from hlatctl.report.baselines import PERCENT
 from hlatctl.report.compare import Cell
 from hlatctl.report.goodput import Price, prices
-from hlatctl.report.numbers import Amendment, Milestone, Numbers, Score, comparable
+from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Amendment, Milestone, Numbers, Score, comparable
 from hlatctl.report.record import Record, read_record
 from hlatctl.report.scores import Course
 from hlatctl.run.evaluations import skipped_in_words
@@ -102,7 +102,8 @@ def _value(course: Course, cell: Cell) -> str:
 
 
 def _change(first: float | None, last: float | None) -> str:
-    return f"{last:.4f}, from {first:.4f}" if first is not None and last is not None else ""
+    means = f"means of up to {LOSS_WINDOW_STEPS} steps"  # the first step alone has a much larger loss
+    return f"{last:.4f}, from {first:.4f} ({means})" if first is not None and last is not None else ""
 
 
 def _percent(fraction: float | None) -> str:

@@ -23,7 +23,11 @@ _LEGEND_IN = 0.35
 
 
 def evaluations(courses: list[Course], marks: Marks) -> list[Figure]:
-    """Return a figure for each of the first twelve rows where more is better, and where less is better."""
+    """Return a figure for each of the first twelve rows where more is better, and where less is better.
+
+    A row of one milestone has none, unless published scores can be compared with it: the tables show it.
+    """
+    courses = [course for course in courses if len(course.points) > 1 or course.published]
     high, low = ([course for course in courses if course.is_better_low == lower] for lower in (False, True))
     return [_evaluation(course, replace(marks, restarts=[])) for course in (*high[:_MOST], *low[:_MOST])]
 

@@ -59,17 +59,24 @@ def test_scores_are_drawn_beside_published_models_with_errors() -> None:
 
 
 def test_guessing_is_a_line_and_bits_per_byte_have_figures_of_their_own() -> None:
-    run = scored(2, mmlu=0.4)
-    bits = replace(run.scores["mmlu"], metric="bits_per_byte", value=1.25)
-    scores = {"mmlu": replace(run.scores["mmlu"], chance=0.25), "mmlu_bpb": bits}
-    courses = courses_of([replace(run, scores=scores)], load("hlat")).courses
+    runs = [scored(tokens, mmlu=0.4) for tokens in (1, 2)]
+    bits = replace(runs[0].scores["mmlu"], metric="bits_per_byte", value=1.25)
+    scores = {"mmlu": replace(runs[0].scores["mmlu"], chance=0.25), "mmlu_bpb": bits}
+    courses = courses_of([replace(run, scores=scores) for run in runs], load("hlat")).courses
+    once = courses_of([replace(runs[0], scores=scores)], load("hlat")).courses
+    drawn = evaluation.evaluations(once, Marks(restarts=[], amendments={}, last_tokens=4.0))
+    assert [figure.name for figure in drawn] == ["evaluation_mmlu"], "one point alone is no figure"
     first, second = evaluation.evaluations(courses * 13, Marks(restarts=[], amendments={}, last_tokens=4.0))[11:13]
     assert (first.name, second.name) == ("evaluation_mmlu", "evaluation_mmlu_bpb")
     assert "The dashed line is the score of guessing, 25." in first.caption
     assert first.csv().splitlines()[-1] == "guessing,,25,"
     assert ">guessing<" in first.svg()
     assert "Less is better." in second.caption
-    assert second.csv().splitlines() == ["model,tokens,bits per byte,standard_error", "this run,2,1.25,0.01"]
+    assert second.csv().splitlines() == [
+        "model,tokens,bits per byte,standard_error",
+        "this run,1,1.25,0.01",
+        "this run,2,1.25,0.01",
+    ]
     assert ">guessing<" not in second.svg()
 
 
