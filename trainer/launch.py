@@ -30,8 +30,8 @@ _TOGETHER_S = 1.0
 #: Time to end after that, as under torchrun.
 _END_S = 30.0
 _POLL_S = 0.05
-#: What all processes of a module import late, because other jobs don't need it. PyTorch's optimizers import Dynamo.
-_IMPORTED_LATE = {"trainer": ("torch._dynamo", "torch.distributed.tensor", "torch.distributed.checkpoint")}
+#: What all processes of a module import late, because other jobs don't need it.
+_IMPORTED_LATE = {"trainer": ("torch.distributed.tensor", "torch.distributed.checkpoint")}
 
 
 @dataclass(frozen=True)

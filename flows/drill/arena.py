@@ -141,7 +141,9 @@ def last_rank(handle: Handle) -> processes.Identity:
 _SERVERS_POLL_S = 0.1
 _T = TypeVar("_T")
 
-_POLL_S = 0.02
+_POLL_S = 0.05
+#: A pause between two looks is at least this many times as long as a look: training and servers need the processor.
+_PAUSE_LOOKS = 9
 #: On a machine with few cores, MLflow and Prefect must be able to start alongside training.
 _YIELDING = ("nice", "-n", "5")
 #: A wait ends after this time plus this many cold starts.
@@ -254,6 +256,7 @@ class Arena:
         limit_s = patience_s or _PATIENCE_S + self.config.recovery.hang_floor_s + _PATIENCE_STARTS * self.cold_start_s
         deadline = time.monotonic() + limit_s
         while True:
+            began = time.monotonic()
             driven = driver_pid(self.run) is not None
             self.look()
             if value := look_up():
@@ -263,7 +266,7 @@ class Arena:
                 raise NotRecovered(": ".join(filter(None, [f"no sign of {what}; {ended}", self.state.message])))
             if time.monotonic() > deadline:
                 raise NotRecovered(f"no sign of {what} within {limit_s:.0f} s")
-            time.sleep(_POLL_S)
+            time.sleep(max(_POLL_S, _PAUSE_LOOKS * (time.monotonic() - began)))
 
     def driver(self) -> Identity:
         """Return the driver's process. From now on its death is not a failure."""

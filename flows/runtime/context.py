@@ -352,7 +352,16 @@ def make_job(
         wrapper=wrapper,
         nodes=cluster.nodes,
         processes_per_node=cluster.processes_per_node if distributed else 0,
-        shared_modules=(kind.code.partition(":")[0],) if forks else (),
+        shared_modules=(kind.code.partition(":")[0], *_late_modules(config, argv)) if forks else (),
         each_node=each_node,
         keeps_nodes=distributed,
     )
+
+
+def _late_modules(config: Config, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return PyTorch's compiler for training that imports it: that takes as long as the rest of PyTorch."""
+    parallel = config.parallel
+    needed = (
+        config.backend.compile or parallel.data_parallel != "replicate" or parallel.activation_checkpointing != "none"
+    )
+    return ("torch._dynamo",) if needed and argv[:2] == ("-m", "trainer") else ()

@@ -105,7 +105,9 @@ def test_a_process_that_was_frozen_while_its_attempt_was_replaced_commits_nothin
 ) -> None:
     train = {"tokens": 20_000 * 4 * 32, "global_batch_size": 4, "micro_batch_size": 1}
     run = make_run(tmp_path / "frozen", train=train, checkpoint={"every_steps": 50})
-    process = start("trainer", "--run-dir", os.fspath(run.root), "--attempt", "1")
+    log = tmp_path / "log"
+    argv = ("trainer", "--run-dir", os.fspath(run.root), "--attempt", "1")
+    process = start(*argv, log=log, PYTHONPROFILEIMPORTTIME="1")
     _wait_for_steps(run, 60, process)
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
@@ -113,7 +115,10 @@ def test_a_process_that_was_frozen_while_its_attempt_was_replaced_commits_nothin
     fence.close(run, 1)
     process.send_signal(signal.SIGCONT)
 
-    said = finish(process, RunBusyError.exit_code)
+    finish(process, RunBusyError.exit_code)
+    said = log.read_text(encoding="utf-8")
+    imported = {line.rpartition("|")[2].strip() for line in said.splitlines() if line.startswith("import time:")}
+    assert ("trainer.optim.adamw" in imported, "torch._dynamo" in imported) == (True, False), "PyTorch's compiler"
     assert "attempt 1 is over, so this process writes nothing more and ends" in said
     assert checkpoint_steps(run) == before
     assert not events_of(run, "train_stopped")

@@ -30,8 +30,10 @@ class Rotary(nn.Module):
     def __init__(self, seq_len: int, model: ModelConfig) -> None:
         super().__init__()
         self._shape = seq_len, model
-        for name, table in zip(("cos", "sin"), rotary_tables(*self._shape), strict=True):
-            self.register_buffer(name, table, persistent=False)
+        for name in ("cos", "sin"):
+            self.register_buffer(name, torch.empty(seq_len, model.head_width), persistent=False)
+        if not self.get_buffer("cos").is_meta:
+            self.fill()
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Return cosines and sines (seq, head_dim)."""
@@ -236,7 +238,10 @@ class Parts:
 
     def embedding(self, entries: int, width: int) -> nn.Module:
         """Return an embedding from ids (batch, seq) to (batch, seq, width), sharded by entries."""
-        return nn.Embedding(entries // self.slices, width)
+        weight = torch.empty(entries // self.slices, width)
+        if not weight.is_meta:  # PyTorch imports its compiler to draw numbers without values
+            nn.init.normal_(weight)
+        return nn.Embedding.from_pretrained(weight, freeze=False)
 
     def column_parallel(self, in_features: int, out_features: int) -> nn.Module:
         """Return a linear layer without bias, sharded by outputs."""

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim.adamw import adamw
 
 from conf.schema import Config, OptimizerConfig
 from trainer.model.initial import GAMMA, mixed
@@ -211,8 +212,8 @@ class AdamW:
             self._update = torch.compile(_update_bfloat16, dynamic=True, fullgraph=True, backend=compile_backend)
             entries = size  # its intermediate results are no tensors
         by_torch = self._moments["exp_avg_sq"] and first.dtype != torch.bfloat16
-        self._torch = self._make_torch(fused=fused) if by_torch else None
-        self._blocks = [] if self._torch else list(self._blocks_of(entries))
+        self._groups = self._grouped(fused=fused) if by_torch else ()
+        self._blocks = [] if by_torch else list(self._blocks_of(entries))
         places = torch.tensor([block.place for block in self._blocks], dtype=torch.int64)
         self._counters = places.mul_(GAMMA).to(first.device)
         for name, shard in self._shards.items():
@@ -290,11 +291,10 @@ class AdamW:
             divisor: divides the gradients, FP32 (), see :func:`clip_divisor`; None: 1.
             skip: 1 to skip the update, otherwise 0, FP32 (); None: 0.
         """
-        if self._torch is None:
+        if not self._groups:
             self._step_bfloat16(lr, number, divisor, skip)
         elif self._fused:
-            self._torch.grad_scale, self._torch.found_inf = divisor, skip  # type: ignore[attr-defined] # as GradScaler
-            self._step_torch(lr)
+            self._step_torch(lr, grad_scale=divisor, found_inf=skip)
         elif skip is None or not bool(skip):
             self._divide(divisor)
             self._step_torch(lr)
@@ -304,11 +304,22 @@ class AdamW:
         if divisor is not None:
             self.gradients.div_(divisor)
 
-    def _step_torch(self, lr: float) -> None:
-        assert self._torch is not None
-        for group in self._torch.param_groups:
-            group["lr"] = lr
-        self._torch.step()
+    def _step_torch(self, lr: float, **options: Tensor | None) -> None:
+        config = self._config
+        for group in self._groups:
+            adamw(
+                **group,
+                **options,
+                max_exp_avg_sqs=[],
+                foreach=False,
+                fused=self._fused,
+                amsgrad=False,
+                beta1=config.beta1,
+                beta2=config.beta2,
+                lr=lr,
+                eps=config.eps,
+                maximize=False,
+            )
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint by name, as views: ``model.*``, ``exp_avg.*``, ``exp_avg_sq.*``."""
@@ -322,30 +333,34 @@ class AdamW:
     def loaded(self, step_count: int) -> None:
         """Set the number of updates after a checkpoint has been read into :meth:`tensors`."""
         self._updates.fill_(step_count)
-        for state in self._torch.state.values() if self._torch else ():
-            state["step"].fill_(step_count)
+        for group in self._groups:
+            for counter in group["state_steps"]:
+                counter.fill_(step_count)
 
     def _decay_of(self, name: str) -> float:
         decays = self._config.decay == "all" or not name.endswith("norm.weight")
         return self._config.weight_decay if decays else 0.0
 
-    def _make_torch(self, *, fused: bool) -> torch.optim.AdamW:
-        parameters: dict[str, nn.Parameter] = {}
-        for name in self._moments["exp_avg_sq"]:
-            parameters[name] = nn.Parameter(self._values[name])
-            parameters[name].grad = self._gradients[name]
-        groups = [
-            {"params": [parameters[name] for name in names], "weight_decay": decay}
-            for decay, names in itertools.groupby(sorted(parameters, key=self._decay_of), key=self._decay_of)
-        ]
-        config = self._config
-        adamw = torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
-        for name, parameter in parameters.items():
-            state: dict[str, Any] = {kind: moments[name] for kind, moments in self._moments.items()}
-            # Only the fused kernel reads the counter on the device; the others would wait for it at each update.
-            counter = torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu")
-            adamw.state[parameter] = {"step": counter, **state}
-        return adamw
+    def _grouped(self, *, fused: bool) -> tuple[dict[str, Any], ...]:
+        """Return the arguments of PyTorch's function for each decay.
+
+        PyTorch's class would import its compiler, which takes as long as the rest of PyTorch.
+        """
+        # Only the fused kernel reads the counter on the device; the others would wait for it at each update.
+        device = self.gradients.device if fused else torch.device("cpu")
+        names = sorted(self._moments["exp_avg_sq"], key=self._decay_of)
+        return tuple(
+            {
+                "params": [self._values[name] for name in group],
+                "grads": [self._gradients[name] for name in group],
+                "exp_avgs": [self._moments["exp_avg"][name] for name in group],
+                "exp_avg_sqs": [self._moments["exp_avg_sq"][name] for name in group],
+                "state_steps": [torch.zeros((), dtype=torch.float32, device=device) for _ in group],
+                "weight_decay": decay,
+            }
+            for decay, members in itertools.groupby(names, key=self._decay_of)
+            for group in (list(members),)
+        )
 
     def _blocks_of(self, entries: int) -> Iterator[_Block]:
         """Yield what is updated together, in BF16: parameters, or parts of these with some entries."""

@@ -65,3 +65,22 @@ def test_a_single_process_keeps_the_users_threads_and_gives_its_cores_away_while
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     assert openmp() == ("1", "active")
     assert openmp(distributed=True) == ("3", None), "the configuration decides about training"
+
+
+@pytest.mark.parametrize(
+    ("override", "shared"),
+    [
+        ("backend.compile=false", False),
+        ("backend.compile=true", True),
+        ("parallel.data_parallel=fsdp", True),
+        ("parallel.activation_checkpointing=full", True),
+    ],
+)
+def test_processes_share_pytorchs_compiler_where_training_imports_it(
+    override: str, shared: bool, tmp_path: Path
+) -> None:
+    config = compose(["cluster=local", "backend.compile=false", override])
+    train = make_job(config, RunPaths(tmp_path), "train", "-m", "trainer", distributed=True)
+    preflight = make_job(config, RunPaths(tmp_path), "preflight", "-m", "trainer.preflight", distributed=True)
+    assert ("torch._dynamo" in train.shared_modules) == shared
+    assert "torch._dynamo" not in preflight.shared_modules
