@@ -257,11 +257,6 @@ class CorruptionCheck:
         #: Whether a pipeline may run its layers once more than later, because it finds out the sizes of its messages.
         self._is_first = config.parallel.pipeline_parallel_size > 1
 
-    def is_due(self, step: int, *, at_start: bool = False) -> bool:
-        """Return whether a check follows a step: the last one, those of the interval, and the one before an attempt."""
-        every = self._config.recovery.corruption_check_steps
-        return every is not None and (at_start or step == self._config.total_steps or step % every == 0)
-
     def run(self, step: int) -> Finding | None:
         """Check the processes after a step. All ranks call this together, and get the same result."""
         if self._is_first:

@@ -113,8 +113,7 @@ class Training(training.Training):
         """Run the steps; return why training ends before the last one."""
         outcome: Outcome | None = None
         try:
-            if self.is_checked(self.step, at_start=True):
-                self.check_for_corruption(self.step)
+            self.check_for_corruption(self.step)
             while self.step < self.config.total_steps and not outcome:
                 self.step += 1
                 self._start_step()

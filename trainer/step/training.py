@@ -21,7 +21,7 @@ from conf.amendments import with_changes
 from conf.data_changes import DATA_CHANGED, SKIP_STEPS, TRAIN_STARTED, ranges
 from conf.devices import DEVICES
 from conf.schema import Config
-from conf.training_rules import EXIT_CODES, CheckpointPolicy, Outcome, SaveReason
+from conf.training_rules import EXIT_CODES, CheckpointPolicy, Outcome, SaveReason, next_corruption_check
 from hlatctl.run import files
 from hlatctl.run.errors import NONFINITE, TrainingError
 from hlatctl.run.fence import Fence
@@ -359,19 +359,20 @@ class Training:
             hosts = [host for host, _ in self.places]
             self._corruption = CorruptionCheck(self.config, self.member, subject(), hosts)
 
-    def is_checked(self, step: int, *, at_start: bool = False) -> bool:
-        """Return whether the processes are compared after a step."""
-        return self._corruption is not None and self._corruption.is_due(step, at_start=at_start)
+    def is_checked(self, step: int) -> bool:
+        """Return whether the processes are compared after a step; an attempt's first check precedes its steps."""
+        return next_corruption_check(self.config, step) == step
 
     def check_for_corruption(self, step: int) -> float:
-        """Compare what the processes compute after a step, and return the seconds that took.
+        """Compare what the processes compute after a step, if there are checks; return the seconds that took.
 
         Checkpoints up to a step without differences are trusted.
 
         Raises:
             TrainingError: a process computes something else.
         """
-        assert self._corruption is not None
+        if self._corruption is None:
+            return 0.0
         started_s = time.perf_counter()
         found = self._corruption.run(step)
         if found is None:

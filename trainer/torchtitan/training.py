@@ -330,8 +330,7 @@ class Training(training.Training):
         self.open_batches(restored)
         log_freq = self.engine.metrics_processor.config.log_freq
         self.note_start(self.engine.step, self._parameters() if self.journal else 0, log_freq=log_freq)
-        if self.is_checked(self.engine.step, at_start=True):
-            self.check_for_corruption(self.engine.step)
+        self.check_for_corruption(self.engine.step)
         self._logged_s = time.perf_counter()
         return restored is not None
 
