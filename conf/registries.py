@@ -237,7 +237,7 @@ BACKENDS = Registry(
             software="conf.environment:check_torchtitan",
             optimizers=("adamw",),
             data_parallel=("replicate", "fsdp"),
-            ignores=("recovery.corruption_check_steps",),
+            ignores=(),
             rules="conf.layouts:of_torchtitan",
         ),
         "nxd": BackendKind(

@@ -127,3 +127,9 @@ def wsd(step: int, config: Config) -> float:
     total = config.total_steps
     start = max(config.warmup_steps, total - math.ceil(config.optimizer.wsd_decay_fraction * total))
     return 1.0 - _progress(step, start, config)
+
+
+def next_corruption_check(config: Config, step: int) -> int | None:
+    """Return the first step, from this one on, after which the processes are compared; None: they never are."""
+    every = config.recovery.corruption_check_steps
+    return None if every is None else min(-(-step // every) * every, config.total_steps)

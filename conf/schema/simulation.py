@@ -26,6 +26,8 @@ class FailureRatesConfig:
     """The same without a timeout."""
     straggler: NonNegativeFloat = 0.06
     """A host is slow for a while."""
+    flip_memory: NonNegativeFloat = 0.0
+    """A host computes wrong numbers without an error; only a check (`recovery.corruption_check_steps`) finds it."""
     upgrade: NonNegativeFloat = 4.6
     """The cluster is upgraded: the job is asked to stop, and no node is available for a while; per 1,000 hours."""
     disk_full: NonNegativeFloat = 2.6

@@ -304,6 +304,8 @@ class SimulatedCluster:
         #: The time until which each host is broken, or slow.
         self.broken: dict[str, float] = {}
         self.slow: dict[str, float] = {}
+        #: The hosts that compute wrong numbers, which nobody knows yet.
+        self.wrong: set[str] = set()
         self.no_nodes_until_s = self.disk_full_until_s = start_unix_s
         #: Number of the current driver.
         self.driver = 0
@@ -354,6 +356,12 @@ class SimulatedCluster:
         slow = any(until_s > now_s and host in hosts for host, until_s in self.slow.items())
         return self.settings.straggler_factor if slow else 1.0
 
+    def take_out(self, host: str) -> None:
+        """Let a host fail until it is repaired."""
+        repaired_after_s = self._repairs.expovariate(1 / max(self.settings.repair_s, 1.0))
+        self.broken[host] = self.clock.now_unix_s() + repaired_after_s
+        self.wrong.discard(host)
+
     def end_with(self, job: Job, log: str, error: HlatctlError | None) -> None:
         """Write what a job leaves besides its exit code."""
         job.log_dir.mkdir(parents=True, exist_ok=True)
@@ -398,7 +406,9 @@ class SimulatedCluster:
         with self.journal(CLUSTER_WRITER) as journal:
             journal.append("failure_simulated", failure=failure.kind, host=failure.host)
         if failure.kind in ("hardware", "unfit"):
-            self.broken[failure.host] = now_s + self._repairs.expovariate(1 / max(settings.repair_s, 1.0))
+            self.take_out(failure.host)
+        elif failure.kind == "flip_memory":
+            self.wrong.add(failure.host)
         elif failure.kind == "straggler":
             self.slow[failure.host] = now_s + settings.straggler_s
         elif failure.kind == "upgrade":

@@ -20,11 +20,20 @@ from typing import Any
 from conf.environment import cache_variable
 from conf.schema import Config, SimulationConfig
 from conf.sizes import checkpoint_bytes, flops_per_token, parameters
-from conf.training_rules import BLOCKING, EXIT_CODES, REQUIRED, CheckpointPolicy, Outcome, SaveReason, learning_rate
+from conf.training_rules import (
+    BLOCKING,
+    EXIT_CODES,
+    REQUIRED,
+    CheckpointPolicy,
+    Outcome,
+    SaveReason,
+    learning_rate,
+    next_corruption_check,
+)
 from flows.launch.base import Job
 from flows.simulation.cluster import KILLED, TRAIN, Fault, JobScript, Script, SimulatedCluster
 from hlatctl.cache.store import MANIFEST as CACHE_MANIFEST
-from hlatctl.plan.step_time import step_time_s
+from hlatctl.plan.step_time import corruption_check_cost_steps, step_time_s
 from hlatctl.run import files
 from hlatctl.run.checkpoint import MANIFEST, Manifest, checkpoint_steps
 from hlatctl.run.contract import SIMULATED
@@ -245,6 +254,7 @@ class Training:
 
     def _whole_attempt(self) -> Any:
         yield from self._begin()
+        yield from self._check()
         yield from self._train()
         return self._stopped("finished" if self._step >= self._config.total_steps else "amend")
 
@@ -290,6 +300,8 @@ class Training:
                     raise
                 continue
             self._catch_up(target, step_s, whole=True)
+            if next_corruption_check(self._config, self._step) == self._step:
+                yield from self._check()
             pauses = self._pauses()
             reason = self._policy.reason_to_save(self._step, stopping=pauses)
             if reason:
@@ -316,7 +328,37 @@ class Training:
         step = self._step
         if step == self._first:
             return step + 1
-        return min((step // self._thinning + 1) * self._thinning, self._policy.next_save(step))
+        check = next_corruption_check(self._config, step + 1) or self._config.total_steps
+        return min((step // self._thinning + 1) * self._thinning, self._policy.next_save(step), check)
+
+    def _check(self) -> Any:
+        """Compare the processes, if ``recovery.corruption_check_steps`` is set: hosts with wrong numbers are found."""
+        if self._config.recovery.corruption_check_steps is None:
+            return
+        wall_s = self._step_s * corruption_check_cost_steps(self._config)
+        yield from self._pause(wall_s)
+        hosts = [host for host in self._hosts if host in self._cluster.wrong]
+        if not hosts:
+            self._journal.append("corruption_checked", step=self._step, wall_s=wall_s)
+            return
+        ranks = [self._hosts.index(host) * self._config.cluster.processes_per_node for host in hosts]
+        message = f"rank {ranks[0]} on {hosts[0]} computed different outputs from the same tokens (simulated)"
+        self._journal.append(
+            "corruption_suspected",
+            step=self._step,
+            part="forward",
+            ranks=ranks,
+            hosts=hosts,
+            devices=["simulated"] * len(hosts),
+            blamed_hosts=hosts,
+            difference=0.0,
+            repeatable=True,
+            message=message,
+        )
+        for host in hosts:
+            self._cluster.take_out(host)
+        error = TrainingError(f"after step {self._step}: {message}", hint="the run continues without the node")
+        raise _EndedError(Evidence(exit_code=error.exit_code, error=error))
 
     def _catch_up(self, target: int, step_s: float, *, whole: bool = False) -> None:
         made = target - self._step if whole else int((self._clock.now_unix_s() - self._since_s) / step_s)

@@ -25,7 +25,7 @@ from hlatctl.plan.budget import GOOD_EPOCHS, Epochs, cost, volume
 from hlatctl.plan.memory import Memory, memory
 from hlatctl.plan.published import Compose, points
 from hlatctl.plan.search import remedies
-from hlatctl.plan.step_time import StepTime, missing, peak_flops_per_s, step_time
+from hlatctl.plan.step_time import StepTime, corruption_check_cost_steps, missing, peak_flops_per_s, step_time
 from hlatctl.units import count, counted, duration, seconds, size
 
 #: The origin of a figure: the configuration, arithmetic, arithmetic with fitted numbers, a measurement.
@@ -229,8 +229,19 @@ def _time(config: Config, time: StepTime | None, speed: Speed | None) -> list[Fi
         *(Figure(name, value_s, seconds(value_s), CALIBRATED) for name, value_s in parts.items() if value_s),
         Figure("step", time.total_s, seconds(time.total_s), CALIBRATED),
         Figure("tokens per second", tokens_per_s, count(tokens_per_s), CALIBRATED),
+        *_checks(config),
         *([Figure("MFU", time.mfu_fraction, f"{time.mfu_fraction:.1%}", CALIBRATED)] if speed is None else []),
     ]
+
+
+def _checks(config: Config) -> list[Figure]:
+    every = config.recovery.corruption_check_steps
+    if every is None:
+        return []
+    share = corruption_check_cost_steps(config) / every
+    what = "a step" if config.parallel.pipeline_parallel_size > 1 else "a micro-batch"
+    text = f"at most {share:.2%} of the time: {what} twice, every {counted(every, 'step')}"
+    return [Figure("checks for wrong numbers", share, text, DERIVED)]
 
 
 def _published_speed(config: Config) -> list[Figure]:

@@ -715,6 +715,11 @@ class StepTime:
         return within_s + self.expert_parallel_s + self.pipeline_s + self.data_parallel_s + self.optimizer_s
 
 
+def corruption_check_cost_steps(config: Config) -> float:
+    """Return the largest time of a check for wrong numbers, in steps: two passes of a micro-batch, or a pipeline's."""
+    return 2.0 if config.parallel.pipeline_parallel_size > 1 else 2.0 / config.grad_accum_steps
+
+
 def step_time_s(config: Config) -> float | None:
     """Return the seconds of an optimizer step; None if a value of ``cluster.hardware`` is missing."""
     time = step_time(config)

@@ -28,7 +28,7 @@ from conf.load import load
 from hlatctl.cache import remote
 from hlatctl.run import files, processes
 from hlatctl.run.checkpoint import checkpoint_steps
-from hlatctl.run.errors import run_main
+from hlatctl.run.errors import TrainingError, run_main
 from hlatctl.run.files import JOB_FOLDER_ENV
 from hlatctl.run.paths import RunPaths
 
@@ -44,6 +44,7 @@ def train(run: RunPaths, job: dict[str, Any]) -> None:
     With ``product``, products are timed between steps although the model is small, slower by ``slow_s`` on rank 1.
 
     One process, ``stop_rank``, is asked to stop. One, ``kill_rank``, is killed in the middle of a step, ``kill_step``.
+    From step ``wrong_step`` on, the first layer of one, ``wrong_rank``, is wrong by another factor each time.
     """
     from conf.registries import BACKENDS
     from trainer.backends import make_backend
@@ -67,9 +68,23 @@ def train(run: RunPaths, job: dict[str, Any]) -> None:
         training.stop.requested = True  # as SIGTERM sets it
     if job.get("kill_rank") == backend.rank:
         _kill_within(training, job["kill_step"])
-    assert training.run() == job.get("code", 0)
+    if job.get("wrong_rank") == backend.rank:
+        _spoil(training, job["wrong_step"])
+    try:
+        assert training.run() == job.get("code", 0)
+    except TrainingError:
+        assert "wrong_rank" in job
     if journal:
         journal.close()
+
+
+def _spoil(training: Any, step: int) -> None:
+    calls = itertools.count()
+
+    def wrong(_layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor | None:
+        return output * (1 + 1e-6 * next(calls)) if training.engine.step >= step else None
+
+    next(iter(training.engine.model_parts[0].layers.values())).register_forward_hook(wrong)
 
 
 def _slow_down(of: Any, name: str, seconds: float) -> None:
@@ -179,6 +194,7 @@ def corruption(run: RunPaths, job: dict[str, Any]) -> dict[str, Any]:
     from trainer.backends.torch_native import TorchNative
     from trainer.optim.adamw import local
     from trainer.step.corruption import CorruptionCheck
+    from trainer.step.loop import subject_of
 
     config = load(run.config)
     backend = TorchNative(config)
@@ -190,7 +206,7 @@ def corruption(run: RunPaths, job: dict[str, Any]) -> dict[str, Any]:
     def steps(*, checked: bool) -> tuple[list[Any], CorruptionCheck, Any, Any]:
         model = backend.build_model(document_end_id=None)
         optimizer = backend.optimizer(model)
-        check = CorruptionCheck(config, backend, model, optimizer, hosts)
+        check = CorruptionCheck(config, backend, subject_of(backend, model, optimizer), hosts)
         numbers: list[Any] = []
         for number in (1, 2, 3):
             if checked:

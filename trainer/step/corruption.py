@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from conf.schema import Config
 from conf.training_rules import LOSS_TOLERANCE, NORM_TOLERANCE, relative_difference
-from trainer.backends.base import Backend, Optimizer
-from trainer.model.decoder import Llama
+from trainer.backends.base import Member
 from trainer.optim.adamw import local
 
 #: What is compared, in the order in which one corrupts the next.
@@ -225,45 +224,62 @@ def _where_it_began(replays: Sequence[Replay], suspects: set[int], part: Part) -
     return {rank for rank in suspects if replays[rank].stage == stages[replays[rank].replica]}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What a check compares: an engine's model and optimizer in this process.
+
+    Args:
+        place: stage, slice and shard; processes with the same ones have the same weights.
+        replica: number of the replica; processes of one replica exchange what they compute.
+        parts: the modules of the process; each has all of its parameters.
+        blocks: returns the layers, while they are watched.
+        tensors: returns the weights and moments.
+        replay: runs a micro-batch, or a pipeline's step, of inputs and targets (batch, seq) forward and backward, and
+            returns the process's share of the loss. Training must not notice it.
+    """
+
+    place: tuple[int, int, int]
+    replica: int
+    parts: Sequence[nn.Module]
+    blocks: Callable[[], AbstractContextManager[Sequence[nn.Module]]]
+    tensors: Callable[[], Collection[Tensor]]
+    replay: Callable[[Tensor, Tensor], Tensor]
+
+
 class CorruptionCheck:
     """Checks all processes together, every ``recovery.corruption_check_steps`` steps.
 
     A check costs two forward and backward passes of a micro-batch; with pipelines two of a step.
     """
 
-    def __init__(self, config: Config, backend: Backend, model: Llama, optimizer: Optimizer, hosts: list[str]) -> None:
-        self._config, self._backend, self._hosts = config, backend, hosts
-        self._model, self._optimizer = model, optimizer
-
-    def is_due(self, step: int, *, at_start: bool = False) -> bool:
-        """Return whether a check follows a step: the last one, those of the interval, and the one before an attempt."""
-        every = self._config.recovery.corruption_check_steps
-        return every is not None and (at_start or step == self._config.total_steps or step % every == 0)
+    def __init__(self, config: Config, member: Member, subject: Subject, hosts: list[str]) -> None:
+        self._config, self._member, self._subject, self._hosts = config, member, subject, hosts
+        #: Whether a pipeline may run its layers once more than later, because it finds out the sizes of its messages.
+        self._is_first = config.parallel.pipeline_parallel_size > 1
 
     def run(self, step: int) -> Finding | None:
         """Check the processes after a step. All ranks call this together, and get the same result."""
+        if self._is_first:
+            self._subject.replay(*self._tokens(step))
+            self._is_first = False
         first, second = self._replay(step), self._replay(step)
-        return judge(first, second, self._hosts, exactly=self._backend.device.type == "cpu")
+        return judge(first, second, self._hosts, exactly=self._member.device.type == "cpu")
 
     def _replay(self, step: int) -> list[Replay]:
-        config, backend = self._config, self._backend
-        in_stages = config.parallel.pipeline_parallel_size > 1
-        rows = config.micro_batch_size * (config.grad_accum_steps if in_stages else 1)
-        generator = torch.Generator().manual_seed((config.seed * 1_000_003 + step) % 2**63)
-        tokens = torch.randint(config.model.vocab_size, (rows, config.train.seq_len + 1), generator=generator)
-        with _recorded(self._model, backend.device) as recorders:
-            loss = backend.replay(self._model, self._optimizer, tokens[:, :-1], tokens[:, 1:])
-        outputs, gradients = recorders
-        weights = _Recorder(len(self._optimizer.tensors()), backend.device)
-        for number, tensor in enumerate(self._optimizer.tensors().values()):
+        subject, device = self._subject, self._member.device
+        with subject.blocks() as blocks, _recorded(subject.parts, blocks, device) as (outputs, gradients):
+            loss = subject.replay(*self._tokens(step))
+        tensors = subject.tensors()
+        weights = _Recorder(len(tensors), device)
+        for number, tensor in enumerate(tensors):
             weights.add(number, tensor)
-        stage, slice_, shard = backend.place
+        stage, slice_, shard = subject.place
         replay = Replay(
             stage=stage,
             slice=slice_,
             shard=shard,
-            replica=backend.data_parallel_rank,
-            device=str(backend.device),
+            replica=subject.replica,
+            device=str(device),
             weights=weights.checksum,
             forward=outputs.checksum,
             backward=gradients.checksum,
@@ -271,7 +287,15 @@ class CorruptionCheck:
             output_norm=outputs.norm,
             grad_norm=gradients.norm,
         )
-        return [Replay(**row) for row in backend.gather(asdict(replay))]
+        return [Replay(**row) for row in self._member.gather(asdict(replay))]
+
+    def _tokens(self, step: int) -> tuple[Tensor, Tensor]:
+        config = self._config
+        in_stages = config.parallel.pipeline_parallel_size > 1
+        rows = config.micro_batch_size * (config.grad_accum_steps if in_stages else 1)
+        generator = torch.Generator().manual_seed((config.seed * 1_000_003 + step) % 2**63)
+        tokens = torch.randint(config.model.vocab_size, (rows, config.train.seq_len + 1), generator=generator)
+        return tokens[:, :-1], tokens[:, 1:]
 
 
 class _Recorder:
@@ -300,35 +324,39 @@ class _Recorder:
 
 
 @contextmanager
-def _recorded(model: Llama, device: torch.device) -> Iterator[tuple[_Recorder, _Recorder]]:
-    """Record the outputs of a model's layers, and its gradients, in this block.
+def _recorded(
+    parts: Sequence[nn.Module], blocks: Sequence[nn.Module], device: torch.device
+) -> Iterator[tuple[_Recorder, _Recorder]]:
+    """Record the outputs of layers, and the gradients of all parameters, in this block.
 
     Gradients are seen before FSDP reduces them: in a forward pass the modules have whole weights, whose hooks get the
-    gradients that this process computed.
+    gradients that this process computed. Parameters are numbered in the order in which the forward pass comes to them.
     """
-    blocks, names = list(model.blocks()), [name for name, _ in model.named_parameters()]
-    outputs, gradients = _Recorder(len(blocks), device), _Recorder(len(names), device)
-    prefixes = tuple(f"{name}." for name, module in model.named_modules() if module in blocks)
+    inside = {module for block in blocks for module in block.modules()}
+    outside = [module for part in parts for module in part.modules() if module not in inside]
+    # Sharded and whole parameters are different objects, of which FSDP's hooks may show both.
+    count = 2 * sum(1 for part in parts for _ in part.parameters())
+    outputs, gradients = _Recorder(len(blocks), device), _Recorder(count, device)
     handles: dict[int, RemovableHandle] = {}
 
-    def watch(module: nn.Module, prefix: str) -> None:
-        for name, parameter in module.named_parameters(prefix=prefix):
-            is_own = prefix or not name.startswith(prefixes)
-            if is_own and id(parameter) not in handles:
-                number = names.index(name)
+    def watch(parameters: Iterable[nn.Parameter]) -> None:
+        for parameter in parameters:
+            number = len(handles)
+            if parameter.requires_grad and id(parameter) not in handles:
                 handles[id(parameter)] = parameter.register_hook(  # type: ignore[no-untyped-call]
                     lambda gradient, n=number: gradients.add(n, gradient)
                 )
 
-    def begin(module: nn.Module, prefix: str) -> RemovableHandle:
-        return module.register_forward_pre_hook(lambda module, _inputs: watch(module, prefix))
+    def of_others(_module: nn.Module, _inputs: Any) -> None:
+        watch(parameter for module in outside for parameter in module.parameters(recurse=False))
 
     with ExitStack() as stack:
-        for number, (block, prefix) in enumerate(zip(blocks, prefixes, strict=True)):
-            stack.callback(begin(block, prefix[:-1]).remove)
+        for number, block in enumerate(blocks):
+            stack.callback(block.register_forward_pre_hook(lambda block, _inputs: watch(block.parameters())).remove)
             hook = block.register_forward_hook(lambda _block, _inputs, output, n=number: outputs.add(n, output))
             stack.callback(hook.remove)
-        stack.callback(begin(model, "").remove)
+        for module in outside:
+            stack.callback(module.register_forward_pre_hook(of_others).remove)
         yield outputs, gradients
         for handle in handles.values():
             stack.callback(handle.remove)

@@ -6,20 +6,20 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from conf.schema import Config
 from conf.sizes import flops_per_token, parameters
 from conf.training_rules import Outcome, SaveReason, learning_rate
 from hlatctl.run import startup
-from hlatctl.run.errors import TrainingError
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
-from trainer.backends.base import Backend, StepMetrics, Stopwatch
+from trainer.backends.base import Backend, Optimizer, StepMetrics, Stopwatch
 from trainer.checkpoint.manager import seed_rng
+from trainer.model.decoder import Llama
 from trainer.step import training
-from trainer.step.corruption import HINT, CorruptionCheck
+from trainer.step.corruption import Subject
 from trainer.step.monitor import DRIFT_EVERY_STEPS, drift_alarm, skipped_alarm
 
 #: Steps between collections of Python's garbage (torchtitan's default, its tools/utils.py).
@@ -90,9 +90,7 @@ class Training(training.Training):
         if restored:
             self.optimizer.loaded(restored.shared["optimizer_steps"])
         self.open_batches(restored)
-        self.corruption = CorruptionCheck(
-            config, backend, self.model, self.optimizer, [host for host, _ in self.places]
-        )
+        self.watch_for_corruption(lambda: subject_of(backend, self.model, self.optimizer))
 
     def run(self) -> int:
         """Train to the last step, or until SIGTERM or an amendment ends the attempt.
@@ -115,18 +113,17 @@ class Training(training.Training):
         """Run the steps; return why training ends before the last one."""
         outcome: Outcome | None = None
         try:
-            if self.corruption.is_due(self.step, at_start=True):
-                self._check_for_corruption()
+            self.check_for_corruption(self.step)
             while self.step < self.config.total_steps and not outcome:
                 self.step += 1
                 self._start_step()
                 self._collect()
                 outcome = self._finish_steps(leave=self.backend.steps_ahead)
-                is_checked = self.corruption.is_due(self.step)
+                is_checked = self.is_checked(self.step)
                 if outcome or is_checked or self._reason_to_save(outcome):
                     outcome = self._finish_steps(leave=0) or outcome  # never save a step that may not be finite
                 if is_checked and not outcome:
-                    self._check_for_corruption()
+                    self.check_for_corruption(self.step)
                 reason = self._reason_to_save(outcome)
                 if reason:
                     self.save(self.optimizer.tensors(), self.step, reason, optimizer_steps=self.optimizer.step_count)
@@ -201,20 +198,6 @@ class Training(training.Training):
         self.checkpoints.healthy_step()
         return stopping
 
-    def _check_for_corruption(self) -> None:
-        """Compare what the processes compute after a step; checkpoints up to a step without differences are trusted.
-
-        Raises:
-            TrainingError: a process computes something else.
-        """
-        started_s = time.perf_counter()
-        found = self.corruption.run(self.step)
-        if found is None:
-            self.note("corruption_checked", step=self.step, wall_s=time.perf_counter() - started_s)
-            return
-        self.note("corruption_suspected", durable=True, step=self.step, **found.fields)
-        raise TrainingError(f"after step {self.step}: {found.message}", hint=HINT)
-
     def _reason_to_save(self, outcome: Outcome | None) -> SaveReason | None:
         if outcome == "rollback":
             return None
@@ -237,3 +220,15 @@ class Training(training.Training):
             counts = self.backend.gather(mine)
             hits, misses = (sum(count[key] for count in counts) for key in ("hits", "misses"))
             self.note("compile_cache", hits=hits, misses=misses, wall_s=step_s)
+
+
+def subject_of(backend: Backend, model: Llama, optimizer: Optimizer) -> Subject:
+    """Return what checks for corruption compare."""
+    return Subject(
+        place=backend.place,
+        replica=backend.data_parallel_rank,
+        parts=[model],
+        blocks=lambda: nullcontext(list(model.blocks())),
+        tensors=lambda: optimizer.tensors().values(),
+        replay=lambda inputs, targets: backend.replay(model, optimizer, inputs, targets),
+    )

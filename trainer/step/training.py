@@ -9,6 +9,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +21,7 @@ from conf.amendments import with_changes
 from conf.data_changes import DATA_CHANGED, SKIP_STEPS, TRAIN_STARTED, ranges
 from conf.devices import DEVICES
 from conf.schema import Config
-from conf.training_rules import EXIT_CODES, CheckpointPolicy, Outcome, SaveReason
+from conf.training_rules import EXIT_CODES, CheckpointPolicy, Outcome, SaveReason, next_corruption_check
 from hlatctl.run import files
 from hlatctl.run.errors import NONFINITE, TrainingError
 from hlatctl.run.fence import Fence
@@ -35,6 +36,7 @@ from trainer.checkpoint.writer import Storage
 from trainer.data.loader import Batches
 from trainer.gpu_node import described
 from trainer.process import StopRequest
+from trainer.step.corruption import HINT, CorruptionCheck, Subject
 from trainer.step.inputs import open_batches, read_dataset
 from trainer.step.monitor import PRODUCT_EVERY_STEPS, Monitor, MonitorEvent, Place, Product, RankTimes
 from trainer.step.profiling import Profiling
@@ -229,6 +231,7 @@ class Training:
         self.nonfinite_steps = 0
         self.added_skips: list[int | str] = []
         self._batches: Batches | None = None
+        self._corruption: CorruptionCheck | None = None
 
     @property
     def batches(self) -> Batches:
@@ -349,6 +352,35 @@ class Training:
         own_s = self.rank_times.take_s()
         times_s = self.member.numbers_on_rank0(own_s) if self.member.world_size > 1 else None
         return [] if times_s is None else self.rank_times.compare(step, times_s, self.places)
+
+    def watch_for_corruption(self, subject: Callable[[], Subject]) -> None:
+        """Prepare the checks of ``recovery.corruption_check_steps``, if it is set."""
+        if self.config.recovery.corruption_check_steps:
+            hosts = [host for host, _ in self.places]
+            self._corruption = CorruptionCheck(self.config, self.member, subject(), hosts)
+
+    def is_checked(self, step: int) -> bool:
+        """Return whether the processes are compared after a step; an attempt's first check precedes its steps."""
+        return next_corruption_check(self.config, step) == step
+
+    def check_for_corruption(self, step: int) -> float:
+        """Compare what the processes compute after a step, if there are checks; return the seconds that took.
+
+        Checkpoints up to a step without differences are trusted.
+
+        Raises:
+            TrainingError: a process computes something else.
+        """
+        if self._corruption is None:
+            return 0.0
+        started_s = time.perf_counter()
+        found = self._corruption.run(step)
+        if found is None:
+            wall_s = time.perf_counter() - started_s
+            self.note("corruption_checked", step=step, wall_s=wall_s)
+            return wall_s
+        self.note("corruption_suspected", durable=True, step=step, **found.fields)
+        raise TrainingError(f"after step {step}: {found.message}", hint=HINT)
 
     def save(self, tensors: dict[str, Any], step: int, reason: SaveReason, *, optimizer_steps: int) -> None:
         """Save a checkpoint; see :meth:`CheckpointManager.save`."""

@@ -114,13 +114,18 @@ def trainer_config(config: Config) -> Trainer.Config:
     titan.metrics.log_freq = 1
     titan.validator.enable = False  # this project evaluates checkpoints
     _pass_through(titan, config.backend.torchtitan)
-    _check(titan)
+    _check(titan, config)
     return titan
 
 
 def _uses_cuda_graphs(config: Config) -> bool:
-    """Whether torchtitan captures forward and backward pass: not with pipelines, nor where experts are chosen."""
+    """Whether torchtitan captures forward and backward pass: not with pipelines, nor where experts are chosen.
+
+    A captured graph runs no hooks, by which ``trainer.step.corruption`` sees the layers' outputs.
+    """
     dense = config.model.num_experts == 0 and config.model.module is None
+    if config.recovery.corruption_check_steps:
+        return False
     return DEVICES[config.backend.device].captures_graphs and dense and config.parallel.pipeline_parallel_size == 1
 
 
@@ -243,11 +248,18 @@ def _fits(value: Any, expected: Any) -> bool:
     return isinstance(expected, type) and isinstance(value, expected)
 
 
-def _check(titan: Trainer.Config) -> None:
+def _check(titan: Trainer.Config, config: Config) -> None:
     """Let every part of torchtitan's configuration check itself. Raises a ConfigError with its message."""
     if titan.metrics.log_freq < 1:
         here = "backend.torchtitan.metrics.log_freq"
         raise ConfigError(f"{here}={titan.metrics.log_freq}: must be at least 1", hint=unset(here))
+    every = config.recovery.corruption_check_steps
+    if every and not titan.training.disable_cuda_graphs:
+        here = "backend.torchtitan.training.disable_cuda_graphs"
+        raise ConfigError(
+            f"{here}=false: a CUDA graph hides the layers' outputs from recovery.corruption_check_steps={every}",
+            hint=unset(here),
+        )
     try:
         for field in dataclasses.fields(titan):
             section = getattr(titan, field.name)

@@ -49,9 +49,7 @@ class Loader(BaseDataLoader):
         end_id = self._training.document_end_id
         while True:
             inputs, targets = self._training.next_batch()
-            pairs = (torch.split(tokens, self._sequences) for tokens in (inputs, targets))
-            for some, following in zip(*pairs, strict=True):
-                yield {"input": some, "positions": positions(some, end_id)}, following
+            yield from micro_batches(inputs, targets, self._sequences, end_id)
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: the manager saves the position."""
@@ -59,6 +57,14 @@ class Loader(BaseDataLoader):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Do nothing; see :meth:`state_dict`."""
+
+
+def micro_batches(
+    inputs: Tensor, targets: Tensor, sequences: int, end_id: int | None
+) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """Yield inputs and targets (n, seq_len) in pieces of so many sequences, as torchtitan's loop takes them."""
+    for some, following in zip(*(torch.split(tokens, sequences) for tokens in (inputs, targets)), strict=True):
+        yield {"input": some, "positions": positions(some, end_id)}, following
 
 
 def positions(tokens: Tensor, end_id: int | None) -> Tensor:

@@ -76,6 +76,24 @@ class Process(TorchDistributed):
         return torch.device("cpu"), self.host_group
 
     @property
+    def place(self) -> tuple[int, int, int]:
+        """See :class:`trainer.backends.base.Backend`; a slice is one of tensors, of sequences, and of experts."""
+        stage, *others, shard = (self._in_mesh(axis) for axis in ("pp", "tp", "cp", "ep", "fsdp"))
+        tensors, sequences, experts = others
+        slice_ = tensors + self.dims.tp * (sequences + self.dims.cp * experts)
+        return stage, slice_, shard
+
+    @property
+    def replica(self) -> int:
+        """The number of the replica: processes that exchange tokens with each other's experts are in the same one."""
+        processes = int(self.dims.cp * self.dims.tp)
+        return self.data_parallel_rank * processes // max(int(self.dims.ep), processes)
+
+    def _in_mesh(self, axis: str) -> int:
+        mesh = self.dims.get_optional_mesh(axis)
+        return 0 if mesh is None else mesh.get_local_rank()
+
+    @property
     def steps_ahead(self) -> int:
         """Steps between an order and its effect: the processes agree during the next step."""
         return 1

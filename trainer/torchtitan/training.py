@@ -12,12 +12,15 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torchtitan.components.checkpointer.base import (
     DATALOADER,
     LR_SCHEDULER,
@@ -38,10 +41,11 @@ from hlatctl.run.paths import RunPaths
 from trainer.backends.base import ENDS, NEWS, Stopwatch
 from trainer.checkpoint.dcp import DcpFiles
 from trainer.step import training
+from trainer.step.corruption import Subject
 from trainer.step.monitor import MonitorEvent
 from trainer.torchtitan import torch_2_13
 from trainer.torchtitan.configuration import rate_factor, trainer_config
-from trainer.torchtitan.data import Loader, NoTokenizer
+from trainer.torchtitan.data import Loader, NoTokenizer, micro_batches
 from trainer.torchtitan.process import Process
 
 #: How torchtitan's error about a step's loss begins (``Trainer.train_step``).
@@ -146,6 +150,32 @@ class Checkpoints(BaseCheckpointManager):
         pass
 
 
+class _Whole(nn.Module):
+    """A layer that may be compiled, and sharded, as a module whose hooks are outside of the compiled graph."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.register_forward_pre_hook(lambda *_: layer.unshard() if isinstance(layer, FSDPModule) else None)
+
+    def forward(self, *inputs: Any, **others: Any) -> Any:
+        return self.layer(*inputs, **others)
+
+
+@contextmanager
+def whole_layers(parts: Sequence[Any]) -> Iterator[list[nn.Module]]:
+    """Return the layers of these models; hooks see their outputs and whole weights in this block, also if compiled."""
+    layers = [(part.layers, name, layer) for part in parts for name, layer in part.layers.items()]
+    wrapped = [_Whole(layer) for *_, layer in layers]
+    try:
+        for (owner, name, _), whole in zip(layers, wrapped, strict=True):
+            owner[name] = whole
+        yield list(wrapped)
+    finally:
+        for owner, name, layer in layers:
+            owner[name] = layer
+
+
 class _Engine(Trainer):
     """torchtitan's trainer in processes that are already connected."""
 
@@ -175,6 +205,35 @@ class _Engine(Trainer):
             self._training.own_work_ends()
         loss: Tensor = super().forward_backward_step(**inputs)
         return loss
+
+    def replay(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Run a micro-batch, or a pipeline's, forward and backward without an effect on training; return its loss.
+
+        Gradients, buffers (they count experts' tokens), random states and the number of tokens are as before.
+        """
+        training, device = self._training, self.device
+        buffers = [(buffer, buffer.clone()) for part in self.model_parts for buffer in part.buffers()]
+        states = self.state_dict()  # has the number of tokens
+        batches: list[dict[str, Tensor]] = []
+        labels: list[Tensor] = []
+        size = training.config.micro_batch_size
+        for batch, following in micro_batches(inputs, targets, size, training.document_end_id):
+            batches.append({name: tensor.to(device) for name, tensor in batch.items()})
+            labels.append(following.to(device))
+        in_stages = self.parallel_dims.pp_enabled
+        self.optimizers.zero_grad()
+        with torch.random.fork_rng([] if device.index is None else [device.index], device_type=device.type):
+            loss: Tensor = super().forward_backward_step(
+                input_dict=batches if in_stages else batches[0],
+                labels=labels if in_stages else labels[0],
+                global_valid_tokens=torch.tensor(targets.numel(), device=device),
+            )
+        self.optimizers.zero_grad()
+        self.load_state_dict(states)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        return loss.detach()
 
     def should_continue_training(self) -> bool:
         """Return whether another step follows."""
@@ -215,8 +274,26 @@ class Training(training.Training):
         self._own_times: deque[Stopwatch] = deque()
         self.engine = _Engine(self._titan_config(), self)
         self.measure(self.engine.metrics_processor.num_flops_per_token)
+        self.watch_for_corruption(self._subject)
         if self.engine.config.training.disable_cuda_graphs:  # no event may be recorded while a graph is captured
             self.engine.model_parts[-1].register_forward_hook(lambda *_: self.own_work_ends())
+
+    def _subject(self) -> Subject:
+        engine = self.engine
+
+        def tensors() -> list[Tensor]:
+            states = [state for optimizer in engine.optimizers for state in optimizer.state.values()]
+            moments = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+            return [*(weight.detach() for part in engine.model_parts for weight in part.parameters()), *moments]
+
+        return Subject(
+            place=self.process.place,
+            replica=self.process.replica,
+            parts=engine.model_parts,
+            blocks=lambda: whole_layers(engine.model_parts),
+            tensors=tensors,
+            replay=engine.replay,
+        )
 
     def _titan_config(self) -> Any:
         titan = trainer_config(self.config)
@@ -253,6 +330,7 @@ class Training(training.Training):
         self.open_batches(restored)
         log_freq = self.engine.metrics_processor.config.log_freq
         self.note_start(self.engine.step, self._parameters() if self.journal else 0, log_freq=log_freq)
+        self.check_for_corruption(self.engine.step)
         self._logged_s = time.perf_counter()
         return restored is not None
 
@@ -305,8 +383,9 @@ class Training(training.Training):
         return int(signal)
 
     def must_know(self, step: int) -> bool:
-        """Return whether a step must be known to be finite: an attempt's first, and one that a checkpoint has."""
-        return step == self._first_step or bool(self.policy.reason_to_save(step, stopping=self._ending is not None))
+        """Return whether a step must be known to be finite: an attempt's first, and one that is saved or checked."""
+        is_kept = self.policy.reason_to_save(step, stopping=self._ending is not None) or self.is_checked(step)
+        return step == self._first_step or bool(is_kept)
 
     def own_work_ends(self) -> None:
         """Stop the time of this process's own work: from one update to the end of the next step's first forward pass.
@@ -386,6 +465,9 @@ class Training(training.Training):
         """Save a checkpoint if one is due, and end the attempt if the processes agreed to."""
         if self.outcome == "rollback":
             return False
+        if self.is_checked(step):
+            self._own_work = None
+            self._logged_s += self.check_for_corruption(step)
         self.outcome = self._ending
         reason = self.policy.reason_to_save(step, stopping=self._ending is not None)
         if reason:

@@ -89,6 +89,23 @@ def test_a_broken_node_is_replaced_by_a_spare_one(tmp_path: Path) -> None:
     assert left_out[-1], "the last attempt did not use a node that had failed"
 
 
+def test_a_node_with_wrong_numbers_is_found_by_the_next_check_and_replaced(tmp_path: Path) -> None:
+    config = campaign(tmp_path)
+    recovery = dataclasses.replace(config.recovery, corruption_check_steps=500)
+    run = drive(dataclasses.replace(config, recovery=recovery), cluster(only("flip_memory", 8.0)))
+    events = read_events(run)
+    state = fold(events)
+    assert (state.status, {attempt.cause for attempt in state.attempts}) == ("finished", {"corruption", "finished"})
+    flipped = next(event for event in events if event["kind"] == "failure_simulated")
+    found = next(event for event in events if event["kind"] == "corruption_suspected")
+    assert found["blamed_hosts"] == [flipped["host"]]
+    assert 0 < found["time_unix_s"] - flipped["time_unix_s"] < 501 * 20.0
+    first, second, *_others = (event for event in events if event["kind"] == "attempt_started")
+    assert (first["left_out_hosts"], second["left_out_hosts"]) == ([], [flipped["host"]])
+    checked = [event["step"] for event in events if event["kind"] == "corruption_checked" and event["attempt"] == 1]
+    assert checked == list(range(0, found["step"], 500))
+
+
 def test_after_a_driver_dies_the_next_one_re_attaches_to_running_training(tmp_path: Path) -> None:
     config = campaign(tmp_path)
     events = read_events(drive(config, cluster(only("head_crash", 100.0))))

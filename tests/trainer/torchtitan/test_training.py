@@ -15,6 +15,7 @@ from conf.schema import ModelConfig
 from conf.training_rules import EXIT_CODES
 from hlatctl.run.checkpoint import checkpoint_steps
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.processes import node_name
 from tests.trainer.conftest import EventsOf, MakeRun, Ranks
 from tests.trainer.convert.test_import_model import save
 from tests.trainer.s3_server import Server
@@ -81,7 +82,9 @@ def _train(ranks: Ranks, run: RunPaths, attempt: int = 1, processes: int = 2, **
 def test_a_run_whose_process_is_killed_repeats_the_undisturbed_one_bit_by_bit(
     layout: str, make_titan: MakeTitan, ranks: Ranks, events_of: EventsOf
 ) -> None:
-    undisturbed, run = make_titan("undisturbed", *LAYOUTS[layout]), make_titan("run", *LAYOUTS[layout])
+    """The other run is checked for corruption, which must change nothing."""
+    undisturbed = make_titan("undisturbed", *LAYOUTS[layout])
+    run = make_titan("run", *LAYOUTS[layout], recovery={"corruption_check_steps": 3})
     _train(ranks, undisturbed)
     first = events_of(undisturbed, "step")
     assert [event["step"] for event in first] == list(range(1, _STEPS + 1))
@@ -96,6 +99,7 @@ def test_a_run_whose_process_is_killed_repeats_the_undisturbed_one_bit_by_bit(
     _train(ranks, run, fork=True, kill_rank=rank, kill_step=step)
     _train(ranks, run, attempt=2)
 
+    assert [event["step"] for event in events_of(run, "corruption_checked", 2)] == [_SAVED, 6, _STEPS]
     (started,) = events_of(run, "train_started", 2)
     assert started["resumed_from_step"] == _SAVED
     names = ("step", "loss", "grad_norm", "lr", "tokens", "batch")
@@ -103,6 +107,18 @@ def test_a_run_whose_process_is_killed_repeats_the_undisturbed_one_bit_by_bit(
     assert before == expected[: len(before)]
     assert len(before) in (step - 1, step), "the other process may have ended the step"
     assert _steps(run, events_of, 2, *names) == expected[_SAVED:]
+
+
+def test_a_process_whose_layer_computes_wrong_numbers_is_named_by_the_next_check(
+    make_titan: MakeTitan, ranks: Ranks, events_of: EventsOf
+) -> None:
+    run = make_titan("run", {}, _FSDP, recovery={"corruption_check_steps": 3})
+    _train(ranks, run, wrong_rank=1, wrong_step=4)
+    assert [event["step"] for event in events_of(run, "corruption_checked")] == [0, 3]
+    (found,) = events_of(run, "corruption_suspected")
+    assert (found["step"], found["part"], found["ranks"]) == (6, "forward", [1])
+    assert found["blamed_hosts"] == [node_name()]
+    assert checkpoint_steps(run) == [_SAVED]
 
 
 def _steps(run: RunPaths, events_of: EventsOf, attempt: int, *names: str) -> list[list[Any]]:
