@@ -241,6 +241,15 @@ def _reading(folder: Path) -> Iterator[None]:
         yield
     except HlatctlError:
         raise
+    except ImportError as error:  # transformers imports a model's class when it is first used
+        cause: Exception = error
+        while isinstance(cause.__cause__, Exception):
+            cause = cause.__cause__
+        raise DependencyError(
+            f"--model={folder}: transformers can't import the model's class ({first_line(cause)})",
+            hint="install what is missing. Text models need no torchvision, torchaudio or torchcodec: if one of them "
+            "doesn't fit torch, `pip uninstall torchvision torchaudio torchcodec`",
+        ) from error
     except Exception as error:  # transformers and safetensors raise all kinds of errors for damaged files
         raise EvaluationError(f"--model={folder}: can't be loaded ({first_line(error)})", hint=_EXPORT_HINT) from error
 

@@ -10,12 +10,18 @@ import logging
 import os
 import types
 import warnings
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import _random as dtensor_random
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 #: What ``torch.cuda.memory_stats`` returns and torchtitan reads.
 _NO_MEMORY = dict.fromkeys(("active_bytes.all.peak", "reserved_bytes.all.peak", "num_alloc_retries", "num_ooms"), 0)
@@ -75,14 +81,36 @@ def _dense_attention(
     return out, types.SimpleNamespace(lse=None)
 
 
+class _RandomNumbers:
+    """Gives each shard of a distributed tensor random numbers of its own, and its copies the same ones.
+
+    PyTorch does so where it can move a generator by an offset. On a CPU it lets every process draw the same numbers, so
+    that experts, rows and columns of several processes would begin equal, and a mixture's experts stay equal.
+    """
+
+    distribute_region_enabled = True
+
+    @contextmanager
+    def _distribute_region(self, spec: DTensorSpec, generator: torch.Generator | None = None) -> Iterator[None]:
+        shard = 0
+        for size, at, placement in zip(spec.mesh.shape, spec.mesh.get_coordinate(), spec.placements, strict=True):
+            if not placement.is_replicate():
+                shard = shard * size + at
+        seed = int(torch.randint(1 << 62, (), generator=generator))  # the same in all processes
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed + shard)
+            yield
+
+
 @functools.cache  # what is wrapped, is wrapped once
 def adapt() -> None:
     """Make torchtitan train on a CPU. Call it before any other module of torchtitan is imported."""
     from torchtitan.tools import utils
 
-    # About random numbers that differ between layouts, and formats that a CPU computes in full precision.
+    # About random numbers, and formats that a CPU computes in full precision.
     warnings.filterwarnings("ignore", message="DTensor .* may not have complete support on cpu")
     warnings.filterwarnings("ignore", message="In CPU autocast, but the target dtype is not supported")
+    setattr(dtensor_random, "_rng_tracker", _RandomNumbers())  # noqa: B010 (another type than PyTorch's)
     logging.getLogger().setLevel(logging.ERROR)  # torchtitan's own: it looks for a GPU
     torch._dynamo.config.disable = True  # the mask's compiled function takes a minute to compile
     device = torch.device("cpu")

@@ -74,6 +74,21 @@ def test_damaged_weights_are_refused(tmp_path: Path, model_folder: Path) -> None
         model.load(folder, seq_len=8, device="cpu")
 
 
+def test_a_package_that_does_not_fit_is_named_by_the_reason_that_transformers_hides(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as error:
+            raise ModuleNotFoundError("Could not import module 'LlamaForCausalLM'. …") from error
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
+    with pytest.raises(DependencyError, match=r"model's class \(operator torchvision::nms does not exist\)") as caught:
+        model.load(model_folder, seq_len=8, device="cpu")
+    assert "pip uninstall torchvision torchaudio torchcodec" in str(caught.value.hint)
+
+
 def test_the_context_is_the_shorter_of_the_models_and_the_trainings(model_folder: Path) -> None:
     assert model.load(model_folder, seq_len=64, device="cpu").max_length == 64
     assert model.load(model_folder, seq_len=9999, device="cpu").max_length == 256

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from conf.schema import ModelConfig
 from conf.training_rules import EXIT_CODES
@@ -19,6 +21,7 @@ from hlatctl.run.processes import node_name
 from tests.trainer.conftest import EventsOf, MakeRun, Ranks
 from tests.trainer.convert.test_import_model import save
 from tests.trainer.s3_server import Server
+from trainer.checkpoint import dcp
 from trainer.convert.import_model import main as import_model
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed (docs/engines.md)")
@@ -91,6 +94,7 @@ def test_a_run_whose_process_is_killed_repeats_the_undisturbed_one_bit_by_bit(
     assert first[-1]["loss"] < first[0]["loss"]
     assert ("expert_load" in first[0]) == ("experts" in layout)
     assert checkpoint_steps(undisturbed) == [_SAVED, _STEPS]
+    assert not _repeated(undisturbed.checkpoint(_SAVED)), "each process has its own random numbers for its part"
 
     seed = random.randrange(1 << 32)
     draw = random.Random(seed)
@@ -119,6 +123,25 @@ def test_a_process_whose_layer_computes_wrong_numbers_is_named_by_the_next_check
     assert (found["step"], found["part"], found["ranks"]) == (6, "forward", [1])
     assert found["blamed_hosts"] == [node_name()]
     assert checkpoint_steps(run) == [_SAVED]
+
+
+def _repeated(checkpoint: Path) -> list[str]:
+    """Return the matrices of which one half is nearly the other."""
+    metadata = dcp.read_metadata(checkpoint)
+    weights: dict[str, Any] = {
+        name: torch.empty(stored.size)
+        for name, stored in metadata.state_dict_metadata.items()
+        if isinstance(stored, TensorStorageMetadata) and name.endswith("weight") and len(stored.size) == 2
+    }
+    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("optimizer")}
+    dcp.load(weights, checkpoint, metadata=metadata)
+
+    def alike(tensor: torch.Tensor, dim: int) -> bool:
+        halves = torch.stack([half.flatten() for half in tensor.chunk(2, dim)])
+        return float(torch.corrcoef(halves)[0, 1]) > 0.9
+
+    assert weights
+    return [name for name, tensor in weights.items() if alike(tensor, 0) or alike(tensor, 1)]
 
 
 def _steps(run: RunPaths, events_of: EventsOf, attempt: int, *names: str) -> list[list[Any]]:
