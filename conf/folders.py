@@ -6,7 +6,6 @@ read from a folder that another user can write to, because a configuration names
 
 from __future__ import annotations
 
-import filecmp
 import os
 import re
 import shlex
@@ -220,9 +219,20 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
+def _is_ours(folder: Path) -> bool:
+    """Return whether a folder is this package itself, in a clone of the repository."""
+    return os.path.realpath(folder) == os.path.realpath(OURS)
+
+
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise ConfigError(f"{folder}: is not a folder of configuration", hint=f"name a folder: --config-dir, ${ENV}")
+    if not _is_ours(folder) and all((folder / name).is_file() for name in ("compose.py", "config.yaml")):
+        raise ConfigError(
+            f"{folder}: belongs to another copy of hlatctl than the one that runs ({OURS}), so its options can differ",
+            hint="keep your options in a folder of your own, such as ~/my-project/conf, and remove "
+            f"{folder / PROJECT_FILE}; or run this clone's own hlatctl",
+        )
     _check_own(folder)
     project_file(folder)
     known, ours = group_names(), options(OURS)
@@ -249,12 +259,10 @@ def _check_option(path: Path, folder: Path, ours: list[str]) -> None:
         )
     _check_file(path, folder)
     group = path.parent.name
-    # A clone of hlatctl's repository can be a project's folder too; its files are the built-in ones.
-    if path.stem in ours and not filecmp.cmp(path, OURS / group / path.name, shallow=False):
+    if path.stem in ours and not os.path.samefile(path, OURS / group / path.name):
         raise ConfigError(
             f"{path}: {group}={path.stem} is one of hlatctl's options, whose meaning must not depend on the folder",
-            hint=f"rename the file, such as to my_{path.name}, and use {group}=my_{path.stem}; "
-            "or, if this is a clone of another version of hlatctl, work in a folder of your own",
+            hint=f"rename the file, such as to my_{path.name}, and use {group}=my_{path.stem}",
         )
     values = _mapping(path)
     if path.parent.name == SWEEP:
@@ -287,6 +295,9 @@ def _check_inside(path: Path, folder: Path) -> None:
 
 
 def _check_own(path: Path) -> None:
+    # Programs already run from a clone's own folder. A clone made with umask 002 gives its group the right to write.
+    if path.resolve().is_relative_to(OURS.resolve()) and not path.stat().st_mode & stat.S_IWOTH:
+        return
     hint = f"if you trust its contents: `chmod -R go-w {shlex.quote(os.fspath(path))}`, or copy it to a folder of yours"
     try:
         require_own(path, _RULE, hint)

@@ -41,7 +41,7 @@ from hlatctl.node_log import NodeLog
 from hlatctl.run import fence, files, processes, rank_output
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.files import DAMAGED
-from hlatctl.run.processes import node_name
+from hlatctl.run.processes import node_name, node_python
 
 #: Environment variables that a scheduler's script sets and this program passes on.
 NODE_RANK_ENV = "NODE_RANK"
@@ -328,7 +328,8 @@ def _in_own_environment(command: list[str], env: dict[str, str]) -> tuple[list[s
     print(f"{node_name()}: environment on {staged.folder} after {time.monotonic() - started_s:.1f} s", flush=True)
     env["PATH"] = os.pathsep.join([os.fspath(staged.prefix / "bin"), *filter(None, [env.get("PATH")])])
     env["VIRTUAL_ENV"] = os.fspath(staged.prefix)
-    return [staged.python if word == sys.executable else word for word in command], [staged.lock]
+    ours = (sys.executable, node_python())
+    return [staged.python if word in ours else word for word in command], [staged.lock]
 
 
 def _no_records(error: OSError) -> int:

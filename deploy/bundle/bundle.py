@@ -210,16 +210,17 @@ def download(extras: Sequence[str], target: Target, indexes: Sequence[str], fold
     separate = [name for name in WITHOUT_DEPENDENCIES if name in extras]
     if separate:
         pip(*fetch, "--no-deps", *separate)
-    wanted = [asked]
+    pip(*fetch, asked)
+    tried: set[str] = set()
     while True:
-        pip(*fetch, *wanted)
         wheels = {found.name: found for found in map(Wheel.read, sorted(folder.glob("*.whl")))}
         keep, missing = needed(wheels, wheel.name, extras, target)
         if not missing:
             break
-        if set(missing) <= set(wanted):
+        if tried & set(missing):
             raise BundleError(f"{', '.join(missing)}: no wheel fits the others\nhint: see constraints.txt")
-        wanted += missing
+        pip(*fetch, "--no-deps", *missing)
+        tried |= set(missing)
     keep += [wheels[name] for name in separate]
     for unneeded in {found.path for found in wheels.values()} - {found.path for found in keep}:
         unneeded.unlink()

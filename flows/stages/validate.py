@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,7 @@ from hlatctl.cache.remote import unusable
 from hlatctl.plan.evaluation import check_shared_devices
 from hlatctl.plan.memory import check_memory
 from hlatctl.run.checkpoint import checkpoint_steps
-from hlatctl.run.errors import ConfigError, DependencyError, HlatctlError, LaunchError
+from hlatctl.run.errors import ConfigError, DependencyError, HlatctlError, LaunchError, install
 from hlatctl.run.files import private_folder
 from hlatctl.run.provenance import package_versions
 
@@ -127,6 +128,8 @@ def _software(config: Config) -> None:
     problem = environment.software_problem(config, package_versions(environment.NEURON_PACKAGES))
     if problem:
         raise DependencyError(problem, hint="use one environment per stack; see docs/neuron.md, version matrix")
+    if config.cluster.jobs_run == "here" and not importlib.util.find_spec("torch"):
+        raise DependencyError("training on this machine needs PyTorch, which is not installed", hint=install("train"))
     check = BACKENDS.part(config.backend.name, "software")
     if check and config.cluster.jobs_run == "here":  # elsewhere, preflight checks the nodes' environment
         check(config)

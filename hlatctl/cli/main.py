@@ -35,7 +35,7 @@ from hlatctl.cli import (
 )
 from hlatctl.cli.app import App, UsageError, usage_text
 from hlatctl.cli.common import write
-from hlatctl.run.errors import ERROR_FILE_ENV, ConfigError, HlatctlError, leave, of_system
+from hlatctl.run.errors import ERROR_FILE_ENV, ConfigError, DependencyError, HlatctlError, install, leave, of_system
 from hlatctl.units import one_line, printable
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
@@ -151,11 +151,19 @@ def _exit_code(work: Callable[[], object], error_file: str | None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _INTERRUPTED
     except Exception as error:
-        if refused := of_system(error):
+        if refused := _without_package(error) or of_system(error):
             print(f"error: {printable(str(refused))}", file=sys.stderr)
             return refused.exit_code
         _report_bug(error)
         return 1
+
+
+def _without_package(error: Exception) -> DependencyError | None:
+    """Return the error of a command that needs another package than the command line itself, if this is one."""
+    package = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if not package or package in ("conf", "eval", "flows", "hlatctl", "trainer") or package in sys.stdlib_module_names:
+        return None
+    return DependencyError(f"this command needs the package {package}, which is not installed", hint=install("head"))
 
 
 def _report_bug(error: Exception) -> None:

@@ -389,9 +389,10 @@ def suggest(name: str, known: Sequence[str], *, prefix: str = "", otherwise: str
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra from where hlatctl itself was installed: a clone, a wheel, an index.
+    """Return how to install an extra from where hlatctl itself was installed: a clone or a wheel.
 
-    Installers note that place (PEP 610, ``direct_url.json``). Without a note it was an index, or a folder of wheels.
+    Installers note that place (PEP 610, ``direct_url.json``). Without a note it was a bundle: no package index has
+    hlatctl, so its name alone must not be installed.
     """
     from importlib import metadata
     from shlex import quote
@@ -406,8 +407,10 @@ def install(extra: str) -> str:
         url, editable, source = "", "", None
     if url.startswith("file:") and not source:
         return f"pip install {editable}{quote(f'{unquote(urlsplit(url).path)}[{extra}]')}"
-    origin = f" @ {source}+{url}" if source else f" @ {url}" if url else ""
-    return f"pip install {quote(f'hlatctl[{extra}]{origin}')}"
+    if not url:
+        return f"`pip install '.[{extra}]'` in a clone of hlatctl, or `make bundle EXTRAS={extra}` there"
+    origin = f"{source}+{url}" if source else url
+    return f"pip install {quote(f'hlatctl[{extra}] @ {origin}')}"
 
 
 def unset(key: str) -> str:

@@ -386,6 +386,15 @@ def name_of_user(uid: int) -> str:
         return str(uid)
 
 
+#: The Python of a bundle that is one file on shared storage (``deploy/bundle/local.sh``), which sets this.
+_PYTHON_ENV = "HLATCTL_PYTHON"
+
+
+def node_python() -> str:
+    """Return the program that starts Python with this process's packages on any node that shares its storage."""
+    return os.environ.get(_PYTHON_ENV) or sys.executable
+
+
 NODE_NAME_ENV = "HLATCTL_NODE_NAME"
 
 

@@ -119,17 +119,17 @@ def test_a_clone_of_our_repository_is_a_folder_of_configuration_too(
     shutil.copytree(folders.OURS, clone / "conf", ignore=shutil.ignore_patterns("__pycache__"))
     written(clone / "conf" / "hlatctl.yaml", "")
     written(clone / "conf" / "experiment" / "mine.yaml", MINE)
+    for path in (clone / "conf", *(clone / "conf").rglob("*")):
+        path.chmod(path.stat().st_mode | 0o020)  # umask 002
     monkeypatch.chdir(clone)
-    assert compose(["experiment=mine"]).train.tokens == 1_000_000
-    assert compose(["experiment=quickstart"]).experiment_name == "quickstart"
-    monkeypatch.setattr(folders, "OURS", clone / "conf")  # as where the clone itself is installed
-    assert folders.checked_folders() == [clone / "conf"]
-    written(clone / "conf" / "experiment" / "quickstart.yaml", MINE)
-    monkeypatch.undo()
-    monkeypatch.chdir(clone)
-    with pytest.raises(ConfigError, match="experiment=quickstart is one of hlatctl's") as error:
-        folders.checked_folders()
-    assert "a clone of another version" in error.value.hint
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "OURS", clone / "conf")  # as where the clone itself is installed
+        assert folders.checked_folders() == [clone / "conf"]
+        assert folders.file_of("experiment", "mine") == clone / "conf" / "experiment" / "mine.yaml"
+        assert folders.project_runs_dir() is None
+    with pytest.raises(ConfigError, match="belongs to another copy of hlatctl than the one that runs") as error:
+        compose([])
+    assert f"remove {clone / 'conf' / 'hlatctl.yaml'}" in error.value.hint
 
 
 def test_a_folder_that_is_no_group_is_refused_if_it_has_options(own: Path) -> None:

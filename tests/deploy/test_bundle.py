@@ -63,7 +63,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     wheel(index, "small", "1.6")
     wheel(index, "big", "3.0", "quick; extra == 'fast'", "newest; python_version >= '3.99'", extras="fast")
     wheel(index, "quick", "1.0", tag=f"{HERE.tag}-{HERE.tag}-manylinux2014_{HERE.machine}")
-    wheel(index, "quick", "1.0", tag="cp399-cp399-manylinux_2_28_aarch64")
     wheel(index, "newest", "2.0")
     wheel(index, "source", "1.0")
     with pytest.MonkeyPatch.context() as patch:
@@ -171,18 +170,21 @@ def test_a_bundle_runs_from_one_file_on_shared_storage(archive: Path, tmp_path: 
     assert "another user owns it or may write to it" in run(*words, **local).stderr
 
 
+def test_the_markers_are_those_of_the_target(index: Path, tmp_path: Path) -> None:
+    there = Target("manylinux_2_28_aarch64", "3.99")
+    wheel(tmp_path, "hlatctl", "1.0", "big[fast]; extra == 'head'", "hlatctl[head]; extra == 'all'")
+    files = {
+        path.stem: Wheel.read(path) for path in (*index.iterdir(), *tmp_path.iterdir()) if "newest" not in path.name
+    }
+    wheels = {file.name: file for file in files.values()}
+    keep, missing = bundle.needed(wheels, "hlatctl", ["all"], there)
+    assert ([file.name for file in keep], missing) == (["big", "hlatctl", "quick"], ["newest"])
+    here, missing = bundle.needed(wheels, "hlatctl", ["all"], HERE)
+    assert (here, missing) == (keep, [])
+
+
 @pytest.mark.processes
-def test_a_bundle_for_another_machine_follows_the_markers_of_that_machine(index: Path, tmp_path: Path) -> None:
-    there = ("--platform", "manylinux_2_28_aarch64", "--python", "3.99")
-    with tarfile.open(made(tmp_path / "dist", "--extras", "head", *there)) as tar:
-        names = [Path(name).name for name in tar.getnames() if "/wheels/" in name]
-    assert names == [
-        "big-3.0-py3-none-any.whl",
-        "hlatctl-1.0-py3-none-any.whl",
-        "newest-2.0-py3-none-any.whl",
-        "quick-1.0-cp399-cp399-manylinux_2_28_aarch64.whl",
-        "small-1.5-py3-none-any.whl",
-    ]
+def test_a_package_without_a_wheel_is_named(index: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="absent: pip finds no wheel for this platform and Python\nhint: "):
         bundle.pip("download", "--no-deps", "--dest", str(tmp_path), "absent")
 

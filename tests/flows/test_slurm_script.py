@@ -124,6 +124,13 @@ def test_the_script_that_keeps_nodes_equals_the_golden_file() -> None:
     compare("nodes", allocation_script(TRAIN, cluster, Path("/runs/golden/launch/allocation-0001")))
 
 
+def test_nodes_start_the_python_of_a_bundle_on_shared_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HLATCTL_PYTHON", "/shared/bundle/hlatctl-python")
+    for text in (script(TRAIN, PLAIN), allocation_script(TRAIN, PLAIN, Path("/runs/golden/launch/allocation-0001"))):
+        assert "/shared/bundle/hlatctl-python -m" in text
+        assert sys.executable not in text
+
+
 def compare(name: str, text: str) -> None:
     text = text.replace(sys.executable, "PYTHON")
     path = GOLDEN / f"{name}.sh"

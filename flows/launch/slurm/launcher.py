@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -56,6 +55,7 @@ from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError, LaunchError
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import environment_dir
+from hlatctl.run.processes import node_python
 
 _POLL_S = 0.2
 #: Seconds between two queries for the partition's nodes.
@@ -254,7 +254,7 @@ class SlurmLauncher(Launcher):
         if row is None or len(records) <= rank:
             raise LaunchError(f"job {handle.name}: does not run on node {rank}")
         one = ("--nodes=1", "--ntasks=1", f"--nodelist={records[rank].host}")
-        slurm("srun", "--overlap", f"--jobid={row.id}", *one, sys.executable, *argv)
+        slurm("srun", "--overlap", f"--jobid={row.id}", *one, node_python(), *argv)
 
     def _state(self, base: Path, row: SlurmJob, records: list[NodeRecord]) -> str:
         """Return the state of an ended job, with the reason if it was asked to stop.

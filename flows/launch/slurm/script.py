@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from flows.launch.endings import token_file
 from hlatctl import node
 from hlatctl.allocation import NODE_LIST_ENV, TOKEN_ENV, ended_file
 from hlatctl.run.errors import ERROR_FILE_ENV, ConfigError
-from hlatctl.run.processes import NODE_NAME_ENV
+from hlatctl.run.processes import NODE_NAME_ENV, node_python
 from hlatctl.run.state import TRAIN_JOB
 
 
@@ -53,7 +52,7 @@ def container(job: Job, settings: ContainerConfig, names: list[str]) -> Containe
         ConfigError: the runs folder's path can't be written in a mount option.
     """
     if not settings.image:
-        return Container(python=sys.executable)
+        return Container(python=node_python())
     runs_dir = os.fspath(job.run_dir.parent)
     if any(separator in runs_dir for separator in ":,"):
         raise ConfigError(
@@ -179,7 +178,7 @@ def allocation_script(job: Job, cluster: ClusterConfig, folder: Path) -> str:
         options.append(f"--exclude={','.join(job.excluded_hosts)}")
     token = shlex.quote(os.fspath(token_file(folder / ALLOCATION)))
     setup = f"{lines}[ $prepared = 0 ] || exit 1\n" if (lines := _setup(cluster)) else ""
-    program = (sys.executable, "-m", "hlatctl.allocation", os.fspath(folder), str(settings.idle_release_s))
+    program = (node_python(), "-m", "hlatctl.allocation", os.fspath(folder), str(settings.idle_release_s))
     return f"""#!/bin/bash
 {directives(options)}# Written by hlatctl: keeps nodes for a run, and runs there what its driver orders in this folder.
 # An allocation that its driver has given up does nothing.

@@ -226,6 +226,17 @@ def test_an_unknown_run_is_an_error(command: str, make_run: MakeRun, capsys: pyt
     )
 
 
+def test_a_command_without_its_packages_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(folder: object) -> None:
+        raise ModuleNotFoundError("No module named 'prefect.client'", name="prefect.client")
+
+    monkeypatch.setattr("hlatctl.cli.runs.runs_folder", fail)
+    assert main(["runs"]) == 17
+    assert "needs the package prefect, which is not installed\nhint: " in capsys.readouterr().err
+
+
 def test_a_bug_is_one_line_and_a_file_with_the_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

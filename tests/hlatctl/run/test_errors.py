@@ -144,8 +144,8 @@ def denied(path: Path) -> PermissionError:
             "pip install 'hlatctl[s3] @ git+ssh://git@host/x.git'",
         ),
         ('{"url": "https://host/hlatctl.whl"}', "pip install 'hlatctl[s3] @ https://host/hlatctl.whl'"),
-        (None, "pip install 'hlatctl[s3]'"),
-        ("damaged", "pip install 'hlatctl[s3]'"),
+        (None, "`pip install '.[s3]'` in a clone of hlatctl, or `make bundle EXTRAS=s3` there"),
+        ("damaged", "`pip install '.[s3]'` in a clone of hlatctl, or `make bundle EXTRAS=s3` there"),
     ],
 )
 def test_an_extra_is_installed_from_where_the_project_was(
