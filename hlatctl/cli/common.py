@@ -202,8 +202,10 @@ Yes = Annotated[bool, typer.Option("--yes", help="Start without asking, whatever
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def confirm(expense: Expense, cluster: ClusterConfig, what: str, *, yes: bool) -> None:
+def confirm(expense: Expense, cluster: ClusterConfig, what: str, *, yes: bool, dry_run: bool = False) -> None:
     """Say what a submission to a cluster costs, and ask for confirmation above the cluster's limits.
+
+    A dry run only says that it would ask.
 
     Raises:
         ConfigError: it is not confirmed.
@@ -211,7 +213,9 @@ def confirm(expense: Expense, cluster: ClusterConfig, what: str, *, yes: bool) -
     if cluster.jobs_run == "cluster":
         say(f"cost of {what}: {expense.text()}")
     why = expense.why_ask(cluster, what)
-    if yes or not why:
+    if dry_run and why:
+        say(f"{why}; without --dry-run that must be confirmed")
+    if yes or dry_run or not why:
         return
     if not sys.stdin.isatty():
         hint = "pass --yes to confirm, or raise the limit in the cluster's configuration"

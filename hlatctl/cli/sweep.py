@@ -59,8 +59,7 @@ def sweep(
     if dry_run:
         say(WARNING)
     say(prepared.plan.text())
-    if not dry_run:
-        confirm(prepared.plan.expense, prepared.cluster, "the sweep", yes=yes)
+    confirm(prepared.plan.expense, prepared.cluster, "the sweep", yes=yes, dry_run=dry_run)
     made = create.make(prepared, sweep_id=sweep_id, argv=sys.argv)
     write_label(made, labels, by=user_name())
     drive(made, detach=detach)
@@ -73,8 +72,7 @@ def _extend(name: str, overrides: list[str], runs_dir: Path | None, *, yes: bool
     prepared = create.prepare_more(extended, overrides)
     announce(extended)
     say(prepared.plan.text())
-    if not prepared.simulated:
-        confirm(prepared.plan.expense, prepared.cluster, "the sweep", yes=yes)
+    confirm(prepared.plan.expense, prepared.cluster, "the sweep", yes=yes, dry_run=prepared.simulated)
     create.extend(extended, prepared, argv=sys.argv)
     drive(extended, detach=detach)
 

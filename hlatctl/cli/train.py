@@ -184,7 +184,7 @@ def train(
     drivers = drivers_of(config, driver_as, detach=detach)
     if not dry_run:
         refuse_simulation(config, hint=_SIMULATE)
-        confirm(of_training(config), config.cluster, "the run", yes=yes)
+    confirm(of_training(config), config.cluster, "the run", yes=yes, dry_run=dry_run)
     made_from = origins(typed, config)
     run = pretrain.create(config, argv=sys.argv, run_id=run_id, origins=made_from, simulated=simulated)
     write_label(run, labels, by=user_name())

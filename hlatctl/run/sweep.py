@@ -83,6 +83,7 @@ class SweepState:
         labels: name, tags and notes.
         driver: token of the newest driver's lease.
         asked_driver: token of the driver that the newest stop request names; empty: no request.
+        stop_by: who made the newest stop request.
     """
 
     sweep_id: str = ""
@@ -104,6 +105,7 @@ class SweepState:
     stop_requested: bool = False
     driver: str = ""
     asked_driver: str = ""
+    stop_by: str = ""
     message: str = ""
     warnings: list[str] = field(default_factory=list)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conf.schema import Config
+from conf.schema import Config, SimulationConfig
 from flows import control, pretrain
 from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
@@ -127,6 +127,26 @@ def test_a_node_that_is_taken_back_with_a_notice_is_replaced_without_blame(
     assert (ended["cause"], ended["evidence"]) == ("reclaimed", f"EC2 ends simulated-1; {saved}")
     assert (ended["decision"], ended["blamed_hosts"]) == ("restart_without", [])
     assert of_kind(run, "attempt_started")[1]["left_out_hosts"] == ["simulated-1"]
+
+
+def test_without_a_spare_node_the_run_waits_until_the_node_is_gone_and_measures_what_replaced_it(
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+) -> None:
+    def noticed(cluster: SimulatedCluster, job: Job) -> Script:
+        yield 1.0
+        ends = cluster.clock.now_unix_s() + 120.0
+        notice = Notice(what="capacity", host="simulated-0", message="the capacity ends", ends_unix_s=ends)
+        append(job.launch_dir / job.name, notice)
+        return 137
+
+    monkeypatch.setitem(SCRIPTS, "train", first(noticed, "train"))
+    run = pretrain.create(simulated_config, argv=[], simulated=SimulationConfig(spare_nodes=0))
+    assert pretrain.drive(run, recorder).status == "finished"
+    (waiting,) = (message for message in recorder.messages if message.startswith("nodes: waiting"))
+    assert waiting.endswith("until simulated-0 is taken back")
+    assert "nodes: simulated-0 failed before; measuring again before the next attempt" in recorder.messages
+    (ended, *_), (_, started, *_) = of_kind(run, "attempt_ended"), of_kind(run, "attempt_started")
+    assert started["time_unix_s"] - ended["time_unix_s"] > 100
 
 
 def test_an_attempt_starts_when_the_disk_has_room_for_its_event(

@@ -45,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200 if known else 400, self.server.tokens[-1])
 
     def do_GET(self) -> None:
-        if self.headers["X-aws-ec2-metadata-token"] != (self.server.tokens or [None])[-1]:
+        if self.headers["X-aws-ec2-metadata-token"] not in self.server.tokens[-1:]:
             return self._answer(401, "")
         found = self.server.items.get(self.path)
         return self._answer(404 if found is None else 200, found or "")
