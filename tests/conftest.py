@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import shutil
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -25,6 +27,9 @@ from tests import compositions
 
 # Before torch is imported. Its threads spin while they wait, which takes the cores of other workers and processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test reads the speed tests of whoever runs the tests.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="hlatctl-config-")
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 # A busy machine is no failure, and a test run leaves nothing in the tree.
 settings.register_profile("hlatctl", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])

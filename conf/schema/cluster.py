@@ -132,8 +132,8 @@ class ContainerConfig:
     """Of pyxis (`registry#image:tag` or a squashfs file) or Apptainer; contains hlatctl in the driver's version."""
     mounts: list[str] = field(default_factory=list)
     """Folders of the node to mount, as `FROM:TO` or `FROM:TO:ro`; the runs folder always is."""
-    runtime: Literal["pyxis", "apptainer"] = "pyxis"
-    """`pyxis` (options of srun) or `apptainer`."""
+    runtime: Literal["pyxis", "apptainer", "singularity"] = "pyxis"
+    """`pyxis` (options of srun), `apptainer`, or `singularity`, where Apptainer has that name."""
     python: str = "python3"
     """Python inside the image."""
     options: list[str] = field(default_factory=list)

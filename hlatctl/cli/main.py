@@ -47,6 +47,7 @@ for _command in (
     train.train,
     plan.plan,
     plan.forecast,
+    plan.speedtest,
     sweep.sweep,
     sweep.sweep_report,
     runs.runs,

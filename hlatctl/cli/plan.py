@@ -1,8 +1,9 @@
-"""`hlatctl plan` and `hlatctl forecast`: what `train` would run and need, when a run ends, and what it costs."""
+"""`hlatctl plan`, `forecast` and `speedtest`: what `train` would run and need, when a run ends, and how fast it is."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +26,7 @@ from hlatctl.cli.common import (
     write,
 )
 from hlatctl.run import files
-from hlatctl.run.errors import TrainingError
+from hlatctl.run.errors import ConfigError, TrainingError
 from hlatctl.run.labels import MARK, WARNING
 from hlatctl.run.paths import RunPaths
 from hlatctl.units import counted
@@ -76,10 +77,13 @@ def plan(
     from flows.stages.validate import refused
     from hlatctl import machine_checks
     from hlatctl.plan.budget import budget, epochs
+    from hlatctl.plan.calibration import calibrated, speed_section
     from hlatctl.plan.sections import corpus_section, measured, sections
 
     planned, speed = measured(config)
+    planned, test = calibrated(planned)
     flow, tables = describe(config), sections(planned, compose, speed)
+    tables += [speed_section(test)] if test else []
     dataset = prepared_dataset(config)
     known = epochs(config, dataset)
     tables += _evaluation(planned)
@@ -135,6 +139,7 @@ def _rest(run: RunPaths, overrides: list[str], *, as_json: bool) -> None:
     from conf.amendments import IN_WORDS, changes_between, rule_of
     from conf.compose import amend, compose
     from conf.of_run import of_run
+    from hlatctl.plan.calibration import calibrated
     from hlatctl.plan.sections import MEMORY, TIME, continuation_section, measured, rate_chart, sections
     from hlatctl.run.fold import read_state
     from hlatctl.units import value_text
@@ -144,6 +149,7 @@ def _rest(run: RunPaths, overrides: list[str], *, as_json: bool) -> None:
     changes = changes_between(before, after)
     rest = continuation_section(before, after, step)
     planned, speed = measured(after)
+    planned, _ = calibrated(planned)
     others = [section for section in sections(planned, compose, speed) if section.title in (MEMORY, TIME)]
     if as_json:
         figures = {section.title: [dataclasses.asdict(f) for f in section.figures] for section in [rest, *others]}
@@ -200,8 +206,12 @@ def _stage_row(stage: Any) -> list[str]:
 
 
 def _search(config: Config, as_json: bool) -> None:
+    from hlatctl.plan.calibration import calibrated
     from hlatctl.plan.search import search, search_records, search_rows
 
+    config, test = calibrated(config)
+    if test:
+        say(f"note: uses the speed test of {test.cluster} on {test.date}")
     layouts = search(config)
     if as_json:
         print_json(search_records(layouts))
@@ -254,3 +264,55 @@ def forecast(
             f"none of {counted(seeds, 'simulation')} finished; the first: {simulated[first][0].message}",
             hint="`hlatctl train --dry-run` with the same configuration shows one of them in full",
         )
+
+
+def speedtest(
+    overrides: Overrides = None,
+    config_dir: ConfigDirs = None,
+    steps: Annotated[int, typer.Option(min=10, help="Steps to train on each number of nodes.")] = 20,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Simulate it; nothing is trained or kept.")] = False,
+    as_json: Json = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Measure a cluster's training speed on one, two and all nodes, and calibrate the planner with it.
+
+    Trains a few steps of the configuration on each number of nodes, one run after the other, with the same batch for
+    each node. Prints tokens per second, MFU, scaling and the bandwidth of exchanges next to the plan. The result is
+    kept in your own folder; `hlatctl plan` uses it for this cluster with the same engine, device and precision.
+    """
+    from conf import simulation
+    from conf.compose import compose
+    from flows import speedtest as tests
+    from flows.stages.validate import refuse_simulation
+    from hlatctl.cli.progress import observer_for
+    from hlatctl.plan.calibration import keep, speed_section
+
+    typed, simulated = with_runs_dir(overrides, runs_dir), None
+    if dry_run:
+        typed, simulated = simulation.split(typed)
+    whole = compose([*typed, "eval.enabled=false"])
+    if not dry_run:
+        refuse_simulation(whole, hint="add --dry-run to simulate it")
+    configs = []
+    for nodes in tests.sizes(whole.cluster.nodes):
+        smaller = tests.overrides_for(whole, nodes, steps)
+        try:
+            configs += [compose([*typed, *smaller])] if smaller else []
+            problem = "" if smaller else f"train.global_batch_size={whole.train.global_batch_size} can't be divided so"
+        except ConfigError as error:
+            if nodes == whole.cluster.nodes:
+                raise
+            problem = error.message
+        if problem:
+            say(f"note: cluster.nodes={nodes} is not tested: {problem}")
+    with observer_for(sys.stderr) as observer:
+        test = tests.measure_speed(configs, argv=sys.argv, observer=observer, simulated=simulated, say=say)
+    if not dry_run:
+        keep(test)
+    if as_json:
+        print_json(dataclasses.asdict(test))
+        return
+    section = speed_section(test, planned="planned")
+    figures = section.figures[:-1] if dry_run else section.figures
+    write(f"# {section.title}{' (simulated, not kept)' if dry_run else ''}")
+    write(columns([[figure.name, figure.kind, figure.text] for figure in figures]))

@@ -19,7 +19,20 @@ from hlatctl.cli.main import app
 from tests.docs.pages import inline_commands, pages, typed_lines, write_shown_files
 
 #: Commands whose OVERRIDES make a configuration of their own; those of the others change a run's.
-_COMPOSE = {"train", "plan", "forecast", "drill", "doctor", "inspect", "tokenize", "eval", "download", "needs", "pack"}
+_COMPOSE = {
+    "train",
+    "plan",
+    "forecast",
+    "speedtest",
+    "drill",
+    "doctor",
+    "inspect",
+    "tokenize",
+    "eval",
+    "download",
+    "needs",
+    "pack",
+}
 #: A line with one of these is a part of a command line: its keys are checked, and not their composition.
 _MORE = {"...", "…"}
 #: What stands for a reader's own folders.

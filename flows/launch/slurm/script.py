@@ -68,11 +68,12 @@ def container(job: Job, settings: ContainerConfig, names: list[str]) -> Containe
             *settings.options,
         )
         return Container(python=settings.python, srun=options)
+    prefix = f"{settings.runtime.upper()}ENV"
     binds = tuple(f"--bind={mount}" for mount in mounts)
     return Container(
         python=settings.python,
-        before=("apptainer", "exec", *binds, *settings.options, settings.image),
-        lines=f'for name in {" ".join(names)}; do export "APPTAINERENV_$name=${{!name}}"; done\n',
+        before=(settings.runtime, "exec", *binds, *settings.options, settings.image),
+        lines=f'for name in {" ".join(names)}; do export "{prefix}_$name=${{!name}}"; done\n',
     )
 
 
@@ -125,6 +126,7 @@ def script(job: Job, cluster: ClusterConfig) -> str:
         "--kill-on-bad-exit=1",
         f"--output={pattern(job.run_dir, job.log)}",
         "--open-mode=append",
+        "--cpu-bind=none",  # one task uses the whole node; a site may bind a task to one core by default
         *inside.srun,
     )
     setup = _setup(cluster)

@@ -11,6 +11,7 @@ import pytest
 from conf.schema import Config, SimulationConfig
 from flows.forecast import variants
 from hlatctl.cli.main import main
+from hlatctl.plan import calibration
 from hlatctl.report.forecast import Simulation
 
 _70B_ON_4_NODES = ["experiment=hlat_70b", "cluster.nodes=4", "parallel.pipeline_parallel_size=4"]
@@ -223,3 +224,17 @@ def test_the_table_fits_100_columns(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_a_forecast_checks_its_configuration_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["forecast", "train.global_batch_size=7", "cluster.processes_per_node=2"]) == 10
     assert "train.global_batch_size=7: not divisible" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_a_simulated_speed_test_agrees_with_the_plan_and_is_not_kept(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("cluster=slurm_h100", "cluster.nodes=2", "backend.device=cuda", "precision=mixed", "parallel=fsdp")
+    size = ("model=llama31_8b", "train.global_batch_size=16", "parallel.activation_checkpointing=selective")
+    assert main(["speedtest", "--dry-run", "--json", "--steps=10", *where, *size]) == 0
+    test = json.loads(capsys.readouterr().out)
+    assert [point["nodes"] for point in test["points"]] == [1, 2]
+    assert all(p["tokens_per_s"] == pytest.approx(p["planned_tokens_per_s"]) for p in test["points"])
+    assert test["fitted"] == pytest.approx({"compute_efficiency": 0.6699, "collective_efficiency": 0.75}, abs=0.01)
+    assert calibration.kept("slurm_h100") is None
