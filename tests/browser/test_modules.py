@@ -30,6 +30,11 @@ def test_smoothing_is_alike_for_runs_of_different_lengths(page: Page) -> None:
     assert short == pytest.approx(long)
 
 
+def test_a_difference_interpolates_the_other_curve_and_ends_with_it(page: Page) -> None:
+    other = "{xs: [0, 10, 20], ys: [4, null, 2]}"
+    assert call(page, "curves", f"m.minus([0, 5, 20, 30], [5, 4, null, 1], {other})") == [1, 0.5, None, None]
+
+
 def test_the_range_without_the_start_keeps_late_spikes(page: Page) -> None:
     fall = "[...Array(200).keys()].map((step) => (step < 5 ? 10 : step === 150 ? 4 : 2))"
     low, high = call(page, "curves", f"m.withoutStart([{fall}])")

@@ -3,10 +3,10 @@
 import { get } from "./api.js";
 import { AXES, Chart, stroke, xAxis } from "./charts.js";
 import { drawScores, settings } from "./compare_tables.js";
-import { Curves, withoutStart } from "./curves.js";
+import { Curves, minus, smooth, withoutStart } from "./curves.js";
 import { check, chip, choice, fill, h, runLink } from "./dom.js";
 import * as text from "./format.js";
-import { isSteep, ordered, titled, titleOf, traces } from "./metrics.js";
+import { escaped, isSteep, ordered, titled, titleOf, traces } from "./metrics.js";
 import { MOST_COMPARED } from "./runs.js";
 import { change, list, range } from "./state.js";
 import { store } from "./store.js";
@@ -47,7 +47,8 @@ export class CompareView {
       h("label", { class: "field" }, h("span", {}, "Smoothing"), this.smoothing, this.smoothingText),
       check("log x", this.params.logx === "1", (on) => set("logx")(on ? "1" : "")),
       check("log y", this.params.logy === "1", (on) => set("logy")(on ? "1" : "")),
-      check("first steps in range", this.params.start === "1", (on) => set("start")(on ? "1" : "")), this.reset);
+      check("first steps in range", this.params.start === "1", (on) => set("start")(on ? "1" : "")),
+      check("minus the first run", this.params.minus === "1", (on) => set("minus")(on ? "1" : "")), this.reset);
     this.pick = h("div", { class: "controls metrics", role: "group", "aria-label": "Metrics" });
     this.legend = h("ul", { class: "legend", "aria-label": "Runs in the charts" });
     this.message = h("p", { class: "empty", role: "status" }, "Loading.");
@@ -176,12 +177,23 @@ export class CompareView {
     }
     const lines = loaded.flatMap(([id, curves]) => traces(curves.data, key, stroke(this.ids.indexOf(id)),
       { weight, band: false, name: nameOf(id) }));
+    const differs = this.params.minus === "1" && loaded.length > 1 && this.subtract(lines, loaded, key, weight);
+    this.charts.get(key).title.textContent = differs ? `${titled(key)}, minus that of ${nameOf(loaded[0][0])}` : titled(key);
     const log = (on) => (on === "1" ? "log" : "linear");
     this.charts.get(key).draw(lines, {
       x: xAxis(this.axis, { type: log(this.params.logx), range: range(this.params.zoom) }),
-      y: { type: log(this.params.logy), range: range(this.params[`y.${key}`]) || this.cut(key, lines), exponentformat: key === "tokens_per_s" ? "B" : "e" },
+      y: { type: differs ? "linear" : log(this.params.logy), range: differs ? range(this.params[`y.${key}`]) : range(this.params[`y.${key}`]) || this.cut(key, lines), exponentformat: key === "tokens_per_s" ? "B" : "e" },
       label: `${titleOf(key)} of ${text.counted(loaded.length, "run")} over ${AXES[this.axis]}`,
     }).catch((error) => { this.message.textContent = error.message; });
+  }
+
+  /** Make lines the differences from the first run. Returns whether they are. */
+  subtract(lines, loaded, key, weight) {
+    const { data } = loaded[0][1], series = data.series[key];
+    if (!series) return false;
+    const xs = series.xs || data.xs, other = { xs, ys: series.xs ? series.y : smooth(xs, series.y, weight) };
+    for (const line of lines) line.y = minus(line.x, line.y, other);
+    return true;
   }
 
   /** The y range without the runs' first steps, unless the whole range is asked for. */
@@ -194,6 +206,15 @@ export class CompareView {
     const both = (ends) => ends && ends.map((end) => Number(end.toPrecision(6))).join(":");
     if (x === null) this.unzoom();
     else this.change({ ...(x && { zoom: both(x) }), ...(y && { [`y.${key}`]: both(y) }) });
+  }
+
+  /** Let the lines of one run stand out while its name in the legend is pointed at. */
+  highlight(id) {
+    for (const { plot, drawn } of this.charts.values()) {
+      if (!drawn) continue;
+      const opacities = plot.data.map((line) => (id && line.name !== escaped(nameOf(id)) ? 0.15 : 1));
+      window.Plotly.restyle(plot, { opacity: opacities });
+    }
   }
 
   drawPick(available) {
@@ -214,7 +235,7 @@ export class CompareView {
     this.legendOf = signature;
     fill(this.legend, rows.map((row, index) => {
       const { color, dash } = stroke(index), others = ids.filter((each) => each !== row.run_id);
-      return h("li", {}, h("span", { class: "swatch", "data-dash": dash, style: { "--swatch": color } }), runLink(row),
+      return h("li", { onmouseenter: () => this.highlight(row.run_id), onmouseleave: () => this.highlight("") }, h("span", { class: "swatch", "data-dash": dash, style: { "--swatch": color } }), runLink(row),
         row.status && chip(row.status), row.simulated && h("span", { class: "mark" }, "simulated"),
         h("button", { type: "button", class: "small", "aria-label": `Remove ${nameOf(row.run_id)}`, onclick: () => this.change({ runs: others.join(",") }) }, "×"));
     }));

@@ -158,3 +158,17 @@ export function valueAt(xs, ys, x) {
   }
   return null;
 }
+
+/**
+ * Return the values of a curve minus those of another one, which is interpolated; null outside of its range.
+ * @param {{xs: number[], ys: (number|null)[]}} other - with ascending xs.
+ */
+export function minus(xs, ys, other) {
+  const known = other.xs.map((x, index) => [x, other.ys[index]]).filter(([, y]) => y !== null), places = known.map(([x]) => x);
+  return xs.map((x, index) => {
+    const after = lowerBound(places, x);
+    if (ys[index] === null || after === places.length || (after === 0 && places[0] !== x)) return null;
+    const [x1, y1] = known[after], [x0, y0] = known[Math.max(0, after - 1)];
+    return ys[index] - (x1 === x0 ? y1 : y0 + (y1 - y0) * (x - x0) / (x1 - x0));
+  });
+}
