@@ -143,8 +143,9 @@ export class SettingsTab {
   draw() {
     const query = this.filter.value.toLowerCase();
     const kept = Object.entries(this.config).filter(([key, value]) => `${key} ${text.setting(value)}`.toLowerCase().includes(query));
-    const listed = (title, found, open) => found.length > 0 && h("details", { open: open || query !== "" }, h("summary", {}, `${title} (${text.whole(found.length)})`),
-      table(title, ["setting", "value"], found.map(([name, value]) => [h("code", {}, bdi(name)), bdi(text.setting(value))])));
+    const rows = (found) => found.map(([name, value]) => [h(this.overrides.has(name) ? "strong" : "span", {}, h("code", {}, bdi(name))), bdi(text.setting(value))]);
+    if (query) return fill(this.found, table("Settings", ["setting", "value"], rows(kept)));
+    const listed = (title, found, open) => found.length > 0 && h("details", { open }, h("summary", {}, `${title} (${text.whole(found.length)})`), table(title, ["setting", "value"], rows(found)));
     const topics = [...new Set(kept.map(([name]) => topicOf(name)))];
     fill(this.found, listed("Changed on the command line", kept.filter(([name]) => this.overrides.has(name)), true),
       topics.map((topic) => listed(topic, kept.filter(([name]) => topicOf(name) === topic), false)));
