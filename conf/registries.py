@@ -167,11 +167,13 @@ class BackendKind(Row):
             ``model.module``, which this backend can ask another package for.
         software: ``software(config)`` raises a DependencyError if the environment of this process can't train.
         rules: ``rules(config)`` yields an error for each of its other rules that a configuration breaks.
+        before_fork: function for CPUs that imports what its processes share, before they are forked.
         checkpoint_format: format of its checkpoints, a key of ``hlatctl.run.checkpoint.INDEX_FILES``.
     """
 
     state_bytes: dict[str, StateBytes]
     training: str = "trainer.step.loop:Training"
+    before_fork: str = ""
     checkpoint_format: str = "native"
     traits: frozenset[Trait] = frozenset()
     devices: tuple[str, ...] = ()
@@ -213,6 +215,7 @@ BACKENDS = Registry(
         "torchtitan": BackendKind(
             code="trainer.torchtitan.process:Process",
             training="trainer.torchtitan.training:Training",
+            before_fork="trainer.torchtitan.cpu:adapt",
             checkpoint_format="dcp",
             state_bytes={"fp32": _FULL, "mixed": _FULL, "fp8": _FULL, "bf16": _TITAN_BF16},
             traits=frozenset(

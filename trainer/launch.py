@@ -1,9 +1,9 @@
-"""``python -m trainer.launch PROCESSES [--import MODULE]… -m MODULE …``: start the processes of a job on one machine.
+"""``python -m trainer.launch PROCESSES [--import MODULE[:FUNCTION]]… -m MODULE …``: start the ranks of one machine.
 
 Takes torchrun's place where processes may be forked (``conf.devices``): on CPUs, for which PyTorch has no driver or
 context that a fork would break.
 Importing PyTorch takes more than a second of a core. torchrun does it, and each of its processes again. This program
-imports the modules once, and then forks the processes.
+imports the modules once, calls the functions, and then forks the processes.
 
 It sets torchrun's environment variables, and ends as torchrun does: if a process fails, the others are asked to end,
 and a summary in torchrun's format names the first one. The exit code is then 1.
@@ -112,8 +112,11 @@ def main(argv: list[str]) -> int:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     os.environ["TORCHELASTIC_RUN_ID"] = uuid.uuid4().hex
     for name in ("torch", *arguments.modules, *_IMPORTED_LATE.get(module, ())):
+        source, _, function = name.partition(":")
         with suppress(Exception):  # the processes meet the error again, and report it
-            importlib.import_module(name)
+            imported = importlib.import_module(source)
+            if function:
+                getattr(imported, function)()
     startup.imported()
     startup.begin()
     ranks: dict[int, int] = {}

@@ -42,7 +42,8 @@ class Job:
         wrapper: arguments of ``python``, ``-m module ...``, for a program that starts the whole command on each node.
         processes_per_node: number of processes that torchrun starts; 0: one process without torchrun, on one node
             unless ``each_node``.
-        shared_modules: modules to import before its processes are forked; empty: each must be a new interpreter.
+        shared_modules: modules to import before its processes are forked, or functions to call as ``MODULE:FUNCTION``;
+            empty: each must be a new interpreter.
         each_node: start one process on each of its nodes, without torchrun.
         nodes: number of nodes.
         keeps_nodes: it runs on the nodes that a scheduler keeps for the run between such jobs.

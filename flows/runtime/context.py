@@ -331,8 +331,7 @@ def make_job(
             processes.WAITS: processes.GIVES_CORE_AWAY,
         }
         threads = {name: os.environ.get(name, value) for name, value in usual.items()}
-    kind = config.backend.kind
-    forks = distributed and DEVICES[config.backend.device].forks and not kind.torch_xla
+    forks = distributed and DEVICES[config.backend.device].forks and not config.backend.kind.torch_xla
     return Job(
         name=name,
         run_dir=run.root,
@@ -352,16 +351,19 @@ def make_job(
         wrapper=wrapper,
         nodes=cluster.nodes,
         processes_per_node=cluster.processes_per_node if distributed else 0,
-        shared_modules=(kind.code.partition(":")[0], *_late_modules(config, argv)) if forks else (),
+        shared_modules=_shared(config, argv) if forks else (),
         each_node=each_node,
         keeps_nodes=distributed,
     )
 
 
-def _late_modules(config: Config, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Return PyTorch's compiler for training that imports it: that takes as long as the rest of PyTorch."""
-    parallel = config.parallel
-    needed = (
-        config.backend.compile or parallel.data_parallel != "replicate" or parallel.activation_checkpointing != "none"
-    )
-    return ("torch._dynamo",) if needed and argv[:2] == ("-m", "trainer") else ()
+def _shared(config: Config, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what is imported before processes are forked (see ``Job``).
+
+    PyTorch's compiler takes as long as the rest of PyTorch, and not all training imports it.
+    """
+    kind, parallel = config.backend.kind, config.parallel
+    compiles = config.backend.compile or parallel.activation_checkpointing != "none"
+    trains = argv[:2] == ("-m", "trainer")
+    compiler = "torch._dynamo" if trains and (compiles or parallel.data_parallel != "replicate") else ""
+    return tuple(filter(None, (kind.code.partition(":")[0], kind.before_fork, compiler)))

@@ -159,8 +159,14 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     The environment is that of ``hlatctl.node``, which isn't used so that signals reach the processes directly.
     """
 
-    def run(*argv: str, processes: int = 0, log: Path | None = None, **env: str) -> subprocess.Popen[str]:
-        launcher = ("-m", "trainer.launch", str(processes), "--import=trainer.backends.torch_native")
+    def run(
+        *argv: str,
+        processes: int = 0,
+        shares: str = "trainer.backends.torch_native",
+        log: Path | None = None,
+        **env: str,
+    ) -> subprocess.Popen[str]:
+        launcher = ("-m", "trainer.launch", str(processes), f"--import={shares}")
         own = tmp_path_factory.mktemp("job")
         if processes:
             env = {**node.one_machine(own), JOB_FOLDER_ENV: os.fspath(own), "TMPDIR": os.fspath(own), **env}

@@ -9,12 +9,18 @@ import sys
 import time
 from pathlib import Path
 
+
+def share() -> None:
+    """Called by ``trainer.launch`` before it forks."""
+    os.environ["SHARED_BY"] = str(os.getpid())
+
+
 if __name__ == "__main__":
     folder, rank = Path(sys.argv[1]), os.environ["RANK"]
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     own = {"session": os.getsid(0), "pid": os.getpid(), "argv": sys.argv[1:], "imported": "torch" in sys.modules}
-    own |= {name: os.environ[name] for name in ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+    own |= {name: os.environ[name] for name in ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SHARED_BY")}
     (folder / f"{rank}.tmp").write_text(json.dumps(own))
     (folder / f"{rank}.tmp").rename(folder / f"{rank}.json")
     while not (folder / "go").exists():

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_a_killed_process_ends_the_others_and_is_named(tmp_path: Path, start: Start, finish: Finish) -> None:
-    launcher = start("tests.trainer.launched", os.fspath(tmp_path), processes=3)
+    launcher = start("tests.trainer.launched", os.fspath(tmp_path), processes=3, shares="tests.trainer.launched:share")
     wait_for(lambda: len(list(tmp_path.glob("*.json"))) == 3 or launcher.poll() is not None)
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     ranks = processes.ranks(launcher.pid)
@@ -26,6 +26,7 @@ def test_a_killed_process_ends_the_others_and_is_named(tmp_path: Path, start: St
         assert own["session"] == own["pid"], "a signal to the job's process group doesn't reach it"
         assert own["argv"] == [os.fspath(tmp_path)]
         assert own["imported"]
+        assert own["SHARED_BY"] == str(launcher.pid)
         assert (own["LOCAL_RANK"], own["WORLD_SIZE"], own["LOCAL_WORLD_SIZE"]) == (str(rank), "3", "3")
 
     (tmp_path / "go").touch()
