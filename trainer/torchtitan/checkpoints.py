@@ -24,6 +24,7 @@ from torchtitan.components.checkpointer.base import (
 from hlatctl.run import files
 from trainer.checkpoint import dcp
 from trainer.checkpoint.together import Together
+from trainer.torchtitan import float8
 from trainer.torchtitan.process import Process
 
 if TYPE_CHECKING:
@@ -114,6 +115,13 @@ def plain(states: dict[str, Any]) -> dict[str, Any]:
     return {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in states.items()}
 
 
+class _Weights(ModelWrapper):
+    """The weights of a model, also where FSDP gathers them in FP8."""
+
+    def _get_state_dict(self) -> dict[str, Any]:
+        return {name: float8.plain(value) for name, value in super()._get_state_dict().items()}
+
+
 class Checkpoints(BaseCheckpointManager):
     """What torchtitan's loop calls instead of its own manager."""
 
@@ -138,7 +146,7 @@ class Checkpoints(BaseCheckpointManager):
     ) -> None:
         assert config._training is not None
         self.enable, self.save_future, self._training = True, None, config._training
-        self._model = ModelWrapper(model_parts)
+        self._model = _Weights(model_parts)
         self._states = {**states, OPTIMIZER: optimizers, DATALOADER: dataloader, LR_SCHEDULER: lr_schedulers}
 
     @property

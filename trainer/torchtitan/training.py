@@ -31,7 +31,7 @@ from hlatctl.run.paths import RunPaths
 from trainer.backends.base import ENDS, NEWS, Stopwatch
 from trainer.step import training
 from trainer.step.monitor import MonitorEvent
-from trainer.torchtitan import torch_2_13
+from trainer.torchtitan import float8, torch_2_13
 from trainer.torchtitan.checkpoints import Checkpoints, DcpFiles
 from trainer.torchtitan.configuration import rate_factor, trainer_config
 from trainer.torchtitan.data import Loader, NoTokenizer
@@ -109,6 +109,7 @@ class _Engine(Trainer):
             if not str(error).startswith(_NOT_FINITE):
                 raise
             self._training.logged(self.step, math.nan, math.nan, {})
+        self._training.update_scales()
 
     def forward_backward_step(self, **inputs: Any) -> Tensor:
         """Run one micro-batch, or all of a pipeline."""
@@ -155,6 +156,7 @@ class Training(training.Training):
         self._own_work: Stopwatch | None = None
         self._own_times: deque[Stopwatch] = deque()
         self.engine = _Engine(self._titan_config(), self)
+        self._scales = float8.Scales(self.engine.model_parts) if config.gathers_fp8 else None
         flops = self.engine.metrics_processor.num_flops_per_token
         self._figures = training.StepFigures(config, process.device, self.peak_flops_per_s, flops)
         self.choose_product(flops)
@@ -192,6 +194,7 @@ class Training(training.Training):
             self._set(settings)
         elif self.config.train.init_from:
             checkpoints.put(states)
+        self.update_scales()
         self._first_step, self._logged_step = self.engine.step + 1, self.engine.step
         self.open_batches(restored)
         log_freq = self.engine.metrics_processor.config.log_freq
@@ -212,6 +215,11 @@ class Training(training.Training):
             for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
                 group.update(next(known), lr=rate)
             scheduler._last_lr = rates
+
+    def update_scales(self) -> None:
+        """Compute the scales of weights that are gathered in FP8, before each step."""
+        if self._scales:
+            self._scales.update()
 
     def _parameters(self) -> int:
         spec = self.engine.config.model_spec
