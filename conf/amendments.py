@@ -79,6 +79,7 @@ RULES: tuple[AmendmentRule, ...] = (
     AmendmentRule("optimizer.schedule", "next_attempt", _NOTHING),
     AmendmentRule("optimizer.wsd_decay_fraction", "next_attempt", _NOTHING),
     AmendmentRule("precision.name", "next_attempt", _GRAPHS),
+    AmendmentRule("precision.fp8_scaling", "next_attempt", _GRAPHS),
     AmendmentRule("parallel.", "next_attempt", _GRAPHS),
     AmendmentRule("train.init_from", "never", "the run has begun with these weights"),
     AmendmentRule("train.tokens", "next_attempt", "the schedule's remaining part"),

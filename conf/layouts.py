@@ -326,6 +326,11 @@ def _sharding(config: Config) -> Iterator[ConfigError]:
 def _fp8(config: Config) -> Iterator[ConfigError]:
     """Require a device with FP8 products, and sizes that are multiples of 16."""
     if config.precision.name != "fp8":
+        if (scaling := config.precision.fp8_scaling) != "rowwise":
+            yield ConfigError(
+                f"precision.fp8_scaling={scaling}: precision.name={config.precision.name} has no FP8 products",
+                hint="set precision=fp8, or precision.fp8_scaling=rowwise",
+            )
         return
     if not _has(config, "fp8"):
         yield _needs_torchtitan(config, "precision.name=fp8", "set precision=mixed")

@@ -81,6 +81,12 @@ class Config:
         return self.data_parallel_size * self.parallel.context_parallel_size
 
     @property
+    def gathers_fp8(self) -> bool:
+        """Whether FSDP gathers weights in FP8, which needs one scale for each matrix."""
+        scaling = self.precision.fp8_scaling if self.precision.name == "fp8" else None
+        return scaling == "tensorwise" and self.parallel.data_parallel == "fsdp"
+
+    @property
     def stages_per_process(self) -> int:
         """Pipeline stages of a process. Stage s is on process s modulo `pipeline_parallel_size`."""
         return self.parallel.pipeline_chunks if self.parallel.pipeline_schedule == "interleaved_1f1b" else 1

@@ -144,6 +144,9 @@ class PrecisionConfig:
     """`fp32`; `mixed`: BF16 products, everything else FP32; `fp8`: the same with FP8 products in layers (backend
     torchtitan); `bf16_sr`: BF16 weights and moments with stochastic rounding; `bf16`: the same with rounding to
     nearest."""
+    fp8_scaling: Literal["rowwise", "tensorwise"] = "rowwise"
+    """Scales of `fp8`: one for each row of a matrix, or one for each matrix, which is faster and less precise. With
+    `tensorwise`, FSDP gathers the weights in FP8."""
 
 
 @dataclass(frozen=True, kw_only=True)

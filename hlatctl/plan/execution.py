@@ -17,7 +17,7 @@ Fp8Scaling = Literal["rowwise", "tensorwise"]
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How a run is executed. No configuration sets the fields from ``gathers_fp8`` on: they describe other software.
+    """How a run is executed. No configuration sets the fields from ``separate_products`` on; other software has them.
 
     Args:
         context_parallel_size: processes that share each sequence.
@@ -68,7 +68,8 @@ class Execution:
             reshards=parallel.reshard_after_forward == "always",
             recomputed=parallel.activation_checkpointing,
             memory_budget=parallel.activation_memory_budget,
-            fp8="rowwise" if config.precision.name == "fp8" else None,  # torchtitan's recipe
+            fp8=config.precision.fp8_scaling if config.precision.name == "fp8" else None,
+            gathers_fp8=config.gathers_fp8,
         )
 
 

@@ -428,6 +428,11 @@ _PP2 = {**_TWO, "parallel__pipeline_parallel_size": 2, "train__micro_batch_size"
             "hint: set precision=mixed, or backend=torchtitan",
         ),
         (
+            {"precision__fp8_scaling": "tensorwise"},
+            "precision.fp8_scaling=tensorwise: precision.name=fp32 has no FP8 products\n"
+            "hint: set precision=fp8, or precision.fp8_scaling=rowwise",
+        ),
+        (
             {**_TITAN, "precision__name": "fp8"},
             "precision.name=fp8: backend.device=cpu has no FP8 products\n"
             "hint: set precision=mixed, or backend.device=cuda",

@@ -12,6 +12,7 @@ from torch import nn
 from conf.schema import Config, ModelConfig
 from hlatctl.run.errors import ConfigError, DependencyError, suggest
 from hlatctl.units import one_line
+from trainer.torchtitan import float8
 
 if TYPE_CHECKING:
     from torchtitan.protocols.model_spec import ModelSpec
@@ -36,24 +37,9 @@ def model_spec(config: Config) -> ModelSpec:
         DependencyError: the module's package can't be imported.
     """
     spec = named(config) if config.model.module else _shaped(config.model)
-    for converter in _converters(config):
-        spec.model = converter.build().convert(spec.model)
+    if config.precision.name == "fp8":
+        float8.convert(config, spec)
     return spec
-
-
-def _converters(config: Config) -> list[Any]:
-    if config.precision.name != "fp8":
-        return []
-    from torchtitan.components.quantization import Float8LinearConverter
-
-    try:
-        return [
-            Float8LinearConverter.Config(
-                filter_fqns=["lm_head", "router.gate"], model_compile_enabled=config.backend.compile
-            )
-        ]
-    except (ImportError, ValueError) as error:
-        raise DependencyError(f"precision.name=fp8: {error}", hint="set precision=mixed") from None
 
 
 def named(config: Config) -> ModelSpec:

@@ -43,7 +43,7 @@ from trainer.checkpoint.dcp import DcpFiles
 from trainer.step import training
 from trainer.step.corruption import Subject
 from trainer.step.monitor import MonitorEvent
-from trainer.torchtitan import torch_2_13
+from trainer.torchtitan import float8, torch_2_13
 from trainer.torchtitan.configuration import rate_factor, trainer_config
 from trainer.torchtitan.data import Loader, NoTokenizer, micro_batches
 from trainer.torchtitan.process import Process
@@ -98,6 +98,13 @@ class Metrics(MetricsProcessor):
         self.device_memory_monitor.reset_peak_stats()
 
 
+class _Weights(ModelWrapper):
+    """The weights of a model, also where FSDP gathers them in FP8."""
+
+    def _get_state_dict(self) -> dict[str, Any]:
+        return {name: float8.plain(value) for name, value in super()._get_state_dict().items()}
+
+
 class Checkpoints(BaseCheckpointManager):
     """What torchtitan's loop calls instead of its own manager."""
 
@@ -122,7 +129,7 @@ class Checkpoints(BaseCheckpointManager):
     ) -> None:
         assert config._training is not None
         self.enable, self.save_future, self._training = True, None, config._training
-        self._model = ModelWrapper(model_parts)
+        self._model = _Weights(model_parts)
         self._states = {**states, OPTIMIZER: optimizers, DATALOADER: dataloader, LR_SCHEDULER: lr_schedulers}
 
     @property
@@ -198,6 +205,7 @@ class _Engine(Trainer):
             if not str(error).startswith(_NOT_FINITE):
                 raise
             self._training.logged(self.step, math.nan, math.nan, {})
+        self._training.update_scales()
 
     def forward_backward_step(self, **inputs: Any) -> Tensor:
         """Run one micro-batch, or all of a pipeline."""
@@ -273,6 +281,7 @@ class Training(training.Training):
         self._own_work: Stopwatch | None = None
         self._own_times: deque[Stopwatch] = deque()
         self.engine = _Engine(self._titan_config(), self)
+        self._scales = float8.Scales(self.engine.model_parts) if config.gathers_fp8 else None
         self.measure(self.engine.metrics_processor.num_flops_per_token)
         self.watch_for_corruption(self._subject)
         if self.engine.config.training.disable_cuda_graphs:  # no event may be recorded while a graph is captured
@@ -326,6 +335,7 @@ class Training(training.Training):
             self._set(settings)
         elif self.config.train.init_from:
             checkpoints.put(states)
+        self.update_scales()
         self._first_step, self._logged_step = self.engine.step + 1, self.engine.step
         self.open_batches(restored)
         log_freq = self.engine.metrics_processor.config.log_freq
@@ -347,6 +357,11 @@ class Training(training.Training):
             for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
                 group.update(next(known), lr=rate)
             scheduler._last_lr = rates
+
+    def update_scales(self) -> None:
+        """Compute the scales of weights that are gathered in FP8, before each step."""
+        if self._scales:
+            self._scales.update()
 
     def _parameters(self) -> int:
         spec = self.engine.config.model_spec

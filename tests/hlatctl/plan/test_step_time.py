@@ -20,6 +20,7 @@ from conf.schema import (
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
+    PrecisionConfig,
     TrainConfig,
 )
 from conf.sizes import flops_per_token
@@ -357,6 +358,8 @@ def test_layers_products_take_fp8_s_time_and_its_gathers_half_the_bytes() -> Non
     assert rowwise.data_parallel_s - tensorwise.data_parallel_s == pytest.approx(
         3 / 4 * (3 + _SLOWDOWN * 2 * 3 * 3) * _LAYER / 1e12
     )
+    precision = PrecisionConfig(name="fp8", fp8_scaling="tensorwise")
+    assert Execution.of(dataclasses.replace(config, precision=precision)).gathers_fp8
     unknown = with_hardware(config, fp8_flops_per_s=None)
     assert missing(unknown, Execution(fp8="rowwise")) == ["cluster.hardware.fp8_flops_per_s"]
 

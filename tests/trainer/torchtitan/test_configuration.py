@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-from conf.schema import BackendConfig, Config
+from conf.schema import BackendConfig, Config, ParallelConfig, PrecisionConfig
 from hlatctl.run.errors import ConfigError
 
 pytest.importorskip("torchtitan", reason="the extra `torchtitan` is not installed")
@@ -40,3 +41,13 @@ def test_a_setting_that_can_not_pass_through_is_refused_with_its_owner_or_a_sugg
         trainer_config(Config(backend=BackendConfig(name="torchtitan", device="cpu", torchtitan=settings)))
     assert caught.value.message.startswith(f"backend.torchtitan.{message}")
     assert hint in caught.value.hint
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_login_node_without_a_gpu_can_check_products_in_fp8() -> None:
+    precision, parallel = PrecisionConfig(name="fp8", fp8_scaling="tensorwise"), ParallelConfig(data_parallel="fsdp")
+    backend = BackendConfig(name="torchtitan", device="cuda", compile=True)
+    spec = trainer_config(Config(backend=backend, precision=precision, parallel=parallel)).model_spec
+    layer = spec.model.layers[0]
+    assert layer.feed_forward.w1._torchao_config.enable_fsdp_float8_all_gather
+    assert not hasattr(spec.model.lm_head, "_torchao_config")

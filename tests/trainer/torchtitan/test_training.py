@@ -125,6 +125,23 @@ def test_a_process_whose_layer_computes_wrong_numbers_is_named_by_the_next_check
     assert checkpoint_steps(run) == [_SAVED]
 
 
+def test_weights_gathered_in_fp8_give_nearly_the_losses_of_those_gathered_in_bf16(
+    make_titan: MakeTitan, ranks: Ranks, events_of: EventsOf
+) -> None:
+    """A CPU emulates both with one scale for each tensor."""
+    plain = make_titan("plain", {}, _FSDP, precision={"name": "fp8"})
+    gathered = make_titan("gathered", {}, _FSDP, precision={"name": "fp8", "fp8_scaling": "tensorwise"})
+    for run in (plain, gathered):
+        _train(ranks, run)
+    losses = [[loss for (loss,) in _steps(run, events_of, 1, "loss")] for run in (plain, gathered)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert losses[1] != losses[0]
+
+    shutil.rmtree(gathered.checkpoint(_STEPS))
+    _train(ranks, gathered, attempt=2)
+    assert _steps(gathered, events_of, 2, "loss") == _steps(gathered, events_of, 1, "loss")[_SAVED:]
+
+
 def _repeated(checkpoint: Path) -> list[str]:
     """Return the matrices of which one half is nearly the other."""
     metadata = dcp.read_metadata(checkpoint)
