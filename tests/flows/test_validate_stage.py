@@ -48,6 +48,14 @@ def test_versions_are_checked_before_a_start_only_where_training_runs_here(monke
     validate.check(compose([*on_neuron, "cluster=simulated"]))
 
 
+def test_training_needs_pytorch_only_where_it_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DependencyError, match="needs PyTorch, which is not installed"):
+        validate.check(compose([]))
+    validate.check(compose(["cluster=simulated"]))
+    validate.check(compose(["cluster=slurm", "cluster.nodes=2"]))
+
+
 def test_a_chat_template_needs_a_tokenizer_that_has_one() -> None:
     with pytest.raises(ConfigError, match=r"eval\.chat_template=True: a tokenizer that hlatctl trains has no chat"):
         validate.check(compose(["eval.chat_template=true"]))

@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,31 @@ def test_help_imports_nothing_slow() -> None:
         "print('SLOW', sorted(slow & set(sys.modules)))"
     )
     assert "SLOW []" in in_a_process("-c", code).stdout
+
+
+def packages_of(name: str, known: set[str]) -> set[str]:
+    """Return a package and what it needs, without extras."""
+    if name in known:
+        return known
+    known.add(name)
+    with suppress(metadata.PackageNotFoundError):  # of another system or Python
+        for text in metadata.requires(name) or ():
+            if "extra ==" not in text and (found := re.match(r"[\w.-]+", text)):
+                packages_of(re.sub(r"[-_.]+", "-", found[0]).lower(), known)
+    return known
+
+
+@pytest.mark.processes
+def test_the_command_line_alone_is_enough_to_plan() -> None:
+    base = packages_of("hlatctl", set())
+    others = [
+        module
+        for module, packages in metadata.packages_distributions().items()
+        if not base & {re.sub(r"[-_.]+", "-", package).lower() for package in packages}
+    ]
+    assert {"torch", "numpy", "prefect"} < set(others)
+    code = f"import sys; sys.modules.update(dict.fromkeys({others!r})); from hlatctl.cli.main import main; "
+    assert "training time" in in_a_process("-c", f"{code}sys.exit(main(['plan']))").stdout
 
 
 @pytest.mark.processes
