@@ -39,6 +39,16 @@ _PATIENCE_S = 3.0
 _POLL_S = 0.2
 
 
+def outside_of_jobs() -> dict[str, str]:
+    """Return this process's environment without what describes a Slurm job in which it runs.
+
+    sbatch passes its environment on, and srun takes these variables for its options: a training job that a small job
+    submits would get the memory of the small one.
+    """
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+    return {k: v for k, v in os.environ.items() if k in kept or not k.startswith(("SLURM_", "SLURMD_", "SRUN_"))}
+
+
 @dataclass(frozen=True, kw_only=True)
 class DriverJob:
     """The chain of jobs that drives a run.
@@ -113,7 +123,7 @@ class _Chain:
         """Run `hlatctl resume`; return its exit code, or 128 + the signal that ended it."""
         words = (sys.executable, "-P", "-m", "hlatctl", "resume", self._run.run_id, "--yes")
         where = ("--runs-dir", os.fspath(self._run.root.parent))
-        driver = subprocess.Popen((*words, *where), env={**os.environ, CHAIN_ENV: self._token})
+        driver = subprocess.Popen((*words, *where), env={**outside_of_jobs(), CHAIN_ENV: self._token})
         while not self._asked:
             if driver.poll() is not None:
                 break
@@ -137,7 +147,9 @@ class _Chain:
         options = ("--parsable", f"--comment={self._token}", f"--export=ALL,{TOKEN_ENV}={self._token}")
         words = ("sbatch", "--dependency=singleton", *options, self._script)
         try:
-            done = subprocess.run(words, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
+            done = subprocess.run(
+                words, env=outside_of_jobs(), capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+            )
             self._next = done.stdout.strip().partition(";")[0]
         except (OSError, subprocess.CalledProcessError) as error:
             why = getattr(error, "stderr", "") or str(error)

@@ -81,7 +81,6 @@ app.add_typer(cache.app, name="cache")
 app.add_typer(data.app, name="data")
 app.add_typer(evaluate.app, name="eval")
 app.add_typer(config.app, name="config")
-config.app.command("receive", hidden=True)(remote.receive)
 
 
 def _print_version(wanted: bool) -> None:
@@ -130,7 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> object:
-    remote.begin()
+    if remote.begin():
+        return None
     if asked := remote.asked(words):
         return remote.run(*asked)
     return _commands()(args=words, prog_name="hlatctl", standalone_mode=False)

@@ -34,9 +34,10 @@ from hlatctl.run.errors import ConfigError, DependencyError, HlatctlError, Launc
 from hlatctl.run.files import DAMAGED
 
 OPTION = "--host"
-#: Variable of the remote process: the version of the caller, and whether its standard input is a line to the caller.
+#: Variable of the remote process: the version of the caller, and what its standard input is if it isn't the caller's: a
+#: line to the caller, or a folder that it sends.
 CALLER_ENV = "HLATCTL_CALLER"
-_ATTACHED = "attached"
+_ATTACHED, _SENDS = "attached", "sends"
 _INTERRUPT = b"\x03"
 #: What ssh itself returns if it fails, and a shell if it finds no program or can't start it.
 _SSH_FAILED, _NO_PROGRAM = 255, (126, 127)
@@ -44,7 +45,6 @@ _HOST = re.compile(
     r"(?P<ssh>(?:[A-Za-z0-9_][\w.+-]*@)?[A-Za-z0-9_][\w.-]*)(?::(?P<venv>(?:/|~/)[^\x00-\x1f]*))?", re.ASCII
 )
 _PAGE = re.compile(r"page\thttp://127\.0\.0\.1:(\d+)/")
-_RECEIVE = ("config", "receive")
 _MAX_BYTES = 4 << 20
 
 
@@ -77,9 +77,9 @@ class Host:
             )
         return cls(ssh=match["ssh"], venv=(match["venv"] or "").rstrip("/"))
 
-    def command(self, words: Sequence[str], *, attached: bool) -> str:
+    def command(self, words: Sequence[str], mode: str = "") -> str:
         """Return a line for the shell of the host, whichever shell that is."""
-        caller = f"{CALLER_ENV}={__version__}{f' {_ATTACHED}' if attached else ''}"
+        caller = f"{CALLER_ENV}={__version__} {mode}".rstrip()
         return f"exec env {shlex.quote(caller)} {self._program()} {shlex.join(words)}"
 
     def _program(self) -> str:
@@ -124,7 +124,7 @@ def run(name: str, words: list[str]) -> int:
         return _page(host, words)
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     attached = not on_terminal and stat.S_ISCHR(os.fstat(0).st_mode)
-    line = ["-t" if on_terminal else "-T", "--", host.ssh, host.command(words, attached=attached)]
+    line = ["-t" if on_terminal else "-T", "--", host.ssh, host.command(words, _ATTACHED if attached else "")]
     with _ssh(line, stdin=subprocess.PIPE if attached else None) as process:
         return _finished(host, process)
 
@@ -173,7 +173,7 @@ def _page(host: Host, words: list[str]) -> int:
     words = [*words, "--page-only", *(() if given else ("--port", "0"))]  # 8400 may be another user's there
     with files.private_folder("s") as folder:
         control = ("-S", os.fspath(folder.path / "c"))
-        line = ("-T", "-M", *control, "-o", "ControlPersist=no", "--", host.ssh, host.command(words, attached=True))
+        line = ("-T", "-M", *control, "-o", "ControlPersist=no", "--", host.ssh, host.command(words, _ATTACHED))
         with _ssh(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout
             reader = threading.Thread(target=_forward, args=(host, process, process.stdout, control), daemon=True)
@@ -223,7 +223,7 @@ def _send(host: Host, folder: Path) -> str:
     names = [f"{group}/{option}.yaml" for group, options in folders.options(folder).items() for option in options]
     names += [folders.PROJECT_FILE] if (folder / folders.PROJECT_FILE).exists() else []
     texts = json.dumps({name: files.read_text(folder / name) for name in names}).encode()
-    words = ("-T", "--", host.ssh, host.command(_RECEIVE, attached=False))
+    words = ("-T", "--", host.ssh, host.command([], _SENDS))
     with _ssh(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         output = process.communicate(texts)[0]
     if error := host.failure(process.returncode):
@@ -234,8 +234,8 @@ def _send(host: Host, folder: Path) -> str:
     return output.decode().strip()
 
 
-def receive() -> None:
-    """Keep a folder of configuration that `hlatctl --host` sends, and print its path."""
+def _receive() -> None:
+    """Keep the folder of configuration that the caller sends, and print its path."""
     content = sys.stdin.buffer.read(_MAX_BYTES + 1)
     try:
         texts = {str(name): str(text) for name, text in files.parse_json(content).items()}
@@ -253,8 +253,11 @@ def receive() -> None:
     write(os.fspath(folder))
 
 
-def begin() -> None:
-    """Do the remote part: compare the versions, and follow the line to the caller.
+def begin() -> bool:
+    """Do the remote part: compare the versions, and follow the line to the caller or take what it sends.
+
+    Returns:
+        Whether nothing else is to be done.
 
     Raises:
         DependencyError: the caller has another version.
@@ -265,11 +268,14 @@ def begin() -> None:
             f"{OPTION}: hlatctl {__version__} is on this machine, and {version} called it",
             hint=f"install {version} on this machine, or {__version__} where you typed the command",
         )
+    if mode == _SENDS:
+        _receive()
     if mode == _ATTACHED:
         line = os.dup(0)
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         threading.Thread(target=_follow, args=(line,), name="caller", daemon=True).start()
+    return mode == _SENDS
 
 
 def _follow(line: int) -> None:

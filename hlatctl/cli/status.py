@@ -84,8 +84,8 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     yield "status", view.status + (f" ({driver})" if driver else "")
     if view.problem:
         yield "problem", view.problem
-    if job := driver_job_text(view):
-        yield "driver's job", job
+    if text := driver_job_text(view):
+        yield "driver's job", text
     if state.message:
         yield "message", state.message
     if state.created_unix_s:

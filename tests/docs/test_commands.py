@@ -16,6 +16,7 @@ from conf import simulation
 from conf.compose import compose, groups
 from conf.reference import keys
 from hlatctl.cli.main import app
+from hlatctl.cli.remote import asked
 from tests.docs.pages import inline_commands, pages, typed_lines, write_shown_files
 
 #: Commands whose OVERRIDES make a configuration of their own; those of the others change a run's.
@@ -67,6 +68,7 @@ def words_of(line: str) -> list[str]:
     for written, own in _OWN:
         line = line.replace(written, own)
     words = shlex.split(line, comments=True)[1:]
+    _, words = asked(words) or ("", words)
     return [word for word in words if word not in _MORE and not word.startswith("$")]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.launch.slurm.commands import slurm
 from hlatctl import driver_job
 from hlatctl.driver_job import DriverJob, main
 from hlatctl.run.paths import RunPaths
@@ -52,7 +53,9 @@ class Job:
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     (tmp_path / "bin").mkdir()
     for name, answer in (("sbatch", "8"), ("scancel", "")):
-        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/{name}\necho {answer}\n')
+        (tmp_path / "bin" / name).write_text(
+            f'#!/bin/sh\necho "$@" >>{tmp_path}/{name}\nenv | grep ^SLURM_ >{tmp_path}/env-{name}\necho {answer}\n'
+        )
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "packages" / "hlatctl").mkdir(parents=True)
     (tmp_path / "packages" / "hlatctl" / "__init__.py").touch()
@@ -60,6 +63,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setenv("PYTHONPATH", os.fspath(tmp_path / "packages"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("HLATCTL_TOKEN", "t")
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "4096")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     monkeypatch.setattr(driver_job, "_AGAIN_S", 0.0)
     before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
     yield Job(tmp_path)
@@ -107,3 +112,11 @@ def test_a_job_of_a_run_that_was_stopped_or_taken_over_does_nothing(
     change(job.run)
     assert job.drives("0") == 0
     assert (job.lines("started"), job.lines("sbatch")) == ([], [])
+
+
+def test_jobs_do_not_inherit_the_options_of_the_job_in_which_they_are_submitted(job: Job, tmp_path: Path) -> None:
+    slurm("sbatch", "train.sh")
+    assert job.lines("env-sbatch") == ["SLURM_CONF=/etc/slurm.conf"]
+    (tmp_path / "env-sbatch").unlink()
+    assert job.drives("0") == 0
+    assert job.lines("env-sbatch") == ["SLURM_CONF=/etc/slurm.conf"]

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from flows.launch.base import AwayError, Verdict
+from hlatctl.driver_job import outside_of_jobs
 from hlatctl.run.errors import LaunchError
 
 #: Seconds between two queries to the scheduler, which serves a whole cluster; records on the disk answer sooner.
@@ -67,7 +68,9 @@ def slurm(*words: str) -> str:
         LaunchError: it refuses, or the command is not installed.
     """
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            words, env=outside_of_jobs(), capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
     except FileNotFoundError:
         raise LaunchError(
             f"{words[0]}: no such command on this machine",

@@ -65,8 +65,6 @@ class SlurmDrivers:
         program = (sys.executable, "-P", "-m", "hlatctl.driver_job", os.fspath(run.root), os.fspath(_script(run)))
         return f"""#!/bin/bash
 {directives(options)}# Written by hlatctl: drives the run in this folder, and submits itself again as its successor.
-# The run's own jobs must not inherit this job's options from the environment.
-for name in "${{!SLURM_@}}" "${{!SLURMD_@}}"; do [ "$name" = SLURM_CONF ] || unset "$name"; done
 export PYTHONUNBUFFERED=1
 exec {quote(program)}
 """
