@@ -25,7 +25,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hlatctl.report.numbers import cost_usd, node_hours
 from hlatctl.report.run_view import RunView, view_run
 from hlatctl.run import files, reader
 from hlatctl.run.errors import ConfigError, RunNotFoundError, suggest
@@ -133,6 +132,8 @@ def row_from(run: RunPaths, entry: Entry) -> RunRow:
 
 def row_of(view: RunView) -> RunRow:
     """Return the row of a run's state."""
+    from hlatctl.report.numbers import cost_usd, node_hours  # late: `hlatctl --help` doesn't need YAML
+
     state, last = view.state, view.state.last_step
     return RunRow(
         run_id=view.run.run_id,
