@@ -26,9 +26,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from conf.constraints import field_types
-from conf.schema import Config
-from hlatctl.report.numbers import cost_usd, node_hours
 from hlatctl.report.run_view import RunView, view_run
 from hlatctl.run import files, reader
 from hlatctl.run.errors import ConfigError, RunNotFoundError, suggest
@@ -136,6 +133,8 @@ def row_from(run: RunPaths, entry: Entry) -> RunRow:
 
 def row_of(view: RunView) -> RunRow:
     """Return the row of a run's state."""
+    from hlatctl.report.numbers import cost_usd, node_hours  # late: `hlatctl --help` doesn't need YAML
+
     state, last = view.state, view.state.last_step
     return RunRow(
         run_id=view.run.run_id,
@@ -326,6 +325,8 @@ def _short(keys: Iterable[str]) -> dict[str, str]:
 @cache
 def _ends_of_keys() -> Counter[str]:
     """Count the keys of a configuration that end with the same word, such as ``enabled``."""
+    from conf.constraints import field_types
+    from conf.schema import Config
 
     def ends(schema: type) -> Iterator[str]:
         for field in dataclasses.fields(schema):
