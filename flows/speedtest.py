@@ -100,6 +100,7 @@ def _point(run: RunPaths, planned: Config) -> Point:
         workers = json.loads(run.preflight.read_text(encoding="utf-8"))["workers"]
     except (OSError, ValueError, KeyError):
         workers = []
+    workers = workers if planned.world_size > 1 else []  # one process exchanges nothing
     exchanges = {
         name: min(w[name] for w in workers) for name in _EXCHANGES if workers and all(name in w for w in workers)
     }

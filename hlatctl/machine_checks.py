@@ -76,14 +76,19 @@ def _compiler(config: Config) -> Check:
     wanted = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     path = shutil.which(wanted)
     problem = "" if path else f"{wanted}: not found; training would run uncompiled, which is slower"
-    return Check.of(name, problem, path or "", command=command)
+    return _optional(name, problem, path or "", command=command)
 
 
 def _bubblewrap() -> Check:
     """Check that bubblewrap is installed and may create namespaces, which containers often forbid."""
     problem = _sandbox_problem()
     shows = f"{problem}; code tasks would be skipped" if problem else ""
-    return Check.of("bubblewrap", shows, "creates sandboxes", command=" ".join(_SANDBOX))
+    return _optional("bubblewrap", shows, "creates sandboxes", command=" ".join(_SANDBOX))
+
+
+def _optional(name: str, problem: str, shows: str, *, command: str) -> Check:
+    """Return the check of a tool without which a run does less, but succeeds."""
+    return Check(name=name, status="skip" if problem else "pass", shows=problem or shows, command=command)
 
 
 def _sandbox_problem() -> str:

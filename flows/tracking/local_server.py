@@ -21,6 +21,7 @@ USER = "hlatctl"
 #: ``USER:PASSWORD`` that a server requires.
 AUTH_ENV = "HLATCTL_SERVER_AUTH"
 _SAY_EVERY_S = 15.0
+_SAY_FIRST_S = 2.0
 #: Set in the scope of a request that had the password or token.
 _ALLOWED = "hlatctl.allowed"
 
@@ -86,7 +87,7 @@ def own_origins(port: int) -> tuple[str, ...]:
 
 
 class Wait:
-    """Reports every 15 s how long servers have been waited for.
+    """Reports after 2 s, and then every 15 s, which server is waited for.
 
     Args:
         say: called with the message.
@@ -94,12 +95,16 @@ class Wait:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._began_s = self._said_s = time.monotonic()
+        self._began_s = time.monotonic()
+        self._said_s: float | None = None
 
     def so_far_s(self, what: str) -> float:
         """Return the seconds waited so far."""
         now_s = time.monotonic()
-        if now_s - self._said_s > _SAY_EVERY_S:
+        if self._said_s is None and now_s - self._began_s > _SAY_FIRST_S:
+            self._said_s = now_s
+            self._say(f"waiting for {what} to start")
+        elif self._said_s is not None and now_s - self._said_s > _SAY_EVERY_S:
             self._said_s = now_s
             self._say(f"waiting for {what} to start, {now_s - self._began_s:.0f} s so far")
         return now_s - self._began_s

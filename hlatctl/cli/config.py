@@ -17,6 +17,7 @@ from hlatctl.cli.common import ConfigDirs, Json, Overrides, print_json, write
 from hlatctl.run.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
+    from conf.others import Imported
     from conf.schema import Config
 
 app = App("List options and keys, and show what overrides result in.")
@@ -106,6 +107,59 @@ def show(overrides: Overrides = None, config_dir: ConfigDirs = None, as_json: Js
 
         write(f"\n# {config.backend.name}'s own configuration, which follows:")
         write(yaml.safe_dump({config.backend.name: engine}, sort_keys=False), nl=False)
+
+
+@app.command("import")
+def import_config(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="TOML or Python of torchtitan, or a config.json.")],
+    name: Annotated[
+        str | None, typer.Option(help="Configuration in a Python file of torchtitan, such as llama3_8b.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Convert another project's configuration into an experiment.
+
+    Reads torchtitan's TOML or config_registry.py, or a config.json of OLMo-core or Hugging Face (the model's shape),
+    without executing anything. Prints YAML for conf/experiment/NAME.yaml of your own folder. What could not be carried
+    over is listed in its comments, so read them before you train.
+    """
+    from conf.others import Imported, read
+
+    found = read(file, name)
+    if not isinstance(found, Imported):
+        from flows.runtime.programs import ask
+
+        keys: dict[str, Any] = json.loads(ask("trainer.convert.hugging_face", str(file.absolute())))
+        found = Imported(kind="Hugging Face", keys={f"model.{key}": value for key, value in keys.items()})
+    if as_json:
+        print_json(dataclasses.asdict(found))
+        return
+    usual = file.absolute().parent.name if file.name == "config.json" else file.stem
+    write(_experiment(name or usual, file, found), nl=False)
+
+
+def _experiment(name: str, file: Path, found: Imported) -> str:
+    """Return an experiment's YAML: options of groups as defaults, then the keys, then what was not carried over."""
+    import yaml
+
+    groups = {key: value for key, value in found.keys.items() if "." not in key and key != "seed"}
+    values: dict[str, Any] = {}
+    for key, value in found.keys.items():
+        if key not in groups:
+            *sections, last = key.split(".")
+            inner = values
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            inner[last] = value
+    defaults = [{f"override /{group}": option} for group, option in groups.items()]
+    text = f"# @package _global_\n# Imported from {file.name} of {found.kind}.\n"
+    text += yaml.safe_dump({"defaults": defaults}, sort_keys=False) if defaults else ""
+    text += yaml.safe_dump({"experiment_name": name, **values}, sort_keys=False)
+    text += "# Data, tokenizer, cluster and evaluation are yours to choose.\n"
+    if found.dropped:
+        text += "# Not carried over:\n"
+        text += "".join(f"#   {line!r}\n" if not line.isprintable() else f"#   {line}\n" for line in found.dropped)
+    return text
 
 
 def _of_engine(config: Config) -> dict[str, Any]:

@@ -7,8 +7,10 @@ and ``serve`` sends them to the process that evaluates them.
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from conf.constraints import violations
 from conf.load import decode_dataclass
 from conf.schema import Config, ModelConfig
 from hlatctl.run.checkpoint import INDEX_FILES, why_invalid
-from hlatctl.run.errors import CheckpointError, ConfigError
+from hlatctl.run.errors import CheckpointError, ConfigError, run_main
+from hlatctl.run.files import DAMAGED, read_json, why
 from trainer.checkpoint.shards import INDEX, WEIGHTS, describe_tensors, load_tensors, read_index
 from trainer.model.decoder import Llama, mlp_blocks
 
@@ -499,3 +502,19 @@ class Weights:
                 raise CheckpointError(f"{self._folder}: {WEIGHTS}{name} is missing")
             if (shape := tuple(self.ours[name].shape)) != (wanted := tuple(tensor.shape)):
                 raise CheckpointError(f"{self._folder}: {WEIGHTS}{name} has shape {shape}, expected {wanted}")
+
+
+def main() -> int:
+    """Print the model that a ``config.json`` describes, as JSON: its keys that differ from the schema's defaults."""
+    file, usual = Path(sys.argv[1]), ModelConfig()
+    try:
+        model = model_config(read_json(file), file)
+    except (OSError, *DAMAGED) as error:
+        raise CheckpointError(f"{file}: can't be read ({why(error)})", hint="name a config.json") from None
+    keys = {each.name: getattr(model, each.name) for each in fields(model)}
+    print(json.dumps({key: value for key, value in keys.items() if value != getattr(usual, key)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

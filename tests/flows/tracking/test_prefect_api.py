@@ -293,3 +293,12 @@ def test_prefect_knows_every_setting(tmp_path: Path, environment: dict[str, str]
     logging_handlers_and_others = {name for name in asked if "HANDLERS" in name} | {"DO_NOT_TRACK"}
     for name in sorted(set(asked) - logging_handlers_and_others):
         assert (name, taken_up.get(name, "").lower()) == (name, asked[name].lower())
+
+
+def test_what_is_waited_for_is_named_after_two_seconds_and_then_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, said = 0.0, list[str]()
+    monkeypatch.setattr(local_server.time, "monotonic", lambda: now_s)
+    wait = local_server.Wait(said.append)
+    for now_s in (1.0, 2.5, 3.0, 10.0, 18.0):  # noqa: B007 (read by the clock)
+        wait.so_far_s("Prefect's API")
+    assert said == ["waiting for Prefect's API to start", "waiting for Prefect's API to start, 18 s so far"]

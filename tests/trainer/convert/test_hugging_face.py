@@ -14,6 +14,7 @@ from torch import Tensor
 
 from conf.schema import ModelConfig
 from hlatctl.run.errors import CheckpointError
+from trainer.convert import hugging_face
 from trainer.convert.hugging_face import from_hugging_face, hugging_face_config, model_config, to_hugging_face
 from trainer.model.decoder import Llama
 from trainer.model.initial import build
@@ -226,3 +227,23 @@ def test_missing_keys_and_wrong_types_are_named() -> None:
         model_config(lacking, Path("f/config.json"))
     with pytest.raises(CheckpointError, match=r"config\.json: hidden_size='48': must be a whole number"):
         model_config(described(hidden_size="48"), Path("f/config.json"))
+
+
+def test_the_keys_of_a_config_json_are_printed_for_an_experiment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = shape(num_heads=4, num_kv_heads=2, qk_norm="head", rms_norm_eps=1e-6)
+    (tmp_path / "config.json").write_text(
+        json.dumps(hugging_face_config(model, seq_len=64, bos_id=1, eos_id=2, dtype="float32"))
+    )
+    monkeypatch.setattr("sys.argv", ["", str(tmp_path / "config.json")])
+    assert hugging_face.main() == 0
+    keys = json.loads(capsys.readouterr().out)
+    assert {name: keys[name] for name in ("hidden_size", "qk_norm", "num_kv_heads")} == {
+        "hidden_size": 48,
+        "qk_norm": "head",
+        "num_kv_heads": 2,
+    }
+    monkeypatch.setattr("sys.argv", ["", str(tmp_path / "nowhere.json")])
+    with pytest.raises(CheckpointError, match=r"nowhere\.json: can't be read"):
+        hugging_face.main()
