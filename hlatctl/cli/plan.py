@@ -272,7 +272,7 @@ def speedtest(
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Measure a cluster's training speed and calibrate the planner.
+    """Measure a cluster's speed, and calibrate the planner.
 
     Trains a few steps of the configuration on one node, on two and on all, one run after the other, with the same batch
     for each node. Prints tokens per second, MFU, scaling and the bandwidth of exchanges next to the plan. The result is
