@@ -274,10 +274,10 @@ def speedtest(
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Measure a cluster's training speed on one, two and all nodes, and calibrate the planner with it.
+    """Measure a cluster's speed, and calibrate the planner.
 
-    Trains a few steps of the configuration on each number of nodes, one run after the other, with the same batch for
-    each node. Prints tokens per second, MFU, scaling and the bandwidth of exchanges next to the plan. The result is
+    Trains a few steps of the configuration on one node, on two and on all, one run after the other, with the same batch
+    for each node. Prints tokens per second, MFU, scaling and the bandwidth of exchanges next to the plan. The result is
     kept in your own folder; `hlatctl plan` uses it for this cluster with the same engine, device and precision.
     """
     from conf import simulation

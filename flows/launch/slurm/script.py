@@ -196,7 +196,7 @@ def _setup(cluster: ClusterConfig) -> str:
     if settings.modules:
         lines = "# A shell that isn't a login shell may not have Environment Modules or Lmod yet.\n"
         lines += "type module >/dev/null 2>&1 || . /etc/profile\n"
-        steps.append(f"module load {quote(settings.modules)}")
+        steps.append(f"module load {quote(tuple(settings.modules))}")
     if settings.setup_script:
         steps.append(f". {shlex.quote(settings.setup_script)}")
     return f"{lines}{' && '.join(steps)}\nprepared=$?\n" if steps else ""

@@ -297,7 +297,7 @@ def test_prefect_knows_every_setting(tmp_path: Path, environment: dict[str, str]
 
 def test_what_is_waited_for_is_named_after_two_seconds_and_then_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, said = 0.0, list[str]()
-    monkeypatch.setattr(local_server.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr("flows.tracking.local_server.time.monotonic", lambda: now_s)
     wait = local_server.Wait(said.append)
     for now_s in (1.0, 2.5, 3.0, 10.0, 18.0):  # noqa: B007 (read by the clock)
         wait.so_far_s("Prefect's API")
