@@ -1,16 +1,19 @@
 """The parts of a training process's start that may grow with the ranks: imports, rendezvous, groups, model, weights.
 
 The rendezvous is real: light processes, forked so that they share their memory, meet in a store as torchrun's do on
-several nodes, and create the group of hosts. Groups and model are those of one rank of 2,048, for Llama 3 8B and 70B in
-PyTorch's fake process group. ``HLATCTL_BENCH_RANKS`` sets the numbers of real processes, such as ``16,64``.
-docs/performance.md adds them to the time of a restart.
+several nodes, and create the group of hosts. For up to 16,384 ranks, the clients of a real store that a few processes
+have send it what those ranks send. Groups and model are those of one rank of 2,048, for Llama 3 8B and 70B in PyTorch's
+fake process group. ``HLATCTL_BENCH_RANKS`` sets the numbers of real processes, such as ``16,64``, and
+``HLATCTL_BENCH_CLIENTS`` those of clients. docs/performance.md adds them to the time of a restart.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import multiprocessing
 import os
+import resource
 import socket
 import statistics
 import subprocess
@@ -25,6 +28,9 @@ import torch
 import torch.distributed as dist
 
 _REAL = [int(text) for text in os.environ.get("HLATCTL_BENCH_RANKS", "32,64,128,256").split(",")]
+_CLIENTS = [int(text) for text in os.environ.get("HLATCTL_BENCH_CLIENTS", "2048,4096,8192,16384").split(",")]
+#: Processes that have the clients, and what a rank tells the others about itself (bytes, gloo of PyTorch 2.13).
+_HOLDERS, _ADDRESS_BYTES = 6, 154
 _RANKS, _RANK, _PER_NODE = 2048, 1234, 8
 _TIMEOUT = timedelta(minutes=10)
 _ROUNDS = 3
@@ -50,6 +56,10 @@ def run() -> None:
             exponent = math.log(last[name] / first[name]) / math.log(many / few)
             reckoned_s = last[name] * (_RANKS / many) ** exponent
             print(f"  {name}: exponent {exponent:.2f}, reckoned for {_RANKS:,}: {reckoned_s:.1f} s", flush=True)
+    print("the store with the clients of so many ranks")
+    for ranks in _CLIENTS:
+        cells = "  ".join(f"{name} {value}" for name, value in _store_of_many(ranks).items())
+        print(f"  {ranks:>6} clients: {cells}", flush=True)
     for name, overrides in _MODELS.items():
         _in_fork(partial(_one_of_many, name, overrides.split()))
 
@@ -135,6 +145,81 @@ def _rendezvous(ranks: int) -> dict[str, float]:
         process.join()
     others = statistics.median(spent[rank] for rank in range(1, ranks))
     return {"store": spent[-1], "rank 0": spent[0], "another rank": others}
+
+
+def _store_of_many(ranks: int) -> dict[str, str]:
+    """Return the costs of a store that serves the rendezvous of so many ranks, each with a connection of its own.
+
+    The requests are those that ``rendezvous.host_groups`` makes with gloo's lazy connections, as a store in between
+    showed with 8 processes: each rank sets its address, then waits for and gets those of the ranks that it connects to.
+    These are rank 0, its neighbours, and those whose number differs in one bit; rank 0 connects to all.
+    """
+    # PyTorch looks up the name of each connection's other end, until one lookup fails: docs/performance.md has its cost.
+    os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
+    fork = multiprocessing.get_context("fork")
+    ports: SimpleQueue[int] = fork.SimpleQueue()
+    costs: SimpleQueue[tuple[float, int, int]] = fork.SimpleQueue()
+    phases = fork.Barrier(_HOLDERS + 2)
+    over = fork.Event()
+
+    def serve() -> None:
+        store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        ports.put(store.port)
+        phases.wait()  # connected
+        sockets = sum(os.readlink(entry.path).startswith("socket:") for entry in os.scandir("/proc/self/fd"))
+        phases.wait()  # set
+        phases.wait()  # got
+        over.wait()
+        costs.put((time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, sockets))
+
+    def client(port: int) -> dist.Store:
+        return dist.TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False, timeout=_TIMEOUT)  # type: ignore[attr-defined]
+
+    def hold(first: int, port: int) -> None:
+        mine = range(first, ranks, _HOLDERS)
+        stores = {rank: client(port) for rank in mine}
+        phases.wait()
+        for rank, store in stores.items():
+            store.set(f"hosts/{rank}", "a" * _ADDRESS_BYTES)
+        phases.wait()
+        for rank, store in stores.items():
+            for other in _peers(rank, ranks) if rank else []:
+                store.wait([f"hosts/{other}"])
+                store.get(f"hosts/{other}")
+        phases.wait()
+        over.wait()
+
+    server = fork.Process(target=serve)
+    server.start()
+    port = ports.get()
+    holders = [fork.Process(target=hold, args=(first, port)) for first in range(_HOLDERS)]
+    laps = [time.perf_counter()]
+    for holder in holders:
+        holder.start()
+    for _ in range(3):
+        phases.wait()
+        laps.append(time.perf_counter())
+    rank0 = client(port)
+    for other in range(1, ranks):
+        rank0.wait([f"hosts/{other}"])
+        rank0.get(f"hosts/{other}")
+    laps.append(time.perf_counter())
+    over.set()
+    cpu_s, peak_bytes, sockets = costs.get()
+    for process in (server, *holders):
+        process.join()
+    walls = dict(zip(("connect", "set", "get", "rank 0"), (b - a for a, b in itertools.pairwise(laps)), strict=True))
+    return {
+        "connections": f"{sockets:,}",
+        **{name: f"{wall_s:.2f} s" for name, wall_s in walls.items()},
+        "processor time of the store": f"{cpu_s:.2f} s",
+        "its memory": f"{peak_bytes / 2**20:.0f} MiB",
+    }
+
+
+def _peers(rank: int, ranks: int) -> set[int]:
+    near = {0, (rank - 1) % ranks, (rank + 1) % ranks}
+    return (near | {rank ^ (1 << bit) for bit in range(ranks.bit_length()) if rank ^ (1 << bit) < ranks}) - {rank}
 
 
 def _in_fork(work: Callable[[], None]) -> None:

@@ -141,7 +141,7 @@ class RecoveryConfig:
     straggler_steps: PositiveInt = 100
     """Steps for which it must be one before it is reported."""
     corruption_check_steps: PositiveInt | None = None
-    """Steps between two checks for devices that compute wrong numbers without an error (native engine). A check costs
+    """Steps between two checks for devices that compute wrong numbers without an error (not with nxd). A check costs
     two steps or less; 1000 suits runs of many nodes. None: no checks."""
 
 
