@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import debug as tensor_debug
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conf.load import load
@@ -358,6 +359,8 @@ _WORK = {
 
 def _do(job: dict[str, Any]) -> Any:
     os.environ.update(job.get("env", {}))
+    # It may hold the device mesh of an earlier job, which FSDP of PyTorch 2.14 refuses. PyTorch 2.9 has another name.
+    getattr(tensor_debug, "_clear_sharding_prop_cache", lambda: None)()
     return _WORK[job["work"]](RunPaths(Path(job["run"])), job)
 
 
