@@ -11,8 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf.devices import DEVICES
+from conf.environment import compiler_problem
 from conf.schema import Config
 from hlatctl.run import peers
+from hlatctl.run.errors import DependencyError
 from trainer import rendezvous
 from trainer.backends.base import DeviceStopwatch, HostStopwatch, Stopwatch, TorchDistributed
 from trainer.backends.torch_native import own_device
@@ -37,6 +39,10 @@ class Process(TorchDistributed):
             from trainer.torchtitan import cpu
 
             cpu.adapt()
+        elif problem := compiler_problem(config.backend.device):  # FlexAttention is always compiled
+            raise DependencyError(
+                f"backend.name=torchtitan: {problem}", hint="install it on the nodes, or set backend=torch_native"
+            )
         torch_2_13.add_timeouts()
         if not dist.is_initialized():
             self._join()
