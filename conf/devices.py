@@ -35,7 +35,8 @@ class Device:
             ``gloo`` to have the device, too.
         forks: a process that has imported PyTorch for it can be forked (``trainer.launch``).
         own_for_each_process: each process of a node has a separate device; otherwise all share one.
-        compiles_with_cpp: its compiler needs a C++ compiler.
+        compiler: torch.compile needs a compiler of this language: Inductor for a CPU's kernels; Triton, with Python's
+            headers, for programs that start a GPU's kernels.
         counts_graphs: the compiler reports how many graphs came from the cache (Inductor only).
         pins_host_memory: copies to the host are faster through pinned memory.
         fused_adamw: the device supports PyTorch's fused AdamW.
@@ -70,7 +71,7 @@ class Device:
     binds_groups: bool = False
     forks: bool = False
     own_for_each_process: bool = True
-    compiles_with_cpp: bool = False
+    compiler: Literal["C++", "C", "none"] = "none"
     counts_graphs: bool = True
     pins_host_memory: bool = True
     fused_adamw: bool = True
@@ -137,7 +138,7 @@ DEVICES = {
         process_group=HOST_PROCESS_GROUP,
         forks=True,
         own_for_each_process=False,
-        compiles_with_cpp=True,
+        compiler="C++",
         pins_host_memory=False,
         runs_behind_host=False,
         memory="host",
@@ -145,6 +146,7 @@ DEVICES = {
     ),
     "cuda": Device(
         process_group="nccl",
+        compiler="C",
         binds_groups=True,
         captures_graphs=True,
         # PyTorch's flight recorder (its tutorial "Flight Recorder for Debugging Stuck Jobs"; the recorder is on by

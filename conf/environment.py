@@ -5,10 +5,14 @@ The configuration takes precedence over the shell that starts a run. Differences
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import sys
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from conf.devices import DEVICES
 from conf.registries import BACKENDS
@@ -192,6 +196,25 @@ def check_torchtitan(config: Config) -> None:
     if problem := torchtitan_problem(config, package_versions(names)):
         how = f"{install('torchtitan')}, then {_INSTALL_TORCHTITAN}"
         raise DependencyError(problem, hint=_INSTALL_TORCHTITAN_NEURON if config.backend.device == "neuron" else how)
+
+
+def compiler_problem(device: str) -> str:
+    """Return what this machine lacks for ``torch.compile``; empty: nothing."""
+    language = DEVICES[device].compiler
+    if language == "none":
+        return ""
+    # torch/_inductor/cpp_builder.py and triton/runtime/build.py
+    usual = {"C++": ["clang++" if sys.platform == "darwin" else "g++"], "C": ["gcc", "clang"]}[language]
+    variable = {"C++": "CXX", "C": "CC"}[language]
+    names = [os.environ[variable]] if os.environ.get(variable) else usual
+    if not any(map(shutil.which, names)):
+        return f"no {language} compiler ({' or '.join([*usual, f'${variable}'])}) found"
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # Debian's, as Triton does
+    header = Path(sysconfig.get_path("include", scheme)) / "Python.h"
+    if language == "C" and not header.is_file():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return f"{header} not found (apt-get install python{version}-dev)"
+    return ""
 
 
 def _dotted(version: tuple[int, int]) -> str:

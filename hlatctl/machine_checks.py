@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
 import shutil
 import socket
 import subprocess
@@ -13,6 +12,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from conf.devices import DEVICES
+from conf.environment import compiler_problem
 from conf.schema import Config
 from conf.validate import code_tasks
 from hlatctl.cache.remote import check_writable
@@ -70,13 +71,13 @@ def _packages(role: str, packages: tuple[str, ...]) -> Check:
 
 
 def _compiler(config: Config) -> Check:
-    name, command = "C++ compiler", "g++ --version"
-    if not config.backend.compile or config.backend.device != "cpu":
-        return Check(name=name, status="skip", shows="nothing is compiled for this machine's CPU")
-    wanted = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    path = shutil.which(wanted)
-    problem = "" if path else f"{wanted}: not found; training would run uncompiled, which is slower"
-    return _optional(name, problem, path or "", command=command)
+    language = DEVICES[config.backend.device].compiler
+    if not config.backend.compile or language == "none":
+        return Check(name="compiler", status="skip", shows="nothing is compiled with a compiler of this machine")
+    problem = compiler_problem(config.backend.device)
+    problem += "; training would run uncompiled, which is slower" if problem else ""
+    command = "g++ --version" if language == "C++" else "gcc -v"
+    return _optional(f"{language} compiler", problem, "found", command=command)
 
 
 def _bubblewrap() -> Check:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+import sysconfig
+from pathlib import Path
+
 import pytest
 
 from conf.compose import compose
-from conf.environment import check_torchtitan, collisions, software_problem, torchtitan_problem, unset, variables
+from conf.environment import (
+    check_torchtitan,
+    collisions,
+    compiler_problem,
+    software_problem,
+    torchtitan_problem,
+    unset,
+    variables,
+)
 from conf.fingerprint import graph_fingerprint
 from conf.schema import Config
 from hlatctl.run.errors import ConfigError, DependencyError
@@ -197,3 +209,18 @@ def test_graphs_are_keyed_by_what_the_compiler_reads() -> None:
     ]
     assert {key(override) for override in same} == {key()}
     assert len({key(override) for override in other} | {key()}) == len(other) + 1
+
+
+def test_a_gpu_s_graphs_need_a_c_compiler_and_python_s_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton compiles the program that starts a kernel. Ubuntu's python3.12 has no headers without python3.12-dev."""
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compiler_problem("cuda") == "no C compiler (gcc or clang or $CC) found"
+    assert compiler_problem("neuron") == ""
+    (tmp_path / "clang").touch(mode=0o755)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme: str(tmp_path))
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    problem = f"{tmp_path}/Python.h not found (apt-get install python{version}-dev)"
+    assert compiler_problem("cuda") == problem
+    (tmp_path / "Python.h").touch()
+    assert compiler_problem("cuda") == ""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conf.devices import DEVICES
-from conf.environment import STOCHASTIC_ROUNDING
+from conf.environment import STOCHASTIC_ROUNDING, compiler_problem
 from conf.registries import OPTIMIZERS
 from conf.schema import Config
 from hlatctl.run import peers
@@ -72,9 +70,9 @@ class TorchNative(TorchDistributed):
                 "precision=bf16: weights rounded to the nearest lose small updates; the paper's runs diverged with it "
                 "(precision=bf16_sr or precision=mixed do not)"
             )
-        if self.compiles and self._facts.compiles_with_cpp and not _cpp_compiler():
+        if self.compiles and (problem := compiler_problem(config.backend.device)):
             self.compiles = False
-            self.warnings.append("no C++ compiler (g++ or $CXX) found: training runs uncompiled, which is slower")
+            self.warnings.append(f"{problem}: training runs uncompiled, which is slower")
 
     @property
     def steps_ahead(self) -> int:
@@ -307,8 +305,9 @@ def own_device(kind: str, local_rank: int) -> torch.device:
         raise DependencyError(
             f"backend.device={kind}: process {local_rank} of this node has no such device "
             f"({module.device_count()} found)",
-            hint="set cluster.processes_per_node to the number of devices, or backend.device=cpu; a scheduler gives a "
-            "job the devices of cluster.slurm.extra=['--gpus-per-node=NUMBER'] or cluster.kubernetes.resources",
+            hint="set cluster.processes_per_node to the number of devices, or backend.device=cpu; `hlatctl doctor` "
+            "says why a GPU can't be used; a scheduler gives a job the devices of "
+            "cluster.slurm.extra=['--gpus-per-node=NUMBER'] or cluster.kubernetes.resources",
         )
     module.set_device(local_rank)
     return torch.device(kind, local_rank)
@@ -335,7 +334,3 @@ def faster_attention(device: torch.device, warnings: list[str]) -> str | None:
         warnings.append(f"{package} is installed but can't be used: {error}; attention runs with PyTorch's own kernel")
         return None
     return name
-
-
-def _cpp_compiler() -> str | None:
-    return shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))

@@ -369,7 +369,7 @@ class AdamW:
             tensors = (self._values[name], self._moments["exp_avg"][name], second, gradient)
             for start in range(0, gradient.numel(), entries):
                 *old, part = (_alias(tensor, start, entries) for tensor in tensors)
-                yield _Block(old=old, gradient=part, place=part.storage_offset(), decay=self._decay_of(name))
+                yield _Block(old=old, gradient=part, place=int(part.storage_offset()), decay=self._decay_of(name))
 
     def _step_bfloat16(self, lr: float, number: int, divisor: Tensor | None, skip: Tensor | None) -> None:
         """Compute the update in FP32, and round weights and moments to BF16."""
@@ -389,7 +389,9 @@ def _alias(tensor: Tensor, start: int, entries: int) -> Tensor:
     """Return some entries of a contiguous tensor, flat. It is no view: views of other shapes are compiled again."""
     assert tensor.is_contiguous()
     count = min(entries, tensor.numel() - start)
-    return tensor.new_empty(0).set_(tensor.untyped_storage(), tensor.storage_offset() + start, (count,))
+    alias = tensor.new_empty(0)
+    alias.set_(tensor.untyped_storage(), int(tensor.storage_offset()) + start, (count,), (1,))
+    return alias
 
 
 def _adder(gradients: Tensor) -> Callable[[nn.Parameter], None]:

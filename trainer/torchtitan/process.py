@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from conf.environment import compiler_problem
 from conf.schema import Config
 from hlatctl.run import peers
+from hlatctl.run.errors import DependencyError
 from trainer import rendezvous
 from trainer.backends.base import DeviceStopwatch, HostStopwatch, Stopwatch, TorchDistributed
 from trainer.backends.torch_native import own_device
@@ -34,6 +36,10 @@ class Process(TorchDistributed):
             from trainer.torchtitan import cpu
 
             cpu.adapt()
+        elif problem := compiler_problem(config.backend.device):  # FlexAttention is always compiled
+            raise DependencyError(
+                f"backend.name=torchtitan: {problem}", hint="install it on the nodes, or set backend=torch_native"
+            )
         torch_2_13.add_timeouts()
         if not dist.is_initialized():
             self._join()
