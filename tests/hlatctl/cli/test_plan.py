@@ -74,6 +74,7 @@ def test_a_search_ranks_layouts_by_cost(capsys: pytest.CaptureFixture[str]) -> N
     assert "cluster.hardware.fp32_flops_per_s=null: a ranking needs it" in capsys.readouterr().err
 
 
+@pytest.mark.processes  # the plan asks Slurm for reservations
 @pytest.mark.parametrize(
     ("overrides", "nodes", "about"),
     [
@@ -115,6 +116,7 @@ def test_a_plan_for_kubernetes_shows_the_manifest_and_what_a_start_still_needs(
     assert "needed before" not in capsys.readouterr().out
 
 
+@pytest.mark.processes  # the plan asks Slurm for reservations
 def test_a_layout_that_the_backend_can_not_train_is_planned_and_refused_by_train(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
