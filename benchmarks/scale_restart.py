@@ -23,6 +23,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from multiprocessing.queues import SimpleQueue
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -154,7 +155,7 @@ def _store_of_many(ranks: int) -> dict[str, str]:
     showed with 8 processes: each rank sets its address, then waits for and gets those of the ranks that it connects to.
     These are rank 0, its neighbours, and those whose number differs in one bit; rank 0 connects to all.
     """
-    # PyTorch looks up the name of each connection's other end, until one lookup fails: docs/performance.md has its cost.
+    # PyTorch looks up the name of each peer until one lookup fails: docs/performance.md has its cost.
     os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
     fork = multiprocessing.get_context("fork")
     ports: SimpleQueue[int] = fork.SimpleQueue()
@@ -172,7 +173,7 @@ def _store_of_many(ranks: int) -> dict[str, str]:
         over.wait()
         costs.put((time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, sockets))
 
-    def client(port: int) -> dist.Store:
+    def client(port: int) -> Any:
         return dist.TCPStore("127.0.0.1", port, None, is_master=False, wait_for_workers=False, timeout=_TIMEOUT)  # type: ignore[attr-defined]
 
     def hold(first: int, port: int) -> None:

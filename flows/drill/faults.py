@@ -176,7 +176,8 @@ def slow_process(arena: Arena, _: Servers) -> Seen:
 
 def flip_memory(arena: Arena, _: Servers) -> Seen:
     """Flip a bit in the memory of one training process, which computes wrong numbers from then on."""
-    process, width = last_rank(arena.job), arena.config.model.head_width
+    process, model = last_rank(arena.job), arena.config.model
+    width = model.qk_rope_head_dim if model.kv_lora_rank else model.head_width
     seen = _restarted(arena, "flip_memory", lambda: _flip_bit(process, width), "corruption_suspected")
     suspected = next(event for event in reversed(arena.events) if event["kind"] == "corruption_suspected")
     if arena.config.world_size - 1 not in suspected["ranks"]:
@@ -301,11 +302,14 @@ def _newest_checkpoint(arena: Arena) -> Path:
 
 
 def _flip_bit(process: Identity, head_width: int) -> None:
-    """Flip a bit of the second row of the model's table of cosines, which every layer reads. Linux only.
+    """Flip a bit of the second row of the model's tables of cosines, which the layers read. Linux only.
 
-    The first row is 1, and the second one begins with the cosine of 1, whose last bits depend on the library.
+    The first row has cosines of 0, in torchtitan's tables with sines, after each number or after all. The second one
+    begins with the cosine of 1, whose last bits depend on the library.
     """
-    table = re.compile(re.escape(struct.pack("<f", 1.0) * head_width) + rb"[\x3e-\x42]\x51(\x0a)\x3f")
+    one, zero = (re.escape(struct.pack("<f", number)) for number in (1.0, 0.0))
+    rows = b"(?:%b(?:%b)?|%b)" % (one * head_width, zero * head_width, (one + zero) * (head_width // 2))
+    table = re.compile(rows + rb"[\x3e-\x42]\x51(\x0a)\x3f")
     places, folder = list[int](), Path("/proc") / str(process.pid)
     try:
         with (folder / "mem").open("r+b", buffering=0) as memory:
@@ -322,7 +326,7 @@ def _flip_bit(process: Identity, head_width: int) -> None:
     except OSError as error:
         raise NotTried(f"the memory of a process can't be changed ({error.strerror})") from None
     if not places:
-        raise NotTried("the model's table of cosines was not found in the memory of a process")
+        raise NotTried("the model's tables of cosines were not found in the memory of a process")
 
 
 def _overwrite(path: Path, content: bytes) -> None:

@@ -220,7 +220,8 @@ class _Engine(Trainer):
         Gradients, buffers (they count experts' tokens), random states and the number of tokens are as before.
         """
         training, device = self._training, self.device
-        buffers = [(buffer, buffer.clone()) for part in self.model_parts for buffer in part.buffers()]
+        buffers = [_local(buffer) for part in self.model_parts for buffer in part.buffers()]
+        before = [buffer.to("cpu", copy=True) for buffer in buffers]
         states = self.state_dict()  # has the number of tokens
         batches: list[dict[str, Tensor]] = []
         labels: list[Tensor] = []
@@ -239,7 +240,7 @@ class _Engine(Trainer):
         self.optimizers.zero_grad()
         self.load_state_dict(states)
         with torch.no_grad():
-            for buffer, value in buffers:
+            for buffer, value in zip(buffers, before, strict=True):
                 buffer.copy_(value)
         return loss.detach()
 

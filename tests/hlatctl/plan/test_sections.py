@@ -135,6 +135,20 @@ def test_what_cant_be_measured_stays_unknown() -> None:
     } == {"given"}
 
 
+def test_the_plan_shows_the_share_of_checks_for_wrong_numbers() -> None:
+    keys = ["cluster=slurm_h100", "backend.device=cuda", "recovery.corruption_check_steps=1000"]
+    config = compose([*keys, "train.global_batch_size=64", "cluster.nodes=1"], to_start=False)
+    share = 2 / config.grad_accum_steps / 1000
+    (figure,) = [
+        figure
+        for section in sections(config, compose)
+        for figure in section.figures
+        if figure.name == "checks for wrong numbers"
+    ]
+    assert figure.value == share
+    assert figure.text == f"at most {share:.2%} of the time: a micro-batch twice, every 1,000 steps"
+
+
 def test_the_measurement_is_part_of_no_fingerprint() -> None:
     config = compose([])
     before = dataclasses.asdict(config)
