@@ -241,7 +241,8 @@ class Parts:
         weight = torch.empty(entries // self.slices, width)
         if not weight.is_meta:  # PyTorch imports its compiler to draw numbers without values
             nn.init.normal_(weight)
-        return nn.Embedding.from_pretrained(weight, freeze=False)
+        embedding: nn.Module = nn.Embedding.from_pretrained(weight, freeze=False)  # type: ignore[no-untyped-call]
+        return embedding
 
     def column_parallel(self, in_features: int, out_features: int) -> nn.Module:
         """Return a linear layer without bias, sharded by outputs."""

@@ -304,7 +304,7 @@ class AdamW:
         if divisor is not None:
             self.gradients.div_(divisor)
 
-    def _step_torch(self, lr: float, **options: Tensor | None) -> None:
+    def _step_torch(self, lr: float, **options: Any) -> None:
         config = self._config
         for group in self._groups:
             adamw(

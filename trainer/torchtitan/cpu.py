@@ -93,7 +93,8 @@ class _RandomNumbers:
     @contextmanager
     def _distribute_region(self, spec: DTensorSpec, generator: torch.Generator | None = None) -> Iterator[None]:
         shard = 0
-        for size, at, placement in zip(spec.mesh.shape, spec.mesh.get_coordinate(), spec.placements, strict=True):
+        here = spec.mesh.get_coordinate() or ()
+        for size, at, placement in zip(spec.mesh.shape, here, spec.placements, strict=True):
             if not placement.is_replicate():
                 shard = shard * size + at
         seed = int(torch.randint(1 << 62, (), generator=generator))  # the same in all processes
