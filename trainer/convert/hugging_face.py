@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from conf.constraints import violations
+from conf.environment import check_torchtitan
 from conf.load import decode_dataclass
 from conf.schema import Config, ModelConfig
 from hlatctl.run.checkpoint import INDEX_FILES, why_invalid
@@ -452,10 +453,14 @@ class Weights:
         """Return the weights of a checkpoint of a run with this configuration, of either engine."""
         if not (folder / INDEX_FILES["dcp"]).is_file():
             return cls(folder, config)
-        from trainer.convert.torchtitan import TitanWeights  # takes seconds
-        from trainer.torchtitan.models import model_spec
+        try:
+            from trainer.convert.torchtitan import TitanWeights  # takes seconds
+            from trainer.torchtitan.models import model_spec
 
-        return TitanWeights(folder, model_spec(config))
+            return TitanWeights(folder, model_spec(config))
+        except ModuleNotFoundError:
+            check_torchtitan(config)
+            raise
 
     def described(self) -> dict[str, tuple[str, Tensor]]:
         """Return, by Hugging Face's names, our name of the tensor that contains each, and the tensor without values."""

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
@@ -124,6 +125,7 @@ def adapt() -> None:
     FlexAttention._compiled_flex_attn = staticmethod(_dense_attention)
     _sum_then_divide()
     _count_integers()
+    dist.all_to_all = _all_to_all  # type: ignore[assignment]
 
 
 def _sum_then_divide() -> None:
@@ -145,3 +147,16 @@ def _count_integers() -> None:
         return histogram(values.float(), bins=bins, min=min, max=max).to(values.dtype)
 
     torch.histc = histc  # type: ignore[assignment]
+
+
+def _all_to_all(output: list[Tensor], input: list[Tensor], group: Any = None) -> None:  # noqa: A002
+    """Exchange tensors of any sizes: experts get different numbers of tokens, and gloo wants lists of equal tensors.
+
+    PyTorch 2.14's mixtures use it; with 2.13 torchtitan exchanges one tensor.
+    """
+    sizes = [part.numel() for part in output]
+    received = output[0].new_empty(sum(sizes))
+    sent = torch.cat([part.reshape(-1) for part in input])
+    dist.all_to_all_single(received, sent, sizes, [part.numel() for part in input], group=group)
+    for part, values in zip(output, torch.split(received, sizes), strict=True):
+        part.copy_(values.view_as(part))

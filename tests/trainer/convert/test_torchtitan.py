@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -16,12 +17,13 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from conf.schema import Config, ModelConfig
+from conf.schema import BackendConfig, Config, ModelConfig
 from conf.training_rules import learning_rate
 from hlatctl.run import files
 from hlatctl.run.checkpoint import INDEX_FILES, read_manifest, write_manifest
-from hlatctl.run.errors import CheckpointError
+from hlatctl.run.errors import CheckpointError, DependencyError
 from trainer.checkpoint.shards import read_tensors, save_whole
+from trainer.convert.hugging_face import Weights
 from trainer.convert.import_model import import_model
 from trainer.convert.serve import Parts
 from trainer.model.decoder import Llama
@@ -251,6 +253,17 @@ def test_a_model_that_was_exported_is_imported_for_torchtitan(
         "llama3": (0, False), "qwen3": (0, False), "qwen3_moe": (4, False), "deepseek_v3": (4, True),
         "deepseek_v2": (4, True), "gpt_oss": (4, False),
     }[kind]  # fmt: skip
+
+
+def test_without_torchtitan_a_checkpoint_is_an_error_that_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / INDEX_FILES["dcp"]).touch()
+    monkeypatch.setitem(sys.modules, "trainer.torchtitan.models", None)  # as if its import failed
+    monkeypatch.setattr("conf.environment.package_versions", lambda names: {})
+    with pytest.raises(DependencyError, match="the package torchtitan is not installed") as caught:
+        Weights.open(tmp_path, Config(backend=BackendConfig(name="torchtitan")))
+    assert "pip install --no-deps torchtitan==" in str(caught.value.hint)
 
 
 _SHAPES = {

@@ -148,9 +148,8 @@ def _repeated(checkpoint: Path) -> list[str]:
     weights: dict[str, Any] = {
         name: torch.empty(stored.size)
         for name, stored in metadata.state_dict_metadata.items()
-        if isinstance(stored, TensorStorageMetadata) and name.endswith("weight") and len(stored.size) == 2
+        if isinstance(stored, TensorStorageMetadata) and len(stored.size) > 1 and not name.startswith("optimizer")
     }
-    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("optimizer")}
     dcp.load(weights, checkpoint, metadata=metadata)
 
     def alike(tensor: torch.Tensor, dim: int) -> bool:
