@@ -137,6 +137,7 @@ def create(
     forked: bool = False,
     origins: Origins | None = None,
     simulated: SimulationConfig | None = None,
+    confirm: Callable[[], None] = lambda: None,
 ) -> RunPaths:
     """Create a run's directory, after checking the configuration and its inputs.
 
@@ -146,6 +147,7 @@ def create(
         forked: the run continues from the checkpoint that ``fork`` names.
         origins: where the configuration's values came from, recorded as provenance.
         simulated: settings of the simulated cluster of a dry run; None: the defaults.
+        confirm: called when all checks have passed; raises an error to refuse the run.
 
     Raises:
         ConfigError, DataError, LaunchError, RunExistsError, StorageError: nothing was created.
@@ -162,6 +164,7 @@ def create(
         check_remote(config, run_id)
         tracking.check_mirrors(config)
         check_notify(config)
+    confirm()
     now_unix_s = (lambda: START_UNIX_S) if is_simulated(config) else time.time
     place: dict[str, Any] = {"sweep": of.sweep, "trial": of.trial} if of else {}
     fields = {"run_id": run_id, "simulated": is_simulated(config), "argv": [hide(word) for word in argv], **place}

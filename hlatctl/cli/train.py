@@ -184,9 +184,12 @@ def train(
     drivers = drivers_of(config, driver_as, detach=detach)
     if not dry_run:
         refuse_simulation(config, hint=_SIMULATE)
-    confirm(of_training(config), config.cluster, "the run", yes=yes, dry_run=dry_run)
     made_from = origins(typed, config)
-    run = pretrain.create(config, argv=sys.argv, run_id=run_id, origins=made_from, simulated=simulated)
+
+    def agree() -> None:
+        confirm(of_training(config), config.cluster, "the run", yes=yes, dry_run=dry_run)
+
+    run = pretrain.create(config, argv=sys.argv, run_id=run_id, origins=made_from, simulated=simulated, confirm=agree)
     write_label(run, labels, by=user_name())
     announce(run)
     drive(run, detach=detach, drivers=drivers)

@@ -159,7 +159,14 @@ def _budgets(config: Config, time: StepTime) -> list[Figure]:
     ):
         if limit is not None and need is not None:
             end = "enough" if need <= limit else f"the run stops at about step {config.total_steps * limit / need:,.0f}"
-            figures.append(Figure(key, limit, f"{limit:,.0f} {unit}, {need / limit:.0%} are needed: {end}", CALIBRATED))
+            figures.append(
+                Figure(
+                    key,
+                    limit,
+                    f"{limit:,.0f} {unit}; the run needs {100 * need / limit:.0f} % of it: {end}",
+                    CALIBRATED,
+                )
+            )
     return figures
 
 

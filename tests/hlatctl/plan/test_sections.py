@@ -95,6 +95,13 @@ def test_only_unknown_values_are_replaced_by_measured_ones() -> None:
     assert (missing(config), missing(planned)) == (["cluster.hardware.fp32_flops_per_s"], [])
 
 
+def test_the_plan_says_whether_a_budget_is_enough() -> None:
+    config = compose(["experiment=hlat_7b", "budget.usd=100000", "budget.node_hours=1e6"])
+    found = {figure.name: figure.text for figure in sections(config, compose)[0].figures}
+    assert found["budget.usd"] == "100,000 USD; the run needs 584 % of it: the run stops at about step 73,469"
+    assert found["budget.node_hours"] == "1,000,000 node-hours; the run needs 3 % of it: enough"
+
+
 def test_the_plan_says_that_it_was_measured_and_how() -> None:
     planned, found = measured(compose(["cluster.processes_per_node=2"]), speed)
     plan = {
