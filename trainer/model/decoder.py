@@ -238,11 +238,11 @@ class Parts:
 
     def embedding(self, entries: int, width: int) -> nn.Module:
         """Return an embedding from ids (batch, seq) to (batch, seq, width), sharded by entries."""
-        weight = torch.empty(entries // self.slices, width)
+        entries //= self.slices
+        weight = torch.empty(entries, width)
         if not weight.is_meta:  # PyTorch imports its compiler to draw numbers without values
             nn.init.normal_(weight)
-        embedding: nn.Module = nn.Embedding.from_pretrained(weight, freeze=False)  # type: ignore[no-untyped-call]
-        return embedding
+        return nn.Embedding(entries, width, _weight=weight)
 
     def column_parallel(self, in_features: int, out_features: int) -> nn.Module:
         """Return a linear layer without bias, sharded by outputs."""

@@ -294,7 +294,7 @@ class AdamW:
         if not self._groups:
             self._step_bfloat16(lr, number, divisor, skip)
         elif self._fused:
-            self._step_torch(lr, grad_scale=divisor, found_inf=skip)
+            self._step_torch(lr, divisor, skip)  # as GradScaler does
         elif skip is None or not bool(skip):
             self._divide(divisor)
             self._step_torch(lr)
@@ -304,12 +304,13 @@ class AdamW:
         if divisor is not None:
             self.gradients.div_(divisor)
 
-    def _step_torch(self, lr: float, **options: Any) -> None:
+    def _step_torch(self, lr: float, divisor: Tensor | None = None, skip: Tensor | None = None) -> None:
         config = self._config
         for group in self._groups:
             adamw(
                 **group,
-                **options,
+                grad_scale=divisor,
+                found_inf=skip,
                 max_exp_avg_sqs=[],
                 foreach=False,
                 fused=self._fused,

@@ -133,7 +133,7 @@ def test_every_command_of_runs_takes_their_folder() -> None:
             command = command.commands[word]
         if not hasattr(command, "commands") and "runs_dir" not in {each.name for each in command.params}:
             without.append(" ".join(words))
-    assert without == ["checkpoint import", "config list", "config keys", "config show", "config import"]
+    assert without == ["checkpoint import", "data unpack", "config list", "config keys", "config show", "config import"]
 
 
 @pytest.mark.processes
