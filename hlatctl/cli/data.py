@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _BAR = 40
 
-app = App("Inspect training data, change the data of a run, and carry data to machines without a network.")
+app = App("Inspect, change and pack training data.")
 Why = Annotated[str, typer.Option(help="Reason, recorded in the journal.")]
 
 
