@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import tarfile
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,7 @@ from conf.schema import Config
 from flows.runtime.programs import ask_about
 from hlatctl.run import files
 from hlatctl.run.errors import DataError, DependencyError, StorageError, cannot_write
+from hlatctl.run.files import DAMAGED
 from hlatctl.units import size
 
 _CONTENTS, _CHECKSUMS = "contents.json", "checksums.json"
@@ -34,6 +36,8 @@ _MOST_INDEX_BYTES = 256 * 2**20
 _BLOCK_BYTES = 1 << 20
 #: Suffixes of weights, which are in the folder of a Hugging Face model but no part of its tokenizer.
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
+#: Keys that an archive may set. Others, such as backend.env, could run code.
+_KEYS = re.compile(r"data\.path|data\.sources\.\d+\.path|tokenizer\.path|train\.init_from|eval\.data_dir", re.ASCII)
 #: Files of token ids in Megatron's format, which a path names without these suffixes.
 _TOKEN_IDS = (".idx", ".bin")
 
@@ -85,7 +89,7 @@ def pack(config: Config, to: Path) -> dict[str, Any]:
     """Write what a configuration reads into one archive, and return its ``bytes``, ``files`` and ``sha256``.
 
     Raises:
-        DataError: something is missing.
+        DataError: something is missing, can't be read, or changes meanwhile.
         StorageError: the archive can't be written.
     """
     wanted = needs(config)
@@ -103,22 +107,23 @@ def pack(config: Config, to: Path) -> dict[str, Any]:
     if config.eval.enabled and config.eval.data_dir:
         for place in _datasets(config):
             members[f"evaluation/{place.relative_to(config.eval.data_dir)}"] = place
-        settings["eval.data_dir"] = "evaluation"
+            settings["eval.data_dir"] = "evaluation"
     if not members:
         raise DataError("this configuration reads no files", hint="`hlatctl data needs` lists what it reads")
     sources = [asdict(source) for source in config.data.sources]
+    sizes = {name: path.stat().st_size for name, path in members.items()}
     contents = {
         "v": 1,
         "settings": settings,
         "sources": sources,
-        "files": [{"path": name, "bytes": path.stat().st_size} for name, path in members.items()],
+        "files": [{"path": name, "bytes": size_bytes} for name, size_bytes in sizes.items()],
     }
     try:
         with files.new_file(to) as temporary, temporary.open("wb") as file:
             whole = _Hashed(file)
             with tarfile.open(fileobj=whole, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_BLOCK_BYTES) as tar:
                 _add_json(tar, _CONTENTS, contents)
-                sums = {name: _add(tar, name, path) for name, path in members.items()}
+                sums = {name: _add(tar, name, path, sizes[name]) for name, path in members.items()}
                 _add_json(tar, _CHECKSUMS, sums)
     except OSError as error:
         raise cannot_write(to, error) from None
@@ -148,7 +153,7 @@ def unpack(archive: Path, to: Path) -> list[str]:
         ):
             members = iter(tar)
             contents = _json(archive, tar, next(members, None), _CONTENTS)
-            expected = _checked(archive, contents)
+            expected, overrides = _checked(archive, contents), _settings(archive, contents, to)
             _require_room(to, sum(expected.values()))
             sums: dict[str, str] = {}
             listed: dict[str, Any] = {}
@@ -163,7 +168,7 @@ def unpack(archive: Path, to: Path) -> list[str]:
                 raise _damaged(archive, f"{wrong[0]!r}: its checksum differs, or it is missing")
     except tarfile.TarError as error:
         raise _damaged(archive, str(error)) from None
-    return _settings(contents, to)
+    return overrides
 
 
 def _inputs(config: Config) -> Iterator[tuple[str, str | None]]:
@@ -233,7 +238,7 @@ def _checked(archive: Path, contents: dict[str, Any]) -> dict[str, int]:
     """Return the files of an archive's index with their sizes. Refuses every path that isn't below the folder."""
     try:
         expected = {str(entry["path"]): int(entry["bytes"]) for entry in contents["files"]}
-        values = [*expected, *contents["settings"].values()]
+        values = [*expected, *map(str, contents["settings"].values())]
     except (KeyError, TypeError, ValueError, AttributeError):
         raise _damaged(archive, f"{_CONTENTS}: has no list of files") from None
     if len(expected) > _MOST_FILES or min(expected.values(), default=0) < 0:
@@ -253,13 +258,22 @@ def _require_room(to: Path, needed_bytes: int) -> None:
         )
 
 
-def _settings(contents: dict[str, Any], to: Path) -> list[str]:
-    at = {key: os.fspath(to.absolute() / path) for key, path in contents["settings"].items()}
+def _settings(archive: Path, contents: dict[str, Any], to: Path) -> list[str]:
+    """Return the overrides that use the data. An archive is data, so it sets nothing else."""
+    at = {key: os.fspath(to.absolute() / str(path)) for key, path in contents["settings"].items()}
+    if other := [key for key in at if not _KEYS.fullmatch(key)]:
+        raise _damaged(archive, f"{_CONTENTS}: {other[0]!r:.100} is no key of data")
     sources = []
-    for number, source in enumerate(contents["sources"]):
-        path = at.pop(f"data.sources.{number}.path", str(source["path"]))
-        column = f", text_column: {_value(str(source['text_column']))}" if source["text_column"] else ""
-        sources.append(f"{{path: {_value(path)}, weight: {float(source['weight'])}{column}}}")
+    try:
+        for number, source in enumerate(contents["sources"]):
+            packed = at.pop(f"data.sources.{number}.path", "")
+            path = packed or str(source["path"])
+            if not packed and not is_url(path):
+                raise ValueError(path)
+            column = f", text_column: {_value(str(source['text_column']))}" if source["text_column"] else ""
+            sources.append(f"{{path: {_value(path)}, weight: {float(source['weight'])}{column}}}")
+    except DAMAGED:
+        raise _damaged(archive, f"{_CONTENTS}: has no list of sources") from None
     mixture = [f"data.sources=[{', '.join(sources)}]"] if sources else []
     return [*mixture, *(f"{key}={_value(path)}" for key, path in at.items())]
 
@@ -269,13 +283,28 @@ def _value(text: str) -> str:
     return text if re.fullmatch(r"[A-Za-z_/][\w/.-]*", text, flags=re.ASCII) else quoted(text)
 
 
-def _add(tar: tarfile.TarFile, name: str, path: Path) -> str:
+def _add(tar: tarfile.TarFile, name: str, path: Path, size_bytes: int) -> str:
     """Add a file without owner and time, and return its SHA-256."""
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise DataError(
+            f"{path}: can't be read ({files.why(error)})", hint=f"`ls -l {shlex.quote(str(path))}`"
+        ) from None
+    with file:
         member = tarfile.TarInfo(name)
-        member.size = os.fstat(file.fileno()).st_size
+        member.size = size_bytes
         reader = _Hashed(file)
-        tar.addfile(member, reader)
+        changed = os.fstat(file.fileno()).st_size != size_bytes
+        try:
+            if not changed:
+                tar.addfile(member, reader)
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            changed = True  # tarfile says so of a file that ends too early
+        if changed:
+            raise DataError(f"{path}: was changed while it was packed", hint="pack again when nothing writes it")
         return reader.digest.hexdigest()
 
 

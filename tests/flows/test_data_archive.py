@@ -129,6 +129,17 @@ GOOD = {"data/a.jsonl": b"text"}
         ({"names": GOOD, "change": lambda c: c["files"].clear()}, "not as its index says"),
         ({"names": GOOD, "change": lambda c: c["files"].append({"path": "b", "bytes": 0})}, "or it is missing"),
         ({"names": GOOD, "change": lambda c: c.pop("files")}, "has no list of files"),
+        ({"names": GOOD, "change": lambda c: c["settings"].update({"backend.env.LD_PRELOAD": "x"})}, "no key of data"),
+        ({"names": GOOD, "change": lambda c: c["settings"].update({"eval.data_dir\nx": "x"})}, "no key of data"),
+        ({"names": GOOD, "change": lambda c: c.pop("sources")}, "has no list of sources"),
+        ({"names": GOOD, "change": lambda c: c["sources"].append({"path": "s3://a/b"})}, "has no list of sources"),
+        (
+            {
+                "names": GOOD,
+                "change": lambda c: c["sources"].append({"path": "/etc", "weight": 1, "text_column": None}),
+            },
+            "has no list of sources",
+        ),
         ({"names": GOOD, "sums": {"data/a.jsonl": "0"}}, "its checksum differs"),
         ({"names": GOOD, "sums": {}}, "its checksum differs"),
         ({"names": GOOD, "kind": tarfile.SYMTYPE}, "not as its index says"),
@@ -141,6 +152,23 @@ def test_an_archive_that_is_not_as_it_says_leaves_nothing(archive: dict[str, Any
     with pytest.raises(DataError, match=says):
         unpack(path, tmp_path / "to")
     assert os.listdir(tmp_path) == ["data.tar"]
+
+
+@pytest.mark.parametrize(("change", "says"), [(Path.unlink, "can't be read"), (Path.touch, "was changed while")])
+def test_a_file_that_changes_while_it_is_packed_is_named(
+    change: Callable[[Path], None], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = tmp_path / "a.jsonl"
+    corpus.write_text("text")
+
+    def listed(*_: object) -> None:
+        corpus.write_text("more text")
+        change(corpus)
+
+    monkeypatch.setattr("flows.data_archive._add_json", listed)
+    with pytest.raises(DataError, match=rf"a\.jsonl: {says}"):
+        pack(config_of(data=DataConfig(path=str(corpus))), tmp_path / "data.tar")
+    assert not (tmp_path / "data.tar").exists()
 
 
 def test_an_archive_without_room_or_cut_short_leaves_nothing(tmp_path: Path) -> None:
