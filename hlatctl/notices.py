@@ -31,6 +31,10 @@ from hlatctl.units import utc
 METADATA_ENV, CAPACITY_ENDS_ENV = "HLATCTL_METADATA_URL", "HLATCTL_CAPACITY_ENDS_UNIX_S"
 #: Training stops so long before the end of a Capacity Block: its instances are ended in the last 30 minutes.
 BEFORE_END_S = 30 * 60.0 + 300.0
+#: EC2 takes a Spot instance back two minutes after its notice. The driver waits no longer for a node to be gone.
+_MOST_S = 600.0
+#: The driver reads at most so much of a job's notices at once; those of 2,048 nodes are smaller.
+_MOST_BYTES = 4 << 20
 #: AWS recommends to look every 5 s.
 _EVERY_S = 5.0
 #: The service answers in milliseconds. On another machine, nothing answers.
@@ -79,11 +83,13 @@ class Reader:
         try:
             if self._path.stat().st_size <= self._read:
                 return
-            data = self._path.read_bytes()
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                data = file.read(_MOST_BYTES)
         except OSError:
             return
-        end = data.rfind(b"\n") + 1
-        lines, self._read = data[self._read : end].splitlines(), end
+        end = data.rfind(b"\n") + 1 or (len(data) if len(data) == _MOST_BYTES else 0)
+        lines, self._read = data[:end].splitlines(), self._read + end
         for line in lines:
             try:
                 value = json.loads(line)
@@ -113,7 +119,8 @@ class Metadata:
             status, text = self._ask("GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._token})
             if status == http.client.UNAUTHORIZED:
                 self._token = ""  # it has expired; the next request asks for another
-        except (OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException, ValueError):  # a header can't have the token's characters
+            self._token = ""
             return None
         return text if status == http.client.OK else None
 
@@ -179,6 +186,7 @@ def _interruption(text: str) -> Notice:
         at_unix_s = datetime.fromisoformat(str(value["time"]).replace("Z", "+00:00")).astimezone(UTC).timestamp()
     except DAMAGED:
         pass  # what matters is that there is a notice
+    at_unix_s = min(at_unix_s, time.time() + _MOST_S)
     message = f"EC2 {action} the Spot instance {node_name()} at {utc(at_unix_s)}"
     return Notice(what="spot", host=node_name(), message=message, ends_unix_s=at_unix_s)
 
