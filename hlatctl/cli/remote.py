@@ -30,7 +30,7 @@ from conf import folders
 from hlatctl import __version__
 from hlatctl.cli.common import place, say, write
 from hlatctl.run import files
-from hlatctl.run.errors import ConfigError, DependencyError, HlatctlError, LaunchError, PortInUseError
+from hlatctl.run.errors import ConfigError, DependencyError, HlatctlError, LaunchError, PortInUseError, StorageError
 from hlatctl.run.files import DAMAGED
 
 OPTION = "--host"
@@ -231,7 +231,7 @@ def _send(host: Host, folder: Path) -> str:
     if process.returncode:
         raise LaunchError(f"{folder}: {host.ssh} did not take it (exit code {process.returncode})")
     say(f"copied {len(names)} files of {folder} to {host.ssh}")
-    return output.decode().strip()
+    return output.decode(errors="replace").strip().rpartition("\n")[2]  # a shell's start may print something before
 
 
 def _receive() -> None:
@@ -245,11 +245,15 @@ def _receive() -> None:
     if not texts or len(content) > _MAX_BYTES or not all(map(allowed.fullmatch, texts)):
         raise ConfigError("standard input: is not a folder of configuration", hint="`hlatctl --host HOST` sends one")
     folder = Path.home() / ".cache" / "hlatctl" / f"config-{hashlib.sha256(content).hexdigest()[:16]}"
-    if not folder.exists():
-        with files.created_with(files.PRIVATE), files.new_folder(folder) as new:
-            for name, text in texts.items():
-                (new / name).parent.mkdir(exist_ok=True)
-                (new / name).write_text(text, encoding="utf-8")
+    try:
+        if not folder.exists():
+            with files.created_with(files.PRIVATE), files.new_folder(folder) as new:
+                for name, text in texts.items():
+                    (new / name).parent.mkdir(exist_ok=True)
+                    (new / name).write_text(text, encoding="utf-8")
+    except StorageError:
+        if not folder.exists():  # otherwise another process has taken the same folder meanwhile
+            raise
     write(os.fspath(folder))
 
 

@@ -97,7 +97,10 @@ def test_only_a_folder_that_the_command_names_is_copied(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "hlatctl.yaml").write_text(f"hosts: {{there: 'lab:{VENV}'}}\n")
+    (tmp_path / "conf" / "hlatctl.yaml").write_text(f"hosts: {{there: 'lab:{tmp_path}'}}\n")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "hlatctl").write_text(f'#!/bin/sh\necho Welcome\nexec {VENV}/bin/hlatctl "$@"\n')
+    (tmp_path / "bin" / "hlatctl").chmod(0o755)
     own = tmp_path / "my own"
     (own / "experiment").mkdir(parents=True)
     (own / "experiment" / "mine.yaml").write_text("# @package _global_\n# My experiment.\nseed: 7\n")
