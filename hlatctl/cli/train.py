@@ -327,9 +327,11 @@ def resume(
     paths = sweep or find_run(run, runs_dir)
     drivers = None
     if driver_as:
+        from conf.compose import amend as amended
         from conf.of_run import of_run
 
-        drivers = drivers_of(of_run(paths), driver_as, detach=detach)
+        config = amended(of_run(paths), overrides) if overrides else of_run(paths)
+        drivers = drivers_of(config, driver_as, detach=detach)
     if overrides:
         _amend(paths, overrides, why)
     if not sweep:
@@ -453,9 +455,11 @@ def fork(
     from flows.runtime.spending import of_training
 
     labels = change(name=name, tags=tag or (), note=note)
-    parent = find_run(run, runs_dir)
+    parent, drivers = find_run(run, runs_dir), None
 
     def agree(config: Config) -> None:
+        nonlocal drivers
+        drivers = drivers_of(config, driver_as, detach=detach)
         confirm(of_training(config), config.cluster, "the rest of the training", yes=yes)
 
     new = create(parent, at, overrides or [], argv=sys.argv, run_id=run_id, restart_data=restart_data, confirm=agree)
@@ -469,7 +473,7 @@ def fork(
     for key, (before, after) in differences(parent, new).items():
         say(f"{key}: {before} -> {after}")
     say("data: from the beginning of the corpus" if origin.restarts_data else "data: continue after the checkpoint's")
-    drive(new, detach=detach, drivers=drivers_of(config, driver_as, detach=detach))
+    drive(new, detach=detach, drivers=drivers)
 
 
 #: Reads of the journal between two progress lines: 10 s.

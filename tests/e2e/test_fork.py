@@ -75,6 +75,7 @@ def test_a_run_whose_fork_has_lost_its_checkpoint_does_not_begin_anew(cli: Cli, 
         (("--at", "8", "train.global_batch_size=8"), 10, "--restart-data"),
         (("--at", "8", "precision.name=bf16_sr"), 10, "train.init_from="),
         (("--at", "8", "fork.step=3"), 10, "--at names the checkpoint"),
+        (("--at", "8", "--driver", "slurm"), 10, "--driver=slurm: with cluster.launcher=local"),
     ],
 )
 def test_what_a_checkpoint_can_not_continue_is_refused_before_a_run_exists(

@@ -375,3 +375,15 @@ def test_a_driver_here_cancels_the_job_that_waits(
     assert main(["resume", "example"]) == 0
     assert (slurm.read_text(), run.driver_job.exists()) == ("7\n", False)
     assert "the jobs that were to drive it are cancelled" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_the_job_of_a_driver_has_the_settings_that_resume_changes(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(until="killed")
+    checked = []
+    monkeypatch.setattr("hlatctl.cli.train.drivers_of", lambda config, name, detach: checked.append(config))
+    monkeypatch.setattr("flows.pretrain.drive", lambda run, observer: None)
+    assert main(["resume", "example", "--driver", "slurm", "cluster.slurm.driver.partition=long"]) == 0
+    assert [config.cluster.slurm.driver.partition for config in checked] == ["long"]
