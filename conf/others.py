@@ -49,14 +49,15 @@ def read(path: Path, name: str | None = None) -> Imported | dict[str, Any]:
         if path.suffix == ".py":
             return _torchtitan(_of_python(path, text, name))
         described = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except (OSError, ValueError, SyntaxError, RecursionError) as error:
-        raise ConfigError(f"{path}: can't be read ({why(error)})", hint="name a configuration of one of them") from None
-    if isinstance(described, dict) and path.suffix == ".toml":
-        return _torchtitan(described)
-    if isinstance(described, dict) and "model_type" in described:
-        return described
-    if isinstance(described, dict) and isinstance(described.get("model"), dict) and "d_model" in described["model"]:
-        return _olmo_core(described)
+        if isinstance(described, dict) and path.suffix == ".toml":
+            return _torchtitan(described)
+        if isinstance(described, dict) and "model_type" in described:
+            return described
+        if isinstance(described, dict) and isinstance(described.get("model"), dict) and "d_model" in described["model"]:
+            return _olmo_core(described)
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:  # the last: nested too deep
+        text = why(error) or "it is nested too deep"
+        raise ConfigError(f"{path}: can't be read ({text})", hint="name a configuration of one of them") from None
     raise ConfigError(
         f"{path}: is no configuration of torchtitan, OLMo-core or Hugging Face",
         hint="name a .toml file or config_registry.py of torchtitan, or a config.json of OLMo-core or Hugging Face",
@@ -159,7 +160,7 @@ def _called(node: ast.Call) -> str:
 def _literal(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):  # such as a list as a key
         return _Code(ast.unparse(node))
 
 
@@ -234,13 +235,19 @@ def _carry(found: Imported, described: dict[str, Any], table: dict[str, Convert]
         if value is None:
             continue
         try:
-            ours = None if isinstance(value, _Code) or key not in table else table[key](value)
+            ours = table[key](value) if _is_plain(value) and key in table else None
         except (TypeError, IndexError, KeyError):
             ours = None
         if ours is None:
             found.dropped.append(f"{key}={value}"[:200])
         else:
             found.keys |= ours
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value can be one of ours: TOML has dates, and Python has bytes, sets and complex numbers."""
+    each = value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(one, str | int | float) and not isinstance(one, _Code) for one in each)
 
 
 def _flat(described: dict[str, Any], prefix: str = "") -> dict[str, Any]:

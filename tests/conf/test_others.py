@@ -144,3 +144,17 @@ def test_the_result_is_an_experiment(
     assert main(["config", "show", "experiment=olmo", "eval.enabled=false", "--json"]) == 0
     config = json.loads(capsys.readouterr().out)["config"]
     assert (config["model"]["hidden_size"], config["train"]["global_batch_size"]) == (2048, 512)
+
+
+def test_values_that_can_not_be_ours_are_listed_and_too_deep_files_refused(tmp_path: Path) -> None:
+    found = imported(tmp_path / "date.toml", "[training]\nseed = 2026-01-01\n")
+    assert (found.dropped[0], "seed" in found.keys) == ("training.seed=2026-01-01", False)
+    strange = 'def f():\n    return T(optimizer=Adam(lr=b"x", eps={[]: 1}, beta1={1}, beta2=[1j]))\n'
+    found = imported(tmp_path / "strange.py", strange, "f")
+    assert not {"optimizer.lr", "optimizer.eps", "optimizer.beta1", "optimizer.beta2"} & found.keys.keys()
+    assert main(["config", "import", str(tmp_path / "strange.py"), "--name", "f", "--json"]) == 0
+    deep = {"deep.toml": f"a{'.a' * 3000} = 1", "deep.py": f"def f():\n    return {'-' * 100_000}1\n"}
+    for name, text in deep.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ConfigError, match="can't be read"):
+            read(tmp_path / name, "f")
