@@ -52,7 +52,7 @@ _LOGIN = "/hlatctl"
 _LOGIN_PAGE = b"""<!doctype html><meta charset="utf-8"><title>hlatctl</title><script>
 const [password, ...page] = location.hash.slice(1).split("/");
 localStorage.setItem("prefect-password", decodeURIComponent(password));
-location.replace("/" + page.join("/"));
+location.replace(location.origin + "/" + page.join("/"));
 </script>"""
 
 

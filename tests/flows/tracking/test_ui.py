@@ -167,7 +167,9 @@ def test_the_page_outlives_a_server_behind_it(
     told = sorted(page.stdout.readline().strip() for _ in range(2))
     login = f"{prefect}{local_server.login_page(auth)}"
     assert told == [f"mlflow\t{mlflow}/#/experiments?workflowType=machine_learning", f"prefect\t{login}"]
-    assert "prefect-password" in fetch(login.partition("#")[0])
+    page_of_login = fetch(login.partition("#")[0])
+    assert "prefect-password" in page_of_login
+    assert "replace(location.origin" in page_of_login, "a link leads to no other server"
     assert servers(address, token)["mlflow"]["auth"] == auth
     assert "<title>Prefect" in fetch(prefect)
     assert f"{prefect}/api" in fetch(f"{prefect}/ui-settings")
