@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema import ClusterConfig, ContainerConfig, SlurmConfig
+from conf.schema import ClusterConfig, Config, ContainerConfig, SlurmConfig
 from flows.launch.base import Job
 from flows.launch.slurm import launcher
+from flows.launch.slurm.drivers import SlurmDrivers
 from flows.launch.slurm.script import allocation_script, script
 from hlatctl.cache.environment import Packer
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.files import read_sealed_json
+from hlatctl.run.paths import RunPaths
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "slurm"
 #: Set to write the golden files anew; look at the difference before it is committed.
@@ -126,7 +128,10 @@ def test_the_script_that_keeps_nodes_equals_the_golden_file() -> None:
 
 def test_nodes_start_the_python_of_a_bundle_on_shared_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HLATCTL_PYTHON", "/shared/bundle/hlatctl-python")
-    for text in (script(TRAIN, PLAIN), allocation_script(TRAIN, PLAIN, Path("/runs/golden/launch/allocation-0001"))):
+    monkeypatch.setattr(SlurmDrivers, "_limit_s", lambda _: 3600)
+    driver = SlurmDrivers(dataclasses.replace(Config(), cluster=PLAIN)).script(RunPaths(Path("/runs/golden")))
+    kept = allocation_script(TRAIN, PLAIN, Path("/runs/golden/launch/allocation-0001"))
+    for text in (script(TRAIN, PLAIN), kept, driver.replace(" -P -m", " -m")):
         assert "/shared/bundle/hlatctl-python -m" in text
         assert sys.executable not in text
 

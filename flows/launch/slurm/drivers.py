@@ -7,7 +7,6 @@ other jobs of a run, the token is on the disk before sbatch runs.
 from __future__ import annotations
 
 import os
-import sys
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from hlatctl.driver_job import RENEW, DriverJob
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.processes import node_python
 
 _NAME = "slurm"
 #: The driver is asked to end so long before its job's time limit.
@@ -62,7 +62,7 @@ class SlurmDrivers:
             f"--signal=B:{RENEW.name.removeprefix('SIG')}@{_RENEW_BEFORE_S}",
             *self._shape(),
         ]
-        program = (sys.executable, "-P", "-m", "hlatctl.driver_job", os.fspath(run.root), os.fspath(_script(run)))
+        program = (node_python(), "-P", "-m", "hlatctl.driver_job", os.fspath(run.root), os.fspath(_script(run)))
         return f"""#!/bin/bash
 {directives(options)}# Written by hlatctl: drives the run in this folder, and submits itself again as its successor.
 export PYTHONUNBUFFERED=1
