@@ -312,6 +312,18 @@ def test_control_is_not_offered_and_is_refused(page: Page) -> None:
     assert status == 403
 
 
+def test_a_tag_with_a_space_stays_one_tag(page: Page) -> None:
+    page.route("**/api/info", lambda route: route.fulfill(json={**route.fetch().json(), "allow_control": True}))
+    page.route("**/labels?*", lambda route: route.fulfill(status=202, json={}))
+    go(page, "/run/live")
+    page.reload()
+    page.locator("[data-action=label]").click()
+    page.get_by_label("Tags, one a line").fill("owner=two words\nmodel=small\n")
+    with page.expect_request("**/labels?*") as asked:
+        page.get_by_role("button", name="Save").click()
+    assert asked.value.url.partition("?")[2] == "tag=owner%3Dtwo+words&tag=model%3Dsmall"
+
+
 def test_a_page_without_the_token_says_what_to_do(browser: Browser, server: lab.Server) -> None:
     with lab.opened(browser) as context:
         page = context.new_page()

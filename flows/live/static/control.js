@@ -23,14 +23,14 @@ export function controls(row, done) {
 /** Ask for a run's name, its tags, and a note to add. */
 function label(row, done) {
   const before = Object.entries(row.tags || {}).map(([key, value]) => (value ? `${key}=${value}` : key));
-  const name = h("input", { value: row.name || "", maxlength: 200 }), tags = h("input", { value: before.join(" "), placeholder: "model=small stage=2" });
+  const name = h("input", { value: row.name || "", maxlength: 200 }), tags = h("textarea", { rows: 3, value: before.join("\n"), placeholder: "model=small\nstage=2" });
   const note = h("textarea", { rows: 3 }), field = (title, input) => h("label", { class: "stacked" }, h("span", {}, title), input);
-  const form = h("form", {}, field("Name", name), field("Tags", tags), field("Add a note", note),
+  const form = h("form", {}, field("Name", name), field("Tags, one a line", tags), field("Add a note", note),
     h("div", { class: "dialog-buttons" }, h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), h("button", {}, "Save")));
   const dialog = h("dialog", { "aria-labelledby": "label-title" }, h("h2", { id: "label-title" }, bdi(row.run_id)), form);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const after = tags.value.split(/\s+/).filter(Boolean), kept = after.map((each) => each.split("=")[0]);
+    const after = tags.value.split("\n").map((each) => each.trim()).filter(Boolean), kept = after.map((each) => each.split("=")[0]);
     const query = new URLSearchParams(name.value === (row.name || "") ? [] : [["name", name.value]]);
     for (const each of after) if (!before.includes(each)) query.append("tag", each);
     for (const each of before) if (!kept.includes(each.split("=")[0])) query.append("untag", each.split("=")[0]);
