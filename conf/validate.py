@@ -290,7 +290,8 @@ def _capacity(config: Config) -> Iterator[ConfigError]:
         key = f"cluster.capacity_ends={cluster.capacity_ends}"
         yield ConfigError(f"{key}: must be a date and time with its time zone, {example}", hint=f"write it {example}")
     url = cluster.metadata_url
-    if url is not None and not re.fullmatch(r"http://[^\s/@]+/?", url):
+    found = re.fullmatch(r"http://(?:[\w.-]+|\[[0-9A-Fa-f:]+\])(?::(\d{1,5}))?/?", url or "", re.ASCII)
+    if url is not None and (found is None or int(found[1] or 80) > 65535):
         yield ConfigError(
             f"cluster.metadata_url={url}: must be http:// and a host, without a path",
             hint="on EC2 it is http://169.254.169.254",

@@ -139,7 +139,9 @@ def test_the_end_of_bought_capacity_is_a_time_with_a_zone(value: str) -> None:
     validate(config_with(cluster__capacity_ends="2026-12-01T11:30Z"))
 
 
-@pytest.mark.parametrize("value", ["https://host", "http://user@host", "http://host/latest", "169.254.169.254"])
+@pytest.mark.parametrize(
+    "value", ["https://host", "http://user@host", "http://host/latest", "169.254.169.254", "http://a:99999"]
+)
 def test_the_metadata_service_is_an_address_without_a_path(value: str) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.metadata_url="):
         validate(config_with(cluster__metadata_url=value))
