@@ -69,7 +69,7 @@ def plan(
         return
     config = compose(with_runs_dir(overrides, runs_dir), to_start=False)
     if search:
-        _search(config, as_json)
+        _search(config, overrides or [], as_json)
         return
     from flows.describe import describe
     from flows.launch.base import launcher_for
@@ -81,7 +81,7 @@ def plan(
     from hlatctl.plan.sections import corpus_section, measured, sections
 
     planned, speed = measured(config)
-    planned, test = calibrated(planned)
+    planned, test = calibrated(planned, overrides or ())
     flow, tables = describe(config), sections(planned, compose, speed)
     tables += [speed_section(test)] if test else []
     dataset = prepared_dataset(config)
@@ -149,7 +149,7 @@ def _rest(run: RunPaths, overrides: list[str], *, as_json: bool) -> None:
     changes = changes_between(before, after)
     rest = continuation_section(before, after, step)
     planned, speed = measured(after)
-    planned, _ = calibrated(planned)
+    planned, _ = calibrated(planned, overrides)
     others = [section for section in sections(planned, compose, speed) if section.title in (MEMORY, TIME)]
     if as_json:
         figures = {section.title: [dataclasses.asdict(f) for f in section.figures] for section in [rest, *others]}
@@ -205,11 +205,11 @@ def _stage_row(stage: Any) -> list[str]:
     return [stage.name, "run" if stage.will_run else "skip", stage.fingerprint, stage.why]
 
 
-def _search(config: Config, as_json: bool) -> None:
+def _search(config: Config, overrides: list[str], as_json: bool) -> None:
     from hlatctl.plan.calibration import calibrated
     from hlatctl.plan.search import search, search_records, search_rows
 
-    config, test = calibrated(config)
+    config, test = calibrated(config, overrides)
     if test:
         say(f"note: uses the speed test of {test.cluster} on {test.date}")
     layouts = search(config)

@@ -96,12 +96,18 @@ def kept(cluster: str) -> SpeedTest | None:
 _FIELDS = [field.name for field in dataclasses.fields(SpeedTest)]
 
 
-def calibrated(config: Config) -> tuple[Config, SpeedTest | None]:
-    """Return a configuration with the numbers that a test of its cluster was fitted to, and the test."""
+def calibrated(config: Config, typed: Sequence[str] = ()) -> tuple[Config, SpeedTest | None]:
+    """Return a configuration with the numbers that a test of its cluster was fitted to, and the test.
+
+    Args:
+        typed: overrides of the command line; a number that they set stays.
+    """
     test = kept(config.cluster.name)
     if test is None or test.conditions != conditions(config):
         return config, None
-    return _with(config, test.fitted), test
+    own = {text.lstrip("+~").partition("=")[0] for text in typed}
+    fitted = {name: share for name, share in test.fitted.items() if f"cluster.hardware.{name}" not in own}
+    return _with(config, fitted), dataclasses.replace(test, fitted=fitted)
 
 
 def fit(points: Sequence[tuple[Config, float]]) -> dict[str, float]:

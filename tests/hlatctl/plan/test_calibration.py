@@ -67,6 +67,8 @@ def test_a_kept_test_changes_plans_of_its_cluster_with_the_same_conditions() -> 
     planned, found = calibrated(config(2))
     assert found == test
     assert planned == config(2, compute_efficiency=0.5)
+    typed = config(2, compute_efficiency=0.9)
+    assert calibrated(typed, ["cluster.hardware.compute_efficiency=0.9"])[0] == typed
     other = dataclasses.replace(config(2), precision=dataclasses.replace(config(2).precision, name="fp8"))
     assert calibrated(other) == (other, None)
     place("slurm_h100").write_text("{}")
