@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import reprlib
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -326,16 +327,17 @@ def resume(
         )
     paths = sweep or find_run(run, runs_dir)
     drivers = None
-    if driver_as:
+    if not sweep:
         from conf.compose import amend as amended
         from conf.of_run import of_run
 
-        config = amended(of_run(paths), overrides) if overrides else of_run(paths)
+        config = of_run(paths)
+        if overrides and not driver(paths):  # refused below
+            config = amended(config, overrides)
         drivers = drivers_of(config, driver_as, detach=detach)
+        _confirm_rest(paths, config, yes=yes)
     if overrides:
         _amend(paths, overrides, why)
-    if not sweep:
-        _confirm_rest(paths, yes=yes)
     announce(paths)
     if not drivers and (taken := _take_over(paths)):
         say(taken)
@@ -353,16 +355,22 @@ def _take_over(run: RunPaths) -> str:
     return f"run {run.run_id}: the jobs that were to drive it are cancelled, because this process does now"
 
 
-def _confirm_rest(run: RunPaths, *, yes: bool) -> None:
-    """Refuse a run whose budget is used up, and ask before an expensive one, unless there is nothing to submit."""
+def _confirm_rest(run: RunPaths, config: Config, *, yes: bool) -> None:
+    """Refuse a run whose budget is used up, and ask before an expensive one, unless there is nothing to submit.
+
+    Args:
+        config: the run's configuration with the amendments to make.
+    """
     from conf.of_run import of_run
     from flows.runtime.spending import of_training, used_up
     from flows.stages.attempt import next_attempt
 
-    state, config = read_state(run), of_run(run)
+    state = read_state(run)
     if state.evaluates or state.archived or driver(run) or next_attempt(state, config) is None:
         return  # other rules refuse it, or it has trained
-    if over := used_up(run.run_id, state, config):
+    before = of_run(run)  # has the nodes whose hours are counted
+    cluster = replace(before.cluster, price_usd_per_node_hour=config.cluster.price_usd_per_node_hour)
+    if over := used_up(run.run_id, state, replace(before, budget=config.budget, cluster=cluster)):
         raise over
     if state.attempt and state.attempt.ended_unix_s is None and not state.queued:
         return  # its job was running, so the driver takes it over

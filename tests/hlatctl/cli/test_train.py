@@ -387,3 +387,15 @@ def test_the_job_of_a_driver_has_the_settings_that_resume_changes(
     monkeypatch.setattr("flows.pretrain.drive", lambda run, observer: None)
     assert main(["resume", "example", "--driver", "slurm", "cluster.slurm.driver.partition=long"]) == 0
     assert [config.cluster.slurm.driver.partition for config in checked] == ["long"]
+
+
+@pytest.mark.processes
+def test_a_rest_that_is_not_confirmed_changes_nothing(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(until="stages")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    price = ["cluster.price_usd_per_node_hour=1e9", "cluster.confirm_above_usd=1"]
+    assert main(["resume", "example", *price]) == 10
+    assert "that must be confirmed" in capsys.readouterr().err
+    assert not [event for event in read_events(run) if event["kind"] == "config_amended"]
