@@ -32,7 +32,7 @@ from flows.launch.kubernetes.launcher import KubernetesLauncher
 from flows.launch.slurm.commands import slurm
 from flows.launch.slurm.limits import associations, check, chosen, partitions
 from flows.runtime.programs import ask, ask_about
-from hlatctl.run.checks import Check
+from hlatctl.run.checks import Check, Status
 from hlatctl.run.errors import HlatctlError, LaunchError
 from hlatctl.run.files import private_folder
 from hlatctl.units import size
@@ -344,7 +344,12 @@ def check_devices(config: Config) -> Iterator[Check]:
     for name, device in DEVICES.items():
         needed = name == config.backend.device and config.cluster.jobs_run == "here"
         if device.node_checks and device.files and (needed or any(Path(file).exists() for file in device.files)):
-            yield from (Check(**json.loads(line)) for line in _ask(device.node_checks, config).splitlines())
+            try:
+                yield from [Check(**json.loads(line)) for line in _ask(device.node_checks, config).splitlines()]
+            except HlatctlError as error:  # such as PyTorch's libraries that don't fit the driver's
+                status: Status = "fail" if needed else "skip"
+                command = f'python -c "import torch; torch.{name}.init()"'
+                yield Check(name=f"devices ({name})", status=status, shows=error.message, command=command)
 
 
 def check_node(config: Config, overrides: list[str]) -> Iterator[Check]:
