@@ -218,7 +218,7 @@ def _evaluation(config: Config) -> Iterator[Need]:
     if not records:
         yield Need(key="eval.data_dir", path=f"suite {wanted.suite} has its items built in", state="nothing")
     for record in records:
-        name = f"{record['dataset']} {record['split']}"
+        name = " ".join(filter(None, (record["dataset"], record["config"], record["split"])))
         if record["file"]:
             yield Need(key="eval.data_dir", path=name, state="present", bytes=record["bytes"], files=1)
         elif record["required"] and record["expected"] == "(the package)":
