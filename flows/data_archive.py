@@ -18,7 +18,7 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, Self
 
 from conf.compose import quoted
 from conf.listing import is_url
@@ -34,6 +34,8 @@ _CONTENTS, _CHECKSUMS = "contents.json", "checksums.json"
 _MOST_FILES = 1_000_000
 _MOST_INDEX_BYTES = 256 * 2**20
 _BLOCK_BYTES = 1 << 20
+#: Members whose content is data; others describe the next member. A path has at most 4 KiB.
+_OF_DATA, _MOST_HEADER_BYTES = (tarfile.REGTYPE, tarfile.AREGTYPE), 1 << 20
 #: Suffixes of weights, which are in the folder of a Hugging Face model but no part of its tokenizer.
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
 #: Keys that an archive may set. Others, such as backend.env, could run code.
@@ -149,7 +151,7 @@ def unpack(archive: Path, to: Path) -> list[str]:
         with (
             opened,
             files.new_folder(to) as folder,
-            tarfile.open(fileobj=opened, mode="r|", bufsize=_BLOCK_BYTES) as tar,
+            tarfile.open(fileobj=opened, mode="r|", bufsize=_BLOCK_BYTES, tarinfo=_Member) as tar,
         ):
             members = iter(tar)
             contents = _json(archive, tar, next(members, None), _CONTENTS)
@@ -166,7 +168,7 @@ def unpack(archive: Path, to: Path) -> list[str]:
                 sums[member.name] = _extract(tar, member, folder / member.name)
             if wrong := sorted(name for name in expected if not sums.get(name) or sums[name] != listed.get(name)):
                 raise _damaged(archive, f"{wrong[0]!r}: its checksum differs, or it is missing")
-    except tarfile.TarError as error:
+    except (tarfile.TarError, RecursionError) as error:  # the latter: a header of headers
         raise _damaged(archive, str(error)) from None
     return overrides
 
@@ -347,6 +349,17 @@ def _json(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo | None, n
 
 def _damaged(archive: Path, problem: str) -> DataError:
     return DataError(f"{archive}: {problem}", hint="copy the archive again, or make it anew with `hlatctl data pack`")
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose headers are small: tarfile reads headers that extend others as a whole, whatever their size."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        if member.type not in _OF_DATA and member.size > _MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size(member.size)}")
+        return member
 
 
 class _Hashed(io.RawIOBase):

@@ -171,6 +171,18 @@ def test_a_file_that_changes_while_it_is_packed_is_named(
     assert not (tmp_path / "data.tar").exists()
 
 
+@pytest.mark.parametrize(
+    ("size_bytes", "headers", "says"), [(1 << 40, 1, "a header of 1 TiB"), (512, 3000, "recursion")]
+)
+def test_headers_of_headers_are_read_with_limits(size_bytes: int, headers: int, says: str, tmp_path: Path) -> None:
+    header = tarfile.TarInfo("x")
+    header.type, header.size = tarfile.XHDTYPE, size_bytes
+    content = b"11 path=ab\n".ljust(512, b"\0")
+    (tmp_path / "data.tar").write_bytes((header.tobuf(tarfile.GNU_FORMAT) + content) * headers)
+    with pytest.raises(DataError, match=says):
+        unpack(tmp_path / "data.tar", tmp_path / "to")
+
+
 def test_an_archive_without_room_or_cut_short_leaves_nothing(tmp_path: Path) -> None:
     path = written(tmp_path / "data.tar", GOOD, lambda contents: contents["files"][0].update(bytes=1 << 60))
     with pytest.raises(StorageError, match="are needed"):
