@@ -463,7 +463,8 @@ def fork(
     from flows.runtime.spending import of_training
 
     labels = change(name=name, tags=tag or (), note=note)
-    parent, drivers = find_run(run, runs_dir), None
+    parent = find_run(run, runs_dir)
+    drivers: Drivers | None = None
 
     def agree(config: Config) -> None:
         nonlocal drivers

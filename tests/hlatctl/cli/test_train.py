@@ -382,7 +382,7 @@ def test_the_job_of_a_driver_has_the_settings_that_resume_changes(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(until="killed")
-    checked = []
+    checked: list[Config] = []
     monkeypatch.setattr("hlatctl.cli.train.drivers_of", lambda config, name, detach: checked.append(config))
     monkeypatch.setattr("flows.pretrain.drive", lambda run, observer: None)
     assert main(["resume", "example", "--driver", "slurm", "cluster.slurm.driver.partition=long"]) == 0
