@@ -8,11 +8,12 @@ from __future__ import annotations
 import ast
 import json
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conf.load import dotted_keys
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.files import read_bytes, why
 
@@ -119,7 +120,7 @@ _TORCHTITAN_USUAL = {"optimizer.warmup_steps": 200, "optimizer.schedule": "linea
 def _torchtitan(described: dict[str, Any]) -> Imported:
     usual = {"backend": "torchtitan", "backend.device": "cuda", **_TORCHTITAN_USUAL}
     found = Imported(kind="torchtitan", keys=usual)
-    _carry(found, _flat(described), _TORCHTITAN)
+    _carry(found, dotted_keys(described), _TORCHTITAN)
     if "model.module" in found.keys:
         found.keys = {"model": "torchtitan", **found.keys}
     if "train.global_batch_size" not in found.keys:
@@ -209,7 +210,7 @@ def _olmo_core(described: dict[str, Any]) -> Imported:
     block = described["model"].get("block")
     if isinstance(block, dict) and "sequence_mixer" in block:  # newer name
         block["attention"] = block.pop("sequence_mixer")
-    flat = {key: value for key, value in _flat(described).items() if key.split(".")[-1] not in _SILENT}
+    flat = {key: value for key, value in dotted_keys(described).items() if key.split(".")[-1] not in _SILENT}
     unit = flat.pop("trainer.max_duration.unit", "tokens")
     table = dict(_OLMO_CORE)
     if unit == "steps":
@@ -241,16 +242,3 @@ def _carry(found: Imported, described: dict[str, Any], table: dict[str, Convert]
             found.dropped.append(f"{key}={value}"[:200])
         else:
             found.keys |= ours
-
-
-def _flat(described: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted keys. A list is a value."""
-    return dict(_pairs(described, prefix))
-
-
-def _pairs(described: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in described.items():
-        if isinstance(value, dict):
-            yield from _pairs(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -75,6 +75,12 @@ def driver_job(run: RunPaths) -> DriverJob | None:
         return None
 
 
+def submission(script: str, token: str) -> tuple[str, ...]:
+    """Return the command that submits a job of a chain, which starts after the chain's earlier jobs."""
+    options = ("--parsable", f"--comment={token}", f"--export=ALL,{TOKEN_ENV}={token}")
+    return ("sbatch", "--dependency=singleton", *options, script)
+
+
 class _Chain:
     """One job of a chain."""
 
@@ -144,8 +150,7 @@ class _Chain:
             time.sleep(_POLL_S)
 
     def _submit_next(self) -> None:
-        options = ("--parsable", f"--comment={self._token}", f"--export=ALL,{TOKEN_ENV}={self._token}")
-        words = ("sbatch", "--dependency=singleton", *options, self._script)
+        words = submission(self._script, self._token)
         try:
             done = subprocess.run(
                 words, env=outside_of_jobs(), capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL

@@ -74,7 +74,7 @@ class SlurmDriverConfig:
     cpus: PositiveInt = 2
     """CPUs of the job."""
     memory_gib: PositiveInt | None = 4
-    """Memory of the job; none: the cluster's default. A sweep's driver needs some 0.5 GiB more for each trial."""
+    """Memory of the job; none: the cluster's default."""
     extra: list[str] = field(default_factory=list)
     """Further options of sbatch for this job alone, such as `--constraint=cpu`."""
 

@@ -19,8 +19,7 @@ from flows.launch.base import quote
 from flows.launch.slurm import limits
 from flows.launch.slurm.commands import RUNS, WAITS, SlurmJob, own_jobs, scancel, slurm
 from flows.launch.slurm.script import clock, directives, job_name, pattern
-from hlatctl.allocation import TOKEN_ENV
-from hlatctl.driver_job import RENEW, DriverJob
+from hlatctl.driver_job import RENEW, DriverJob, submission
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.paths import RunPaths
@@ -77,9 +76,8 @@ exec {quote(program)}
             run.head_log.parent.mkdir(exist_ok=True)
             files.write_text(path, self.script(run))
             DriverJob(launcher=_NAME, token=token).write(run)
-        words = ("--parsable", "--dependency=singleton", f"--comment={token}", f"--export=ALL,{TOKEN_ENV}={token}")
         try:
-            number = slurm("sbatch", *words, os.fspath(path))
+            number = slurm(*submission(os.fspath(path), token))
         except LaunchError:
             run.driver_job.unlink(missing_ok=True)
             raise

@@ -152,8 +152,7 @@ class Maintenance:
 def maintenances(now_unix_s: float) -> list[Maintenance]:
     """Return the maintenance reservations that have not started, the next one first."""
     found = []
-    for line in slurm("scontrol", "show", "reservation", "--oneliner").splitlines():
-        values = dict(word.split("=", 1) for word in line.split() if "=" in word)
+    for values in _reservations():
         if "MAINT" in values.get("Flags", "").split(","):
             start, end = (datetime.fromisoformat(values[name]).timestamp() for name in ("StartTime", "EndTime"))
             found.append(
@@ -388,8 +387,7 @@ def _check_reservation(cluster: ClusterConfig) -> None:
     wanted, user = cluster.slurm.reservation, user_name()
     if wanted is None:
         return
-    lines = slurm("scontrol", "show", "reservation", "--oneliner").splitlines()
-    known = [values for line in lines if "ReservationName" in (values := _values(line))]
+    known = _reservations()
     usable = {values["ReservationName"]: values for values in known if _may_use(values, user, cluster.slurm.account)}
     if wanted not in usable:
         there = any(values["ReservationName"] == wanted for values in known)
@@ -403,6 +401,11 @@ def _check_reservation(cluster: ClusterConfig) -> None:
         raise ConfigError(
             f"cluster.nodes={cluster.nodes}: reservation {wanted} has {nodes} nodes", hint=f"use at most {nodes}"
         )
+
+
+def _reservations() -> list[dict[str, str]]:
+    lines = slurm("scontrol", "show", "reservation", "--oneliner").splitlines()
+    return [values for line in lines if "ReservationName" in (values := _values(line))]
 
 
 def _may_use(reservation: dict[str, str], user: str, account: str | None) -> bool:
