@@ -1,7 +1,7 @@
 """``python -m hlatctl.driver_job RUN_DIR SCRIPT``: drives a run in a Slurm job, and has the next job follow.
 
 A driver's job first submits its successor, which Slurm starts when this job has ended, for whatever reason: a time
-limit, a lost node, ``scancel``, a pre-emption. The successor re-attaches to training, which goes on meanwhile. Before
+limit, a lost node, ``scancel``, a pre-emption. The successor re-attaches to training, which continues meanwhile. Before
 the time limit Slurm sends SIGUSR1, and the driver ends as it does on SIGTERM. When the run has ended, or has failed in
 a way that a restart repeats, the successor is cancelled.
 

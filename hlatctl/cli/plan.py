@@ -293,12 +293,12 @@ def speedtest(
     whole = compose([*typed, "eval.enabled=false"])
     if not dry_run:
         refuse_simulation(whole, hint="add --dry-run to simulate it")
-    configs = []
+    configs, batch = [], whole.train.global_batch_size
     for nodes in tests.sizes(whole.cluster.nodes):
         smaller = tests.overrides_for(whole, nodes, steps)
         try:
             configs += [compose([*typed, *smaller])] if smaller else []
-            problem = "" if smaller else f"train.global_batch_size={whole.train.global_batch_size} can't be divided so"
+            problem = "" if smaller else f"train.global_batch_size={batch} can't be reduced in proportion"
         except ConfigError as error:
             if nodes == whole.cluster.nodes:
                 raise
