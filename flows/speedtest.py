@@ -35,7 +35,7 @@ def sizes(nodes: int) -> list[int]:
 
 
 def overrides_for(config: Config, nodes: int, steps: int) -> list[str] | None:
-    """Return the overrides that shrink a configuration to some nodes; None if its batch can't be reduced in proportion."""
+    """Return the overrides that shrink a configuration to some nodes; None if its batch isn't divisible."""
     batch, rest = divmod(config.train.global_batch_size * nodes, config.cluster.nodes)
     if rest:
         return None

@@ -17,6 +17,7 @@ from conf.load import dotted_keys
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.files import read_bytes, why
 
+_FORMS = "name a .toml file or config_registry.py of torchtitan, or a config.json of OLMo-core or Hugging Face"
 #: No configuration that a person wrote or a program saved is larger.
 _MOST_BYTES = 1 << 20
 
@@ -51,17 +52,14 @@ def read(path: Path, name: str | None = None) -> Imported | dict[str, Any]:
             return _torchtitan(_of_python(path, text, name))
         described = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except (OSError, ValueError, SyntaxError, RecursionError) as error:
-        raise ConfigError(f"{path}: can't be read ({why(error)})", hint="name a configuration of one of them") from None
+        raise ConfigError(f"{path}: can't be read ({why(error)})", hint=_FORMS) from None
     if isinstance(described, dict) and path.suffix == ".toml":
         return _torchtitan(described)
     if isinstance(described, dict) and "model_type" in described:
         return described
     if isinstance(described, dict) and isinstance(described.get("model"), dict) and "d_model" in described["model"]:
         return _olmo_core(described)
-    raise ConfigError(
-        f"{path}: is no configuration of torchtitan, OLMo-core or Hugging Face",
-        hint="name a .toml file or config_registry.py of torchtitan, or a config.json of OLMo-core or Hugging Face",
-    )
+    raise ConfigError(f"{path}: is no configuration of torchtitan, OLMo-core or Hugging Face", hint=_FORMS)
 
 
 Convert = Callable[[Any], dict[str, Any] | None]
