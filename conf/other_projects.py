@@ -37,8 +37,8 @@ class Imported:
     dropped: list[str] = field(default_factory=list)
 
 
-def read(path: Path, name: str | None = None) -> Imported | dict[str, Any]:
-    """Return what a file says; for Hugging Face's ``config.json``, its content, which the trainer understands.
+def read(path: Path, name: str | None = None) -> Imported | None:
+    """Return what a file says; None for Hugging Face's ``config.json``, which the trainer reads.
 
     Args:
         name: the function of torchtitan's ``config_registry.py`` to read, such as ``llama3_8b``.
@@ -56,7 +56,7 @@ def read(path: Path, name: str | None = None) -> Imported | dict[str, Any]:
     if isinstance(described, dict) and path.suffix == ".toml":
         return _torchtitan(described)
     if isinstance(described, dict) and "model_type" in described:
-        return described
+        return None
     if isinstance(described, dict) and isinstance(described.get("model"), dict) and "d_model" in described["model"]:
         return _olmo_core(described)
     raise ConfigError(f"{path}: is no configuration of torchtitan, OLMo-core or Hugging Face", hint=_FORMS)

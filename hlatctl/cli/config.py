@@ -126,7 +126,7 @@ def import_config(
     from conf.other_projects import Imported, read
 
     found = read(file, name)
-    if not isinstance(found, Imported):
+    if found is None:
         from flows.runtime.programs import ask
 
         keys: dict[str, Any] = json.loads(ask("trainer.convert.hugging_face", str(file.absolute())))

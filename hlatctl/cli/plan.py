@@ -277,7 +277,7 @@ def speedtest(
     """Measure a cluster's speed, and calibrate the planner.
 
     Trains a few steps of the configuration on one node, on two and on all, one run after the other, with the same batch
-    for each node. Prints tokens per second, MFU, scaling and the bandwidth of exchanges next to the plan. The result is
+    per node. Prints tokens per second, MFU, scaling and the bandwidth of exchanges, next to the plan's. The result is
     kept in your own folder; `hlatctl plan` uses it for this cluster with the same engine, device and precision.
     """
     from conf import simulation
