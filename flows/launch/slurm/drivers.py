@@ -7,7 +7,6 @@ other jobs of a run, the token is on the disk before sbatch runs.
 from __future__ import annotations
 
 import os
-import sys
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from hlatctl.driver_job import RENEW, DriverJob, submission
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.processes import node_python
 
 _NAME = "slurm"
 #: The driver is asked to end so long before its job's time limit.
@@ -48,20 +48,19 @@ class SlurmDrivers:
 
     def script(self, run: RunPaths) -> str:
         """Return the batch script of a run's driver."""
-        own = limits.driver_cluster(self._cluster).slurm
-        given = {"partition": own.partition, "account": own.account, "qos": own.qos}
+        selection = limits.driver_cluster(self._cluster).slurm.selection
         options = [
             f"--job-name={_job_name(run)}",
             "--no-requeue",
             "--open-mode=append",
             f"--output={pattern(run.root, run.head_log)}",
-            *(f"--{name}={value}" for name, value in given.items() if value),
+            *(f"--{name}={value}" for name, value in selection.items()),
             f"--time={clock(self._limit_s())}",
             f"--time-min={clock(_LEAST_S)}",  # so that it can start before a reservation
             f"--signal=B:{RENEW.name.removeprefix('SIG')}@{_RENEW_BEFORE_S}",
             *self._shape(),
         ]
-        program = (sys.executable, "-P", "-m", "hlatctl.driver_job", os.fspath(run.root), os.fspath(_script(run)))
+        program = (node_python(), "-P", "-m", "hlatctl.driver_job", os.fspath(run.root), os.fspath(_script(run)))
         return f"""#!/bin/bash
 {directives(options)}# Written by hlatctl: drives the run in this folder, and submits itself again as its successor.
 export PYTHONUNBUFFERED=1

@@ -290,10 +290,11 @@ def check_driver(cluster: ClusterConfig, options: Sequence[str], *, least_s: int
 
 
 def driver_cluster(cluster: ClusterConfig) -> ClusterConfig:
-    """Return a cluster whose ``slurm`` names partition and QOS of the job of a driver. Its account is the same."""
+    """Return a cluster whose ``slurm`` selects where a driver's job runs: any node of its partition, without GPUs."""
     settings, own = cluster.slurm, cluster.slurm.driver
     qos = own.qos or (None if own.partition else settings.qos)
-    return replace(cluster, slurm=replace(settings, partition=own.partition or settings.partition, qos=qos))
+    any_node = replace(settings, reservation=None, constraint=None, gpus_per_node=None)
+    return replace(cluster, slurm=replace(any_node, partition=own.partition or settings.partition, qos=qos))
 
 
 def _problems(cluster: ClusterConfig, partition: Partition) -> Iterator[ConfigError]:
