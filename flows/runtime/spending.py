@@ -1,8 +1,8 @@
 """What a submission would cost, whether a person must confirm it, and the budget at which a run stops.
 
 The predicted time of a step is that of an earlier run with the same shapes and number of processes. If there is none,
-``hlatctl.plan`` predicts it from the hardware and the cluster's speed test. What a run has used so far is counted in one
-place, ``hlatctl.report.numbers``.
+``hlatctl.plan`` predicts it from the hardware and the cluster's speed test. What a run has used so far is counted in
+one place, ``hlatctl.report.numbers``.
 """
 
 from __future__ import annotations
