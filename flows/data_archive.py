@@ -149,6 +149,7 @@ def unpack(archive: Path, to: Path) -> list[str]:
             members = iter(tar)
             contents = _json(archive, tar, next(members, None), _CONTENTS)
             expected = _checked(archive, contents)
+            overrides = _overrides(archive, contents, to)
             _require_room(to, sum(expected.values()))
             sums: dict[str, str] = {}
             listed: dict[str, Any] = {}
@@ -163,7 +164,7 @@ def unpack(archive: Path, to: Path) -> list[str]:
                 raise _damaged(archive, f"{wrong[0]!r}: its checksum differs, or it is missing")
     except tarfile.TarError as error:
         raise _damaged(archive, str(error)) from None
-    return _settings(contents, to)
+    return overrides
 
 
 def _inputs(config: Config) -> Iterator[tuple[str, str | None]]:
@@ -233,7 +234,7 @@ def _checked(archive: Path, contents: dict[str, Any]) -> dict[str, int]:
     """Return the files of an archive's index with their sizes. Refuses every path that isn't below the folder."""
     try:
         expected = {str(entry["path"]): int(entry["bytes"]) for entry in contents["files"]}
-        values = [*expected, *contents["settings"].values()]
+        values = [*expected, *map(str, contents["settings"].values())]
     except (KeyError, TypeError, ValueError, AttributeError):
         raise _damaged(archive, f"{_CONTENTS}: has no list of files") from None
     if len(expected) > _MOST_FILES or min(expected.values(), default=0) < 0:
@@ -253,13 +254,17 @@ def _require_room(to: Path, needed_bytes: int) -> None:
         )
 
 
-def _settings(contents: dict[str, Any], to: Path) -> list[str]:
-    at = {key: os.fspath(to.absolute() / path) for key, path in contents["settings"].items()}
-    sources = []
-    for number, source in enumerate(contents["sources"]):
-        path = at.pop(f"data.sources.{number}.path", str(source["path"]))
-        column = f", text_column: {_value(str(source['text_column']))}" if source["text_column"] else ""
-        sources.append(f"{{path: {_value(path)}, weight: {float(source['weight'])}{column}}}")
+def _overrides(archive: Path, contents: dict[str, Any], to: Path) -> list[str]:
+    """Return the overrides that use the unpacked files."""
+    try:
+        at = {key: os.fspath(to.absolute() / path) for key, path in contents["settings"].items()}
+        sources = []
+        for number, source in enumerate(contents["sources"]):
+            path = at.pop(f"data.sources.{number}.path", str(source["path"]))
+            column = f", text_column: {_value(str(source['text_column']))}" if source["text_column"] else ""
+            sources.append(f"{{path: {_value(path)}, weight: {float(source['weight'])}{column}}}")
+    except (KeyError, TypeError, ValueError):
+        raise _damaged(archive, f"{_CONTENTS}: its settings can't be read") from None
     mixture = [f"data.sources=[{', '.join(sources)}]"] if sources else []
     return [*mixture, *(f"{key}={_value(path)}" for key, path in at.items())]
 

@@ -454,8 +454,11 @@ def fork(
 
     labels = change(name=name, tags=tag or (), note=note)
     parent = find_run(run, runs_dir)
+    drivers: Drivers | None = None
 
     def agree(config: Config) -> None:
+        nonlocal drivers
+        drivers = drivers_of(config, driver_as, detach=detach)
         confirm(of_training(config), config.cluster, "the rest of the training", yes=yes)
 
     new = create(parent, at, overrides or [], argv=sys.argv, run_id=run_id, restart_data=restart_data, confirm=agree)
@@ -469,7 +472,7 @@ def fork(
     for key, (before, after) in differences(parent, new).items():
         say(f"{key}: {before} -> {after}")
     say("data: from the beginning of the corpus" if origin.restarts_data else "data: continue after the checkpoint's")
-    drive(new, detach=detach, drivers=drivers_of(config, driver_as, detach=detach))
+    drive(new, detach=detach, drivers=drivers)
 
 
 #: Reads of the journal between two progress lines: 10 s.

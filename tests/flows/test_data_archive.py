@@ -129,6 +129,8 @@ GOOD = {"data/a.jsonl": b"text"}
         ({"names": GOOD, "change": lambda c: c["files"].clear()}, "not as its index says"),
         ({"names": GOOD, "change": lambda c: c["files"].append({"path": "b", "bytes": 0})}, "or it is missing"),
         ({"names": GOOD, "change": lambda c: c.pop("files")}, "has no list of files"),
+        ({"names": GOOD, "change": lambda c: c.update(sources=[{}])}, "its settings can't be read"),
+        ({"names": GOOD, "change": lambda c: c["settings"].update({"data.path": 5})}, "its settings can't be read"),
         ({"names": GOOD, "sums": {"data/a.jsonl": "0"}}, "its checksum differs"),
         ({"names": GOOD, "sums": {}}, "its checksum differs"),
         ({"names": GOOD, "kind": tarfile.SYMTYPE}, "not as its index says"),

@@ -74,7 +74,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 
 def test_a_driver_that_dies_starts_again_until_the_run_has_ended(job: Job) -> None:
     assert job.drives("137 18 0") == 0
-    assert job.lines("started") == [f"resume one --runs-dir {job.run.root.parent}"] * 3
+    assert job.lines("started") == [f"resume one --yes --runs-dir {job.run.root.parent}"] * 3
     assert job.lines("sbatch") == [
         "--dependency=singleton --parsable --comment=t --export=ALL,HLATCTL_TOKEN=t driver-job.sh"
     ]
@@ -82,7 +82,7 @@ def test_a_driver_that_dies_starts_again_until_the_run_has_ended(job: Job) -> No
     assert not job.run.driver_job.exists()
 
 
-@pytest.mark.parametrize(("codes", "starts"), [("10", 1), ("1 " * 12, 10)])
+@pytest.mark.parametrize(("codes", "starts"), [("10", 1), ("26", 1), ("1 " * 12, 10)])
 def test_a_failure_that_repeats_ends_all_jobs(job: Job, codes: str, starts: int) -> None:
     assert job.drives(codes) == int(codes.split()[0])
     assert len(job.lines("started")) == starts
