@@ -189,7 +189,7 @@ def _spare_nodes(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def _one_restarts(config: Config) -> Iterator[ConfigError]:
+def _hyperpod_auto_resume(config: Config) -> Iterator[ConfigError]:
     """Refuse SageMaker HyperPod's auto-resume: it would restart a job whose successor hlatctl has submitted."""
     cluster = config.cluster
     options = {"cluster.slurm.extra": cluster.slurm.extra, "cluster.container.options": cluster.container.options}
@@ -224,7 +224,7 @@ RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _container,
     _spare_nodes,
     _stage_environment,
-    _one_restarts,
+    _hyperpod_auto_resume,
     _of_launcher,
 )
 

@@ -418,7 +418,7 @@ def explain(error: Exception, overrides: Sequence[str], of_run: Config | None = 
     if group:
         return _unknown_key(group.group(1), overrides)
     if _GRAMMAR.search(text):
-        hint = "quote text that has special characters, such as \"cluster.slurm.extra=['--gpus-per-node=8']\""
+        hint = "quote text that has special characters, such as \"cluster.slurm.extra=['--mem=0']\""
         return ConfigError(" ".join(text.split()), hint=hint)
     return ConfigError(" ".join(text.split()), hint="overrides look like train.tokens=100000 or cluster=local")
 

@@ -155,7 +155,8 @@ def unpack(archive: Path, to: Path) -> list[str]:
         ):
             members = iter(tar)
             contents = _json(archive, tar, next(members, None), _CONTENTS)
-            expected, overrides = _checked(archive, contents), _settings(archive, contents, to)
+            expected = _checked(archive, contents)
+            overrides = _overrides(archive, contents, to)
             _require_room(to, sum(expected.values()))
             sums: dict[str, str] = {}
             listed: dict[str, Any] = {}
@@ -260,13 +261,13 @@ def _require_room(to: Path, needed_bytes: int) -> None:
         )
 
 
-def _settings(archive: Path, contents: dict[str, Any], to: Path) -> list[str]:
-    """Return the overrides that use the data. An archive is data, so it sets nothing else."""
-    at = {key: os.fspath(to.absolute() / str(path)) for key, path in contents["settings"].items()}
-    if other := [key for key in at if not _KEYS.fullmatch(key)]:
-        raise _damaged(archive, f"{_CONTENTS}: {other[0]!r:.100} is no key of data")
-    sources = []
+def _overrides(archive: Path, contents: dict[str, Any], to: Path) -> list[str]:
+    """Return the overrides that use the unpacked files. An archive is data, so it sets nothing else."""
     try:
+        at = {key: os.fspath(to.absolute() / path) for key, path in contents["settings"].items()}
+        if other := [key for key in at if not _KEYS.fullmatch(key)]:
+            raise _damaged(archive, f"{_CONTENTS}: {other[0]!r:.100} is no key of data")
+        sources = []
         for number, source in enumerate(contents["sources"]):
             packed = at.pop(f"data.sources.{number}.path", "")
             path = packed or str(source["path"])
@@ -275,7 +276,7 @@ def _settings(archive: Path, contents: dict[str, Any], to: Path) -> list[str]:
             column = f", text_column: {_value(str(source['text_column']))}" if source["text_column"] else ""
             sources.append(f"{{path: {_value(path)}, weight: {float(source['weight'])}{column}}}")
     except DAMAGED:
-        raise _damaged(archive, f"{_CONTENTS}: has no list of sources") from None
+        raise _damaged(archive, f"{_CONTENTS}: its settings can't be read") from None
     mixture = [f"data.sources=[{', '.join(sources)}]"] if sources else []
     return [*mixture, *(f"{key}={_value(path)}" for key, path in at.items())]
 

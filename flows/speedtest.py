@@ -35,7 +35,7 @@ def sizes(nodes: int) -> list[int]:
 
 
 def overrides_for(config: Config, nodes: int, steps: int) -> list[str] | None:
-    """Return the overrides that shrink a configuration to some nodes; None if its batch can't be divided so."""
+    """Return the overrides that shrink a configuration to some nodes; None if its batch isn't divisible."""
     batch, rest = divmod(config.train.global_batch_size * nodes, config.cluster.nodes)
     if rest:
         return None
@@ -100,10 +100,9 @@ def _point(run: RunPaths, planned: Config) -> Point:
         workers = json.loads(run.preflight.read_text(encoding="utf-8"))["workers"]
     except (OSError, ValueError, KeyError):
         workers = []
-    workers = workers if planned.world_size > 1 else []  # one process exchanges nothing
-    exchanges = {
-        name: min(w[name] for w in workers) for name in _EXCHANGES if workers and all(name in w for w in workers)
-    }
+    exchanges = {}
+    if planned.world_size > 1 and workers:  # one process exchanges nothing
+        exchanges = {name: min(w[name] for w in workers) for name in _EXCHANGES if all(name in w for w in workers)}
     return Point(
         nodes=planned.cluster.nodes,
         tokens_per_s=tokens_per_s,

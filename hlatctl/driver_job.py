@@ -1,7 +1,7 @@
 """``python -m hlatctl.driver_job RUN_DIR SCRIPT``: drives a run in a Slurm job, and has the next job follow.
 
 A driver's job first submits its successor, which Slurm starts when this job has ended, for whatever reason: a time
-limit, a lost node, ``scancel``, a pre-emption. The successor re-attaches to training, which goes on meanwhile. Before
+limit, a lost node, ``scancel``, a pre-emption. The successor re-attaches to training, which continues meanwhile. Before
 the time limit Slurm sends SIGUSR1, and the driver ends as it does on SIGTERM. When the run has ended, or has failed in
 a way that a restart repeats, the successor is cancelled.
 
@@ -75,6 +75,12 @@ def driver_job(run: RunPaths) -> DriverJob | None:
         return None
 
 
+def submission(script: str, token: str) -> tuple[str, ...]:
+    """Return the command that submits a job of a chain, which starts after the chain's earlier jobs."""
+    options = ("--parsable", f"--comment={token}", f"--export=ALL,{TOKEN_ENV}={token}")
+    return ("sbatch", "--dependency=singleton", *options, script)
+
+
 class _Chain:
     """One job of a chain."""
 
@@ -144,8 +150,7 @@ class _Chain:
             time.sleep(_POLL_S)
 
     def _submit_next(self) -> None:
-        options = ("--parsable", f"--comment={self._token}", f"--export=ALL,{TOKEN_ENV}={self._token}")
-        words = ("sbatch", "--dependency=singleton", *options, self._script)
+        words = submission(self._script, self._token)
         try:
             done = subprocess.run(
                 words, env=outside_of_jobs(), capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL

@@ -337,7 +337,7 @@ def library() -> Nvml | AmdSmi:
 
 
 def look(config: Config, *, across_nodes: bool = False) -> Iterator[Check]:
-    """Yield the checks one after another; the first one tells whether the node's GPUs can be used.
+    """Yield the checks one after another; the first one says whether the node's GPUs can be used.
 
     Args:
         across_nodes: is ignored: the exchange between nodes is measured by all processes (:func:`measure`).
@@ -361,7 +361,7 @@ def look(config: Config, *, across_nodes: bool = False) -> Iterator[Check]:
 
 
 def _of_this_job(gpus: list[Health], processes: int) -> list[Health]:
-    """Return the GPUs that processes with local ranks from 0 use, as far as the environment tells; 0: all of them."""
+    """Return the GPUs that processes with local ranks from 0 use, as far as the environment shows; 0: all of them."""
     names = ["CUDA_VISIBLE_DEVICES"]
     if torch.version.hip:
         names = [] if "ROCR_VISIBLE_DEVICES" in os.environ else ["HIP_VISIBLE_DEVICES", *names]

@@ -74,7 +74,7 @@ class SlurmDriverConfig:
     cpus: PositiveInt = 2
     """CPUs of the job."""
     memory_gib: PositiveInt | None = 4
-    """Memory of the job; none: the cluster's default. A sweep's driver needs some 0.5 GiB more for each trial."""
+    """Memory of the job; none: the cluster's default."""
     extra: list[str] = field(default_factory=list)
     """Further options of sbatch for this job alone, such as `--constraint=cpu`."""
 
@@ -92,9 +92,9 @@ class SlurmConfig:
     reservation: str | None = None
     """Reservation whose nodes the jobs use; none: any free nodes."""
     constraint: str | None = None
-    """Features that each node must have, in sbatch's words, such as `gpu` or `a100&hbm80g`; none: any node."""
+    """Features that each node must have, in sbatch's syntax, such as `gpu` or `a100&hbm80g`; none: any node."""
     gpus_per_node: PositiveInt | None = None
-    """GPUs of each node of training; an evaluation asks for its share. None: no option of sbatch asks for them."""
+    """GPUs of each training node; an evaluation asks for its share. None: sbatch is not asked for GPUs."""
     modules: list[str] = field(default_factory=list)
     """Environment modules that each job loads, in this order, such as `CUDA/12.9`."""
     setup_script: str | None = None
@@ -208,8 +208,8 @@ class ClusterConfig:
     stage_environment: bool = False
     """Slurm: unpack the Python environment on each worker's own disk, instead of importing it from shared storage."""
     metadata_url: str | None = None
-    """Address of EC2's instance metadata, `http://169.254.169.254`. Each node of training looks there for the
-    interruption of its Spot instance, and saves a checkpoint before. None: it looks nowhere."""
+    """Address of EC2's instance metadata service, `http://169.254.169.254`. Each training node asks it whether its Spot
+    instance will be interrupted, and training saves a checkpoint before that. None: the nodes don't ask."""
     capacity_ends: str | None = None
     """End of bought capacity, such as a Capacity Block: `2026-12-01T11:30Z`. Training stops with a checkpoint 35 min
     before, and continues on later capacity. None: no end."""
@@ -218,7 +218,7 @@ class ClusterConfig:
     confirm_above_usd: NonNegativeFloat = 100.0
     """Ask before a submission that is predicted to cost more; without a terminal, refuse it unless `--yes` is given."""
     confirm_above_node_hours: NonNegativeFloat = 100.0
-    """The same for node-hours, which are known without a price."""
+    """The same limit in node-hours, which needs no price."""
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
 

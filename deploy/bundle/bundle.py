@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -334,11 +335,8 @@ def _sha256(path: Path) -> str:
 
 
 def _extras() -> list[str]:
-    import tomllib
-
-    return sorted(
-        tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    )
+    project = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return sorted(project["optional-dependencies"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -367,19 +365,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BundleError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    largest = sorted(wheels, key=lambda wheel: -wheel.size_bytes)[:3]
     packed, installed = archive.stat().st_size, sum(wheel.size_bytes for wheel in wheels)
     print(
         f"{len(wheels)} wheels, {packed / 2**20:,.0f} MiB; installed: {sum(wheel.files for wheel in wheels):,} files, "
         f"{installed / 2**20:,.0f} MiB\nlargest: "
-        + ", ".join(f"{wheel.name} {wheel.size_bytes / 2**20:,.0f} MiB" for wheel in _largest(wheels)),
+        + ", ".join(f"{wheel.name} {wheel.size_bytes / 2**20:,.0f} MiB" for wheel in largest),
         file=sys.stderr,
     )
     print(archive)
     return 0
-
-
-def _largest(wheels: Sequence[Wheel]) -> list[Wheel]:
-    return sorted(wheels, key=lambda wheel: -wheel.size_bytes)[:3]
 
 
 if __name__ == "__main__":

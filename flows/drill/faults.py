@@ -372,7 +372,11 @@ def _unchecked(config: Config) -> str:
         return f"backend.name={config.backend.name} doesn't check for wrong numbers"
     if config.cluster.jobs_run != "here" or config.backend.device != "cpu" or not Path("/proc/self/mem").exists():
         return "only the memory of this machine's own processors can be changed, on Linux"
-    return "" if config.data_parallel_size > 1 else "with one replica there is nothing to compare with"
+    parallel = config.parallel
+    # Processes that exchange tokens with each other's experts are one replica (``trainer.torchtitan.process``).
+    processes = parallel.tensor_parallel_size * parallel.context_parallel_size
+    replicas = config.data_parallel_size * processes // max(parallel.expert_parallel_size, processes)
+    return "" if replicas > 1 else "with one replica there is nothing to compare with"
 
 
 def _two_tiers(config: Config) -> str:

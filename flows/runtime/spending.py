@@ -1,8 +1,8 @@
 """What a submission would cost, whether a person must confirm it, and the budget at which a run stops.
 
 The predicted time of a step is that of an earlier run with the same shapes and number of processes. If there is none,
-``hlatctl.plan`` predicts it from the hardware. What a run has used so far is counted in one place,
-``hlatctl.report.numbers``.
+``hlatctl.plan`` predicts it from the hardware and the cluster's speed test. What a run has used so far is counted in
+one place, ``hlatctl.report.numbers``.
 """
 
 from __future__ import annotations
@@ -65,6 +65,13 @@ class Pace:
         return self._configs
 
 
+def planned_step_s(config: Config) -> float | None:
+    """Return the seconds of a step as `hlatctl plan` shows them, with the cluster's speed test; None if unknown."""
+    from hlatctl.plan.calibration import calibrated  # late: drivers import this module, and predict nothing
+
+    return step_time_s(calibrated(config)[0])
+
+
 def _shape(config: Config) -> tuple[str, int, int]:
     return graph_fingerprint(config, {}), config.train.global_batch_size, config.world_size
 
@@ -124,7 +131,7 @@ def of_training(config: Config, *, done: int = 0) -> Expense:
     priced = bool(cluster.price_usd_per_node_hour)
     if not priced and cluster.jobs_run != "cluster":
         return Expense(node_hours=0.0)
-    step_s = Pace(Path(config.runs_dir)).step_s(config) or step_time_s(config)
+    step_s = Pace(Path(config.runs_dir)).step_s(config) or planned_step_s(config)
     steps = max(0, config.total_steps - max(done, config.fork.step))
     return total([None if step_s is None else cost(config, step_s, steps=steps)], priced=priced)
 

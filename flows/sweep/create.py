@@ -15,13 +15,12 @@ from conf.compose import local_cores, local_processes
 from conf.schema import ClusterConfig, Config, SimulationConfig
 from conf.space import Space, Variations
 from flows.runtime.programs import ask_about
-from flows.runtime.spending import Expense, Pace, total
+from flows.runtime.spending import Expense, Pace, planned_step_s, total
 from flows.stages.validate import check as check_inputs
 from flows.stages.validate import check_shape, refuse_simulation
 from flows.sweep.study import Objective, check, objective
 from hlatctl.plan.budget import cost
 from hlatctl.plan.memory import check_memory
-from hlatctl.plan.step_time import step_time_s
 from hlatctl.run import files, runs
 from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError
 from hlatctl.run.journal import FLOW_WRITER, JournalWriter, read_events
@@ -43,9 +42,7 @@ class SweepPlan:
         wall_s: time of training; None if the time of a step is unknown.
         measured: an earlier run measured the time of a step for every arm.
         process_hours: total of all processes; None if the time of a step is unknown.
-        usd: cost of all nodes; None if it can't be predicted.
-        priced: the nodes have a price.
-        node_hours: total of all nodes; None if the time of a step is unknown.
+        expense: what the nodes of all trials cost.
     """
 
     arms: int
@@ -57,14 +54,7 @@ class SweepPlan:
     wall_s: float | None
     measured: bool
     process_hours: float | None
-    usd: float | None
-    priced: bool
-    node_hours: float | None = None
-
-    @property
-    def expense(self) -> Expense:
-        """What the nodes of all trials cost."""
-        return Expense(node_hours=self.node_hours, usd=self.usd, priced=self.priced)
+    expense: Expense
 
     def text(self) -> str:
         """Return the plan as one sentence."""
@@ -73,7 +63,8 @@ class SweepPlan:
         if self.wall_s is not None and self.process_hours is not None:
             source = "measured by an earlier run" if self.measured else "predicted"
             took = f"at most {duration(self.wall_s)} of training, {self.process_hours:.2g} process-hours, {source}"
-        dollars = f", {self.usd:,.2f} USD" if self.usd is not None else ", cost unknown" if self.priced else ""
+        usd, unknown = self.expense.usd, ", cost unknown" if self.expense.priced else ""
+        dollars = f", {usd:,.2f} USD" if usd is not None else unknown
         return (
             f"{self.trials} trials ({self.arms} arms{seeds}), {self.parallel} at once: {self.steps:,} steps, "
             f"{self.tokens:,} tokens; {took}{dollars}"
@@ -90,12 +81,11 @@ def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> SweepPlan:
     known, pace = list(arms), Pace(runs_dir)
     each = space.trials / len(known)
     measured = [pace.step_s(config) for config in known]
-    step_times = [step_s or step_time_s(config) for step_s, config in zip(measured, known, strict=True)]
+    step_times = [step_s or planned_step_s(config) for step_s, config in zip(measured, known, strict=True)]
     costs = [cost(config, step_s) for step_s, config in zip(step_times, known, strict=True) if step_s is not None]
     complete = len(costs) == len(known)
     days = sum(one.days for one in costs)
     priced = any(config.cluster.price_usd_per_node_hour for config in known)
-    expense = total(costs if complete else [None], times=each, priced=priced)
     return SweepPlan(
         arms=space.arms,
         seeds=space.settings.seeds,
@@ -106,9 +96,7 @@ def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> SweepPlan:
         wall_s=each * days * 86400 / space.settings.parallel if complete else None,
         measured=all(measured),
         process_hours=each * sum(one.accelerator_hours for one in costs) if complete else None,
-        usd=expense.usd,
-        priced=priced,
-        node_hours=expense.node_hours,
+        expense=total(costs if complete else [None], times=each, priced=priced),
     )
 
 

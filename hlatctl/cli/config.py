@@ -17,7 +17,7 @@ from hlatctl.cli.common import ConfigDirs, Json, Overrides, print_json, write
 from hlatctl.run.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
-    from conf.others import Imported
+    from conf.other_projects import Imported
     from conf.schema import Config
 
 app = App("List options and keys, and show what overrides result in.")
@@ -123,10 +123,10 @@ def import_config(
     without executing anything. Prints YAML for conf/experiment/NAME.yaml of your own folder. What could not be carried
     over is listed in its comments, so read them before you train.
     """
-    from conf.others import Imported, read
+    from conf.other_projects import Imported, read
 
     found = read(file, name)
-    if not isinstance(found, Imported):
+    if found is None:
         from flows.runtime.programs import ask
 
         keys: dict[str, Any] = json.loads(ask("trainer.convert.hugging_face", str(file.absolute())))

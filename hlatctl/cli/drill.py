@@ -111,7 +111,7 @@ def verify_resume(
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Prove that a run's checkpoint continues as the run did.
+    """Check that resuming reproduces the original run.
 
     Trains the steps after it again, on this machine or cluster, and compares each loss and gradient norm with the
     journal. If the run has a checkpoint of one of these steps, compares all weights and moments with it too. The run

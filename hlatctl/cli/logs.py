@@ -136,9 +136,8 @@ def logs(
     if not follow and not printer.printed:
         _nothing(printer)
     while follow:
-        ended = (
-            driver_pid(paths) is None and driver_job(paths) is None
-        )  # checked first, so that the last output is printed
+        # Checked first, so that the last output is printed.
+        ended = driver_pid(paths) is None and driver_job(paths) is None
         printer.print_new()
         if ended:
             return

@@ -35,7 +35,7 @@ from hlatctl.cli import (
 )
 from hlatctl.cli.app import App, UsageError, usage_text
 from hlatctl.cli.common import write
-from hlatctl.run.errors import ERROR_FILE_ENV, ConfigError, DependencyError, HlatctlError, install, leave, of_system
+from hlatctl.run.errors import ERROR_FILE_ENV, DependencyError, HlatctlError, install, leave, of_system
 from hlatctl.units import one_line, printable
 
 TRACEBACK_ENV = "HLATCTL_TRACEBACK"
@@ -103,10 +103,7 @@ def _root(
         ),
     ] = None,
 ) -> None:
-    if host is not None:  # `main` has taken it from the beginning of a command line
-        raise ConfigError(
-            f"{remote.OPTION}={host}: must be the first word", hint=f"hlatctl {remote.OPTION} HOST COMMAND"
-        )
+    pass  # `main` has taken --host from the beginning of the command line; it is here for the help
 
 
 @functools.cache

@@ -277,7 +277,7 @@ def speedtest(
     """Measure a cluster's speed, and calibrate the planner.
 
     Trains a few steps of the configuration on one node, on two and on all, one run after the other, with the same batch
-    for each node. Prints tokens per second, MFU, scaling and the bandwidth of exchanges next to the plan. The result is
+    per node. Prints tokens per second, MFU, scaling and the bandwidth of exchanges, next to the plan's. The result is
     kept in your own folder; `hlatctl plan` uses it for this cluster with the same engine, device and precision.
     """
     from conf import simulation
@@ -293,12 +293,12 @@ def speedtest(
     whole = compose([*typed, "eval.enabled=false"])
     if not dry_run:
         refuse_simulation(whole, hint="add --dry-run to simulate it")
-    configs = []
+    configs, batch = [], whole.train.global_batch_size
     for nodes in tests.sizes(whole.cluster.nodes):
         smaller = tests.overrides_for(whole, nodes, steps)
         try:
             configs += [compose([*typed, *smaller])] if smaller else []
-            problem = "" if smaller else f"train.global_batch_size={whole.train.global_batch_size} can't be divided so"
+            problem = "" if smaller else f"train.global_batch_size={batch} can't be reduced in proportion"
         except ConfigError as error:
             if nodes == whole.cluster.nodes:
                 raise

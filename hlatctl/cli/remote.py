@@ -102,11 +102,18 @@ class Host:
 
 
 def asked(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Return the host and the other words of a command line that begins with ``--host``; None if it doesn't."""
+    """Return the host and the other words of a command line that begins with ``--host``; None if it has no such word.
+
+    Raises:
+        ConfigError: the option is not the first word.
+    """
     if words and words[0] == OPTION and len(words) > 1:
         return words[1], list(words[2:])
     if words and words[0].startswith(f"{OPTION}="):
         return words[0].partition("=")[2], list(words[1:])
+    options = words[1 : words.index("--") if "--" in words else None]
+    if any(word.partition("=")[0] == OPTION for word in options):
+        raise ConfigError(f"{OPTION}: must be the first word", hint=f"hlatctl {OPTION} HOST COMMAND")
     return None
 
 

@@ -68,9 +68,6 @@ def _running(view: RunView) -> MilestoneState | None:
 _TEXT_LENGTH = 100
 
 
-_NO_DRIVER_JOB = "none waits or runs, all were cancelled; `hlatctl resume RUN --driver NAME` submits one"
-
-
 def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each fact about a run."""
     from hlatctl.report.numbers import origin_text
@@ -124,16 +121,16 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
 
 
 def driver_job_text(view: RunView) -> str:
-    """Return where the job is that drives a run, or is to drive it; empty if none is."""
+    """Return the state of the jobs that drive a run; empty if it is not driven by jobs."""
     chain = driver_job(view.run)
     if chain is None or view.config is None:
         return ""
     from flows.launch.base import AwayError, drivers_for
 
+    submit = f"`hlatctl resume {view.run.run_id} --driver {chain.launcher}` submits one"
     try:
-        return drivers_for(view.config, chain.launcher).state(view.run) or _NO_DRIVER_JOB.replace(
-            "RUN --driver NAME", f"{view.run.run_id} --driver {chain.launcher}"
-        )
+        found = drivers_for(view.config, chain.launcher).state(view.run)
+        return found or f"all of its jobs were cancelled; {submit}"
     except AwayError:
         return "unknown: the scheduler does not answer"
     except HlatctlError as error:

@@ -145,8 +145,8 @@ def speed_section(test: SpeedTest, *, planned: str = "the plan then") -> Section
         if point is not first:
             share = point.tokens_per_s * first.nodes / first.tokens_per_s / point.nodes
             text += f", {share:.0%} of linear scaling"
-        if point.planned_tokens_per_s:
-            text += f"; {planned}: {point.planned_tokens_per_s:,.0f} tokens/s ({_off(point):+.0%})"
+        if plan := point.planned_tokens_per_s:
+            text += f"; {planned}: {plan:,.0f} tokens/s ({plan / point.tokens_per_s - 1:+.0%})"
         figures.append(Figure(f"{test.model}, nodes: {point.nodes}", point.tokens_per_s, text, MEASURED))
         for name, value in point.exchanges.items():
             figures.append(Figure(f"{name}, nodes: {point.nodes}", value, f"{value:,.1f}", MEASURED))
@@ -156,11 +156,6 @@ def speed_section(test: SpeedTest, *, planned: str = "the plan then") -> Section
         Figure("kept in", str(place(test.cluster)), f"{place(test.cluster)}; remove it to plan without", DERIVED)
     )
     return Section(f"speed test of {test.cluster} on {test.date}", figures)
-
-
-def _off(point: Point) -> float:
-    assert point.planned_tokens_per_s
-    return point.planned_tokens_per_s / point.tokens_per_s - 1
 
 
 def _with(config: Config, numbers: dict[str, float]) -> Config:

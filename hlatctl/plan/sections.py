@@ -163,7 +163,7 @@ def _budgets(config: Config, time: StepTime) -> list[Figure]:
                 Figure(
                     key,
                     limit,
-                    f"{limit:,.0f} {unit}; the run needs {100 * need / limit:.0f} % of it: {end}",
+                    f"{limit:,.0f} {unit}; the run needs {100 * need / limit:,.0f} % of it: {end}",
                     CALIBRATED,
                 )
             )

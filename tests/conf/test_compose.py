@@ -135,7 +135,7 @@ def test_there_are_experiments_and_groups_to_test() -> None:
         (
             "cluster.slurm.extra=[--gpus=8]",
             "no viable alternative at input '[--gpus=' See https://hydra.cc/docs/1.2/advanced/override_grammar/basic "
-            "for details\nhint: quote text that has special characters, such as \"cluster.slurm.extra=['--gpus",
+            "for details\nhint: quote text that has special characters, such as \"cluster.slurm.extra=['--mem",
         ),
         ("model.vocabsize=3", "model.vocabsize: unknown key\nhint: did you mean model.vocab_size?"),
         ("train.learning_rate=1", "train.learning_rate: unknown key\nhint: "),

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from conf.schema import ClusterConfig, Config, ContainerConfig, SlurmConfig
 from flows.launch.base import Job
-from flows.launch.slurm import launcher
+from flows.launch.slurm import launcher, limits
 from flows.launch.slurm.drivers import SlurmDrivers
 from flows.launch.slurm.script import allocation_script, script
 from hlatctl.cache.environment import Packer
@@ -128,12 +129,22 @@ def test_the_script_that_keeps_nodes_equals_the_golden_file() -> None:
 
 def test_nodes_start_the_python_of_a_bundle_on_shared_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HLATCTL_PYTHON", "/shared/bundle/hlatctl-python")
-    monkeypatch.setattr(SlurmDrivers, "_limit_s", lambda _: 3600)
-    driver = SlurmDrivers(dataclasses.replace(Config(), cluster=PLAIN)).script(RunPaths(Path("/runs/golden")))
-    kept = allocation_script(TRAIN, PLAIN, Path("/runs/golden/launch/allocation-0001"))
-    for text in (script(TRAIN, PLAIN), kept, driver.replace(" -P -m", " -m")):
+    for text in (script(TRAIN, PLAIN), allocation_script(TRAIN, PLAIN, Path("/runs/golden/launch/allocation-0001"))):
         assert "/shared/bundle/hlatctl-python -m" in text
         assert sys.executable not in text
+
+
+def test_a_drivers_job_runs_the_python_of_a_bundle_and_asks_for_nothing_of_the_nodes_of_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HLATCTL_PYTHON", "/shared/bundle/hlatctl-python")
+    monkeypatch.setattr(limits, "partitions", lambda: [SimpleNamespace(name="gpu", max_time_s=3600)])
+    text = SlurmDrivers(Config(cluster=EVERYTHING)).script(RunPaths(Path("/runs/golden")))
+    assert "exec /shared/bundle/hlatctl-python -P -m hlatctl.driver_job" in text
+    options = {line.split()[1].partition("=")[0] for line in text.splitlines() if line.startswith("#SBATCH")}
+    assert {"--partition", "--account", "--qos", "--time", "--mem"} < options
+    assert not options & {"--reservation", "--constraint", "--gpus-per-node", "--exclusive"}
+    assert limits.driver_cluster(EVERYTHING).slurm.gpus_per_node is None, "and sbatch isn't asked about any"
 
 
 def compare(name: str, text: str) -> None:

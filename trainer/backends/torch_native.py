@@ -307,7 +307,7 @@ def own_device(kind: str, local_rank: int) -> torch.device:
             f"({module.device_count()} found)",
             hint="set cluster.processes_per_node to the number of devices, or backend.device=cpu; `hlatctl doctor` "
             "says why a GPU can't be used; a scheduler gives a job the devices of "
-            "cluster.slurm.extra=['--gpus-per-node=NUMBER'] or cluster.kubernetes.resources",
+            "cluster.slurm.gpus_per_node or cluster.kubernetes.resources",
         )
     module.set_device(local_rank)
     return torch.device(kind, local_rank)

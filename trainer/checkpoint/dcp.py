@@ -18,14 +18,13 @@ import os
 import pickle
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
@@ -514,42 +513,6 @@ def read_tensor(folder: Path, metadata: Metadata, name: str) -> torch.Tensor:
     tensor = torch.empty(stored.size, dtype=stored.properties.dtype)
     load({name: tensor}, folder, metadata=metadata)
     return tensor
-
-
-def read_small_states(folder: Path, names: Collection[str]) -> dict[str, Any]:
-    """Return a checkpoint's states by their first names, such as ``train_state``, whole and on the CPU.
-
-    Names that the checkpoint doesn't have are left out. Reads no other entry.
-
-    Raises:
-        CheckpointError: a state can't be read, isn't of plain values, or is divided among processes.
-    """
-    metadata = read_metadata(folder)
-    flat: dict[str, Any] = {}
-    paths: dict[str, Any] = {}
-    for name, stored in metadata.state_dict_metadata.items():
-        path = (metadata.planner_data or {}).get(name, (name,))
-        if path[0] in names:
-            offset = None
-            if isinstance(stored, TensorStorageMetadata):
-                offset = torch.Size([0] * len(stored.size))
-                if [chunk.sizes for chunk in stored.chunks] != [stored.size]:
-                    raise CheckpointError(f"{folder}: {name} is divided among processes")
-            flat[name], paths[name] = _read_entry(folder, metadata, MetadataIndex(name, offset)), path
-    return dict(unflatten_state_dict(flat, paths))
-
-
-def _read_entry(folder: Path, metadata: Metadata, index: MetadataIndex) -> Any:
-    info = metadata.storage_data.get(index)
-    if info is None:
-        raise CheckpointError(f"{folder}: {index.fqn} is in no file")
-    try:
-        with (folder / info.relative_path).open("rb") as file:
-            file.seek(info.offset)
-            content = file.read(info.length)
-    except OSError as error:
-        raise CheckpointError(f"{folder / info.relative_path}: can't be read ({why(error)})") from None
-    return _load(io.BytesIO(content), index.fqn)
 
 
 def _load(content: io.BytesIO, name: str) -> Any:

@@ -18,8 +18,7 @@ from flows.launch.base import quote
 from flows.launch.slurm import limits
 from flows.launch.slurm.commands import RUNS, WAITS, SlurmJob, own_jobs, scancel, slurm
 from flows.launch.slurm.script import clock, directives, job_name, pattern
-from hlatctl.allocation import TOKEN_ENV
-from hlatctl.driver_job import RENEW, DriverJob
+from hlatctl.driver_job import RENEW, DriverJob, submission
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.paths import RunPaths
@@ -49,14 +48,13 @@ class SlurmDrivers:
 
     def script(self, run: RunPaths) -> str:
         """Return the batch script of a run's driver."""
-        own = limits.driver_cluster(self._cluster).slurm
-        given = {"partition": own.partition, "account": own.account, "qos": own.qos}
+        selection = limits.driver_cluster(self._cluster).slurm.selection
         options = [
             f"--job-name={_job_name(run)}",
             "--no-requeue",
             "--open-mode=append",
             f"--output={pattern(run.root, run.head_log)}",
-            *(f"--{name}={value}" for name, value in given.items() if value),
+            *(f"--{name}={value}" for name, value in selection.items()),
             f"--time={clock(self._limit_s())}",
             f"--time-min={clock(_LEAST_S)}",  # so that it can start before a reservation
             f"--signal=B:{RENEW.name.removeprefix('SIG')}@{_RENEW_BEFORE_S}",
@@ -77,9 +75,8 @@ exec {quote(program)}
             run.head_log.parent.mkdir(exist_ok=True)
             files.write_text(path, self.script(run))
             DriverJob(launcher=_NAME, token=token).write(run)
-        words = ("--parsable", "--dependency=singleton", f"--comment={token}", f"--export=ALL,{TOKEN_ENV}={token}")
         try:
-            number = slurm("sbatch", *words, os.fspath(path))
+            number = slurm(*submission(os.fspath(path), token))
         except LaunchError:
             run.driver_job.unlink(missing_ok=True)
             raise

@@ -152,8 +152,7 @@ class Maintenance:
 def maintenances(now_unix_s: float) -> list[Maintenance]:
     """Return the maintenance reservations that have not started, the next one first."""
     found = []
-    for line in slurm("scontrol", "show", "reservation", "--oneliner").splitlines():
-        values = dict(word.split("=", 1) for word in line.split() if "=" in word)
+    for values in _reservations():
         if "MAINT" in values.get("Flags", "").split(","):
             start, end = (datetime.fromisoformat(values[name]).timestamp() for name in ("StartTime", "EndTime"))
             found.append(
@@ -291,10 +290,11 @@ def check_driver(cluster: ClusterConfig, options: Sequence[str], *, least_s: int
 
 
 def driver_cluster(cluster: ClusterConfig) -> ClusterConfig:
-    """Return a cluster whose ``slurm`` names partition and QOS of the job of a driver. Its account is the same."""
+    """Return a cluster whose ``slurm`` selects where a driver's job runs: any node of its partition, without GPUs."""
     settings, own = cluster.slurm, cluster.slurm.driver
     qos = own.qos or (None if own.partition else settings.qos)
-    return replace(cluster, slurm=replace(settings, partition=own.partition or settings.partition, qos=qos))
+    any_node = replace(settings, reservation=None, constraint=None, gpus_per_node=None)
+    return replace(cluster, slurm=replace(any_node, partition=own.partition or settings.partition, qos=qos))
 
 
 def _problems(cluster: ClusterConfig, partition: Partition) -> Iterator[ConfigError]:
@@ -388,8 +388,7 @@ def _check_reservation(cluster: ClusterConfig) -> None:
     wanted, user = cluster.slurm.reservation, user_name()
     if wanted is None:
         return
-    lines = slurm("scontrol", "show", "reservation", "--oneliner").splitlines()
-    known = [values for line in lines if "ReservationName" in (values := _values(line))]
+    known = _reservations()
     usable = {values["ReservationName"]: values for values in known if _may_use(values, user, cluster.slurm.account)}
     if wanted not in usable:
         there = any(values["ReservationName"] == wanted for values in known)
@@ -403,6 +402,11 @@ def _check_reservation(cluster: ClusterConfig) -> None:
         raise ConfigError(
             f"cluster.nodes={cluster.nodes}: reservation {wanted} has {nodes} nodes", hint=f"use at most {nodes}"
         )
+
+
+def _reservations() -> list[dict[str, str]]:
+    lines = slurm("scontrol", "show", "reservation", "--oneliner").splitlines()
+    return [values for line in lines if "ReservationName" in (values := _values(line))]
 
 
 def _may_use(reservation: dict[str, str], user: str, account: str | None) -> bool:

@@ -126,7 +126,6 @@ def script(job: Job, cluster: ClusterConfig) -> str:
         "--kill-on-bad-exit=1",
         f"--output={pattern(job.run_dir, job.log)}",
         "--open-mode=append",
-        "--cpu-bind=none",  # one task uses the whole node; a site may bind a task to one core by default
         *inside.srun,
     )
     setup = _setup(cluster)
@@ -146,6 +145,8 @@ for try in 1 2 3 4 5 6 7 8; do
   export {node.MASTER_PORT_ENV}=$(({_FIRST_PORT} + $(od -An -N2 -tu2 /dev/urandom) % {_PORTS}))
   cat /proc/net/tcp* | grep -q "^ *[0-9]*: [0-9A-F]*:$(printf %04X ${node.MASTER_PORT_ENV}) " || break
 done
+# A task has the whole node, but a site may bind it to a core. Where Slurm can't bind, srun complains about the option.
+scontrol show config | grep -q '^TaskPlugin .*affinity' && export SLURM_CPU_BIND=none
 {"[ $prepared = 0 ] && " if setup else ""}{quote(srun)} \\
   {placed} \\
   sh -c {shlex.quote(on_node)}

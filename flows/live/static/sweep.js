@@ -80,7 +80,7 @@ export class SweepView {
     add("Objective during training", rungs(details));
     add("Importance of the settings", importance(details));
     const pair = this.pair(varied);
-    add(`${pair.join(" and ")}`, pair.length === 2 && surface(details, ...pair));
+    add(pair.join(" and "), pair.length === 2 && surface(details, ...pair));
     fill(this.root, heading(details), facts(details.facts), this.buttons(), this.table(varied), varied.length > 2 && this.pickers(varied, pair), figures, trials(details));
   }
 

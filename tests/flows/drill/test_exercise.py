@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from conf.schema import ClusterConfig, Config, ParallelConfig
+from conf.schema import BackendConfig, ClusterConfig, Config, ParallelConfig
 from flows.drill.exercise import Trial, compare
 from flows.drill.faults import FAULTS, Seen
 
@@ -85,3 +85,16 @@ def test_a_process_is_slowed_only_where_it_can_be_found(
     cluster = ClusterConfig(launcher="local", processes_per_node=processes)
     why_not = FAULTS["slow_process"].skip(Config(cluster=cluster, parallel=ParallelConfig(**parallel)))
     assert (why_not == "") == possible
+
+
+@pytest.mark.parametrize(
+    ("processes", "experts", "is_compared"), [(1, 1, False), (2, 1, True), (2, 2, False), (4, 2, True)]
+)
+def test_wrong_numbers_are_looked_for_only_with_a_second_replica(
+    processes: int, experts: int, is_compared: bool
+) -> None:
+    cluster = ClusterConfig(processes_per_node=processes)
+    parallel = ParallelConfig(data_parallel="fsdp", expert_parallel_size=experts)
+    config = Config(backend=BackendConfig(name="torchtitan"), cluster=cluster, parallel=parallel)
+    why_not = FAULTS["flip_memory"].skip(config)
+    assert why_not == ("" if is_compared else "with one replica there is nothing to compare with")

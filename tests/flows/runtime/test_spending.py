@@ -10,6 +10,7 @@ import pytest
 from conf.compose import compose
 from conf.schema import BudgetConfig, ClusterConfig, Config
 from flows.runtime.spending import Expense, of_evaluations, of_training, spent, used_up, warning
+from hlatctl.plan.calibration import SpeedTest, conditions, keep
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.state import RunState
 
@@ -38,20 +39,14 @@ def test_a_missing_price_is_named_with_the_key_that_sets_it() -> None:
     assert Expense(node_hours=2.0, usd=110.08, priced=True).text() == "2 node-hours, 110.08 USD"
 
 
+def on_p5(runs_dir: Path) -> Config:
+    model = ("model=llama31_8b", "backend.device=cuda", "precision=mixed", "parallel=fsdp", "train.seq_len=4096")
+    size = ("train.tokens=10B", "train.global_batch_size=128", "eval.every_tokens=1B")
+    return compose(["cluster=slurm_p5", *model, *size, f"runs_dir={runs_dir}"], to_start=False)
+
+
 def test_training_costs_its_remaining_steps(tmp_path: Path) -> None:
-    config = compose(
-        [
-            *("cluster=slurm_p5", "model=llama31_8b", "backend.device=cuda", "precision=mixed", "parallel=fsdp"),
-            *(
-                "train.tokens=10B",
-                "train.seq_len=4096",
-                "train.global_batch_size=128",
-                "eval.every_tokens=1B",
-                f"runs_dir={tmp_path}",
-            ),
-        ],
-        to_start=False,
-    )
+    config = on_p5(tmp_path)
     whole, half = of_training(config), of_training(config, done=config.total_steps // 2)
     assert whole.usd
     assert half.usd
@@ -59,6 +54,19 @@ def test_training_costs_its_remaining_steps(tmp_path: Path) -> None:
     assert whole.usd == pytest.approx(whole.node_hours * 55.04)
     assert half.usd == pytest.approx(whole.usd / 2, rel=0.01)
     assert of_evaluations(config, 2).usd == pytest.approx(2 * (of_evaluations(config, 1).usd or 0.0))
+
+
+def test_a_speed_test_of_the_cluster_changes_the_prediction_as_it_changes_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    config = on_p5(tmp_path)
+    before = of_training(config).node_hours
+    assert before
+    half = {"compute_efficiency": (config.cluster.hardware.compute_efficiency or 0.0) / 2}
+    same = {"cluster": "slurm_p5", "model": "llama31_8b", "conditions": conditions(config)}
+    keep(SpeedTest(unix_s=0.0, points=[], fitted=half, **same))  # type: ignore[arg-type]
+    assert (of_training(config).node_hours or 0.0) > 1.3 * before
 
 
 def test_this_machine_is_free_without_a_price() -> None:

@@ -23,7 +23,9 @@ for try in 1 2 3 4 5 6 7 8; do
   export HLATCTL_MASTER_PORT=$((20000 + $(od -An -N2 -tu2 /dev/urandom) % 12768))
   cat /proc/net/tcp* | grep -q "^ *[0-9]*: [0-9A-F]*:$(printf %04X $HLATCTL_MASTER_PORT) " || break
 done
-srun --overlap --kill-on-bad-exit=1 '--output=/runs/a $(touch x)'"'"'%%j/logs/attempt-0000/eval-833333.log' --open-mode=append --cpu-bind=none \
+# A task has the whole node, but a site may bind it to a core. Where Slurm can't bind, srun complains about the option.
+scontrol show config | grep -q '^TaskPlugin .*affinity' && export SLURM_CPU_BIND=none
+srun --overlap --kill-on-bad-exit=1 '--output=/runs/a $(touch x)'"'"'%%j/logs/attempt-0000/eval-833333.log' --open-mode=append \
   --nodes=$HLATCTL_NODES --ntasks=$HLATCTL_NODES --nodelist="$nodes" \
   sh -c 'NODE_RANK=$SLURM_NODEID HLATCTL_NODE_NAME=$SLURMD_NODENAME exec PYTHON -m hlatctl.node '"'"'/runs/a $(touch x)'"'"'"'"'"'"'"'"'%j/launch/attempt-0000/eval-833333'"'"' -- PYTHON -m eval --note '"'"''"'"'"'"'"'"'"'"'; touch x; $(touch x) `touch x` " \ %j
 next line'"'"''

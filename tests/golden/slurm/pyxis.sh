@@ -28,7 +28,9 @@ for try in 1 2 3 4 5 6 7 8; do
   export HLATCTL_MASTER_PORT=$((20000 + $(od -An -N2 -tu2 /dev/urandom) % 12768))
   cat /proc/net/tcp* | grep -q "^ *[0-9]*: [0-9A-F]*:$(printf %04X $HLATCTL_MASTER_PORT) " || break
 done
-srun --overlap --kill-on-bad-exit=1 --output=/runs/golden/logs/attempt-0002/train.log --open-mode=append --cpu-bind=none '--container-image=nvcr.io#nvidia/pytorch:25.09-py3' --container-mounts=/runs:/runs,/data:/data:ro --container-env=EVIL,HLATCTL_ERROR_FILE,HLATCTL_LOG,OMP_NUM_THREADS --no-container-mount-home \
+# A task has the whole node, but a site may bind it to a core. Where Slurm can't bind, srun complains about the option.
+scontrol show config | grep -q '^TaskPlugin .*affinity' && export SLURM_CPU_BIND=none
+srun --overlap --kill-on-bad-exit=1 --output=/runs/golden/logs/attempt-0002/train.log --open-mode=append '--container-image=nvcr.io#nvidia/pytorch:25.09-py3' --container-mounts=/runs:/runs,/data:/data:ro --container-env=EVIL,HLATCTL_ERROR_FILE,HLATCTL_LOG,OMP_NUM_THREADS --no-container-mount-home \
   --nodes=$HLATCTL_NODES --ntasks=$HLATCTL_NODES --nodelist="$nodes" \
   sh -c 'NODE_RANK=$SLURM_NODEID HLATCTL_NODE_NAME=$SLURMD_NODENAME exec python3 -m hlatctl.node /runs/golden/launch/attempt-0002/train -- python3 -m torch.distributed.run --nproc-per-node=8 -m trainer --run-dir /runs/golden --attempt 2'
 code=$?

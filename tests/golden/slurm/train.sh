@@ -41,7 +41,9 @@ for try in 1 2 3 4 5 6 7 8; do
   export HLATCTL_MASTER_PORT=$((20000 + $(od -An -N2 -tu2 /dev/urandom) % 12768))
   cat /proc/net/tcp* | grep -q "^ *[0-9]*: [0-9A-F]*:$(printf %04X $HLATCTL_MASTER_PORT) " || break
 done
-[ $prepared = 0 ] && srun --overlap --kill-on-bad-exit=1 --output=/runs/golden/logs/attempt-0002/train.log --open-mode=append --cpu-bind=none \
+# A task has the whole node, but a site may bind it to a core. Where Slurm can't bind, srun complains about the option.
+scontrol show config | grep -q '^TaskPlugin .*affinity' && export SLURM_CPU_BIND=none
+[ $prepared = 0 ] && srun --overlap --kill-on-bad-exit=1 --output=/runs/golden/logs/attempt-0002/train.log --open-mode=append \
   --nodes=$HLATCTL_NODES --ntasks=$HLATCTL_NODES --nodelist="$nodes" \
   sh -c 'NODE_RANK=$SLURM_NODEID HLATCTL_NODE_NAME=$SLURMD_NODENAME exec PYTHON -m hlatctl.node /runs/golden/launch/attempt-0002/train -- PYTHON -m torch.distributed.run --nproc-per-node=8 -m trainer --run-dir /runs/golden --attempt 2'
 code=$?

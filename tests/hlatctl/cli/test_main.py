@@ -254,6 +254,12 @@ def test_an_unknown_run_is_an_error(command: str, make_run: MakeRun, capsys: pyt
     )
 
 
+@pytest.mark.parametrize("words", [["runs", "--host", "lab"], ["--debug", "--host=lab", "runs"]])
+def test_the_host_comes_first(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 10
+    assert "--host: must be the first word\nhint: hlatctl --host HOST COMMAND" in capsys.readouterr().err
+
+
 def test_a_command_without_its_packages_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

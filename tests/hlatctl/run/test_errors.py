@@ -33,6 +33,12 @@ from hlatctl.run.errors import (
 )
 
 
+def test_a_driver_in_kubernetes_ends_for_no_code_after_which_one_on_slurm_starts_again() -> None:
+    text = (Path(__file__).parents[3] / "deploy" / "kubernetes" / "driver.yaml").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"onExitCodes: \{.*values: \[(.*)\]\}", text)
+    assert {int(code) for code in listed.split(",")} == {*errors.NO_RESTART} - {13, 130}  # its volume or pod is gone
+
+
 def test_every_error_has_its_own_documented_exit_code() -> None:
     documented = {name: int(code) for name, code in re.findall(r"(\w+Error) \((\d+)\)", errors.__doc__ or "")}
     assert documented == {name: error.exit_code for name, error in errors.error_types().items()}

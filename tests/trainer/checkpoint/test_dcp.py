@@ -26,7 +26,7 @@ from hlatctl.run.checkpoint import MANIFEST, read_manifest
 from hlatctl.run.errors import CheckpointError, StorageError
 from tests.dcp_checkpoint import renew_manifest, rewrite_metadata, write_dcp
 from tests.trainer.rank_threads import on_ranks
-from trainer.checkpoint.dcp import METADATA, load, read_metadata, read_small_states, save
+from trainer.checkpoint.dcp import METADATA, load, read_metadata, save
 from trainer.checkpoint.together import Together
 from trainer.checkpoint.trust import Verifier, share
 
@@ -106,20 +106,6 @@ def test_a_saved_state_is_loaded_again_and_never_overwritten(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file"):
         save(_STATE, tmp_path / "file")
-
-
-def test_small_states_are_read_by_their_first_names(folder: Path) -> None:
-    states = read_small_states(folder, {"dataloader", "train_state", "optimizer", "absent"})
-    readers = states["dataloader"].pop("readers")
-    assert states == {
-        "dataloader": {"dp_rank_0": b"\x01"},
-        "train_state": {"step": 3},
-        "optimizer": {"state": {"weight": {"step": torch.tensor(3.0)}}},
-    }
-    assert readers[0] == {"row": 1}
-    assert torch.equal(readers[1]["row"], torch.ones(2))
-    with pytest.raises(CheckpointError, match="weight is divided among processes"):
-        read_small_states(folder, {"weight"})
 
 
 def test_a_rank_verifies_the_file_that_it_wrote(folder: Path) -> None:
@@ -326,8 +312,6 @@ def test_a_state_that_runs_code_is_never_loaded(folder: Path, tmp_path: Path) ->
     path.write_bytes(path.read_bytes() + content.getvalue())
     renew_manifest(folder)
     assert _why_invalid(folder) is None  # the hashes fit, and all is there
-    with pytest.raises(CheckpointError, match=r"train_state\.step: is neither tensors nor plain values"):
-        read_small_states(folder, {"train_state"})
     with pytest.raises(CheckpointError, match=r"train_state\.step: is neither tensors nor plain values"):
         _load(folder)
     assert not mark.exists()

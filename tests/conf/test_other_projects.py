@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.others import Imported, read
+from conf.other_projects import Imported, read
 from hlatctl.cli.main import main
 from hlatctl.run.errors import ConfigError
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 import ast
 import json
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conf.load import dotted_keys
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.files import read_bytes, why
 
+_FORMS = "name a .toml file or config_registry.py of torchtitan, or a config.json of OLMo-core or Hugging Face"
 #: No configuration that a person wrote or a program saved is larger.
 _MOST_BYTES = 1 << 20
 
@@ -35,8 +37,8 @@ class Imported:
     dropped: list[str] = field(default_factory=list)
 
 
-def read(path: Path, name: str | None = None) -> Imported | dict[str, Any]:
-    """Return what a file says; for Hugging Face's ``config.json``, its content, which the trainer understands.
+def read(path: Path, name: str | None = None) -> Imported | None:
+    """Return what a file says; None for Hugging Face's ``config.json``, which the trainer reads.
 
     Args:
         name: the function of torchtitan's ``config_registry.py`` to read, such as ``llama3_8b``.
@@ -52,16 +54,13 @@ def read(path: Path, name: str | None = None) -> Imported | dict[str, Any]:
         if isinstance(described, dict) and path.suffix == ".toml":
             return _torchtitan(described)
         if isinstance(described, dict) and "model_type" in described:
-            return described
+            return None
         if isinstance(described, dict) and isinstance(described.get("model"), dict) and "d_model" in described["model"]:
             return _olmo_core(described)
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:  # the last: nested too deep
         text = why(error) or "it is nested too deep"
-        raise ConfigError(f"{path}: can't be read ({text})", hint="name a configuration of one of them") from None
-    raise ConfigError(
-        f"{path}: is no configuration of torchtitan, OLMo-core or Hugging Face",
-        hint="name a .toml file or config_registry.py of torchtitan, or a config.json of OLMo-core or Hugging Face",
-    )
+        raise ConfigError(f"{path}: can't be read ({text})", hint=_FORMS) from None
+    raise ConfigError(f"{path}: is no configuration of torchtitan, OLMo-core or Hugging Face", hint=_FORMS)
 
 
 Convert = Callable[[Any], dict[str, Any] | None]
@@ -120,7 +119,7 @@ _TORCHTITAN_USUAL = {"optimizer.warmup_steps": 200, "optimizer.schedule": "linea
 def _torchtitan(described: dict[str, Any]) -> Imported:
     usual = {"backend": "torchtitan", "backend.device": "cuda", **_TORCHTITAN_USUAL}
     found = Imported(kind="torchtitan", keys=usual)
-    _carry(found, _flat(described), _TORCHTITAN)
+    _carry(found, dotted_keys(described), _TORCHTITAN)
     if "model.module" in found.keys:
         found.keys = {"model": "torchtitan", **found.keys}
     if "train.global_batch_size" not in found.keys:
@@ -210,7 +209,7 @@ def _olmo_core(described: dict[str, Any]) -> Imported:
     block = described["model"].get("block")
     if isinstance(block, dict) and "sequence_mixer" in block:  # newer name
         block["attention"] = block.pop("sequence_mixer")
-    flat = {key: value for key, value in _flat(described).items() if key.split(".")[-1] not in _SILENT}
+    flat = {key: value for key, value in dotted_keys(described).items() if key.split(".")[-1] not in _SILENT}
     unit = flat.pop("trainer.max_duration.unit", "tokens")
     table = dict(_OLMO_CORE)
     if unit == "steps":
@@ -248,16 +247,3 @@ def _is_plain(value: Any) -> bool:
     """Return whether a value can be one of ours: TOML has dates, and Python has bytes, sets and complex numbers."""
     each = value if isinstance(value, list | tuple) else [value]
     return all(isinstance(one, str | int | float) and not isinstance(one, _Code) for one in each)
-
-
-def _flat(described: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted keys. A list is a value."""
-    return dict(_pairs(described, prefix))
-
-
-def _pairs(described: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in described.items():
-        if isinstance(value, dict):
-            yield from _pairs(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
