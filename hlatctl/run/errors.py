@@ -399,11 +399,13 @@ def install(extra: str) -> str:
     from urllib.parse import unquote, urlsplit
 
     try:
-        noted = json.loads(metadata.distribution("hlatctl").read_text("direct_url.json") or "{}")
+        # A clone's own metadata, which hides that of the installation in a process that starts there, has no note.
+        notes = (each.read_text("direct_url.json") for each in metadata.distributions(name="hlatctl"))
+        noted = json.loads(next(filter(None, notes), "{}"))
         url = str(noted.get("url", ""))
         editable = "-e " if noted.get("dir_info", {}).get("editable") else ""
         source = noted.get("vcs_info", {}).get("vcs")
-    except (metadata.PackageNotFoundError, OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError):
         url, editable, source = "", "", None
     if url.startswith("file:") and not source:
         return f"pip install {editable}{quote(f'{unquote(urlsplit(url).path)}[{extra}]')}"

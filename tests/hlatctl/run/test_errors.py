@@ -157,8 +157,9 @@ def denied(path: Path) -> PermissionError:
 def test_an_extra_is_installed_from_where_the_project_was(
     noted: str | None, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clone = SimpleNamespace(read_text={}.get)
     found = SimpleNamespace(read_text={"direct_url.json": noted}.get)
-    monkeypatch.setattr("importlib.metadata.distribution", {"hlatctl": found}.get)
+    monkeypatch.setattr("importlib.metadata.distributions", lambda name: [clone, found])
     assert install("s3") == command
 
 
