@@ -215,7 +215,8 @@ class AdamW:
         self._groups = self._grouped(fused=fused) if by_torch else ()
         self._blocks = [] if by_torch else list(self._blocks_of(entries))
         places = torch.tensor([block.place for block in self._blocks], dtype=torch.int64)
-        self._counters = places.mul_(GAMMA).to(first.device)
+        # Not `to`: of a tensor without values, which a trace has, it would run on the device.
+        self._counters = torch.empty(len(places), dtype=torch.int64, device=first.device).copy_(places.mul_(GAMMA))
         for name, shard in self._shards.items():
             if shard.parameter.dtype != torch.float32:
                 shard.parameter.register_post_accumulate_grad_hook(_adder(self._gradients[name]))  # type: ignore[no-untyped-call]
