@@ -119,7 +119,9 @@ def all_answers(lab: Lab) -> dict[str, Object]:
     for name, script in (("fails", "exit 3"), ("succeeds", "exit 0")):
         asked.ask("", "POST", _JOBS, job(name, script))
         asked.until(f"job that {name}", f"{_JOBS}/{name}", lambda one: has(one, "Failed") or has(one, "Complete"))
-        _first_pod(asked, name, f"pod that {name}", lambda one: one["status"]["phase"] in ("Failed", "Succeeded"))
+        # A job that has failed removes a pod that had not ended.
+        ended = ("Failed", "Succeeded")
+        _first_pod(asked, name, f"pod that {name}", lambda one: one["status"]["phase"] in ended, least=1)
         asked.ask("", "DELETE", f"{_JOBS}/{name}", {"propagationPolicy": "Background"})
     return asked.answers
 
@@ -187,11 +189,15 @@ def _pods(name: str) -> str:
     return f"{_PODS}?labelSelector=batch.kubernetes.io/job-name%3D{name}"
 
 
-def _first_pod(asked: Asked, job_name: str, name: str, done: Callable[[Object], bool]) -> str:
-    """Keep a job's first pod once job and pod fulfil a condition; return the pod's name."""
-    path = _pods(job_name)
-    wait_for(lambda: sum(map(done, asked.ask("", "GET", path)["items"])) == 2)
-    pods = asked.ask("", "GET", path)["items"]
+def _first_pod(asked: Asked, job_name: str, name: str, done: Callable[[Object], bool], least: int = 2) -> str:
+    """Keep a job's first pod once all its pods, at least so many, fulfil a condition; return the pod's name."""
+    path, pods = _pods(job_name), list[Object]()
+
+    def all_are() -> bool:
+        pods[:] = asked.ask("", "GET", path)["items"]
+        return len(pods) >= least and all(map(done, pods))
+
+    wait_for(all_are)
     first = min(one["metadata"]["name"] for one in pods)
     asked.ask(name, "GET", f"{_PODS}/{first}")
     return str(first)
