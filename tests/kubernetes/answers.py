@@ -119,9 +119,8 @@ def all_answers(lab: Lab) -> dict[str, Object]:
     for name, script in (("fails", "exit 3"), ("succeeds", "exit 0")):
         asked.ask("", "POST", _JOBS, job(name, script))
         asked.until(f"job that {name}", f"{_JOBS}/{name}", lambda one: has(one, "Failed") or has(one, "Complete"))
-        # A job that has failed removes a pod that had not ended.
-        ended = ("Failed", "Succeeded")
-        _first_pod(asked, name, f"pod that {name}", lambda one: one["status"]["phase"] in ended, least=1)
+        # At least 1: a job that has failed removes a pod that had not ended.
+        _first_pod(asked, name, f"pod that {name}", _has_ended, least=1)
         asked.ask("", "DELETE", f"{_JOBS}/{name}", {"propagationPolicy": "Background"})
     return asked.answers
 
@@ -187,6 +186,10 @@ def _running_and_deleted(asked: Asked, lab: Lab) -> None:
 
 def _pods(name: str) -> str:
     return f"{_PODS}?labelSelector=batch.kubernetes.io/job-name%3D{name}"
+
+
+def _has_ended(pod: Object) -> bool:
+    return pod["status"]["phase"] in ("Failed", "Succeeded")
 
 
 def _first_pod(asked: Asked, job_name: str, name: str, done: Callable[[Object], bool], least: int = 2) -> str:
