@@ -69,7 +69,6 @@ def test_a_command_runs_after_the_copy_and_also_without_one(tmp_path: Path) -> N
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="Inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # PyTorch's own
-@pytest.mark.filterwarnings("ignore:The distutils package:DeprecationWarning")  # of setuptools, which Inductor imports
 def test_nothing_compiled_comes_from_the_folder_for_temporary_files(
     tmp_path: Path, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
