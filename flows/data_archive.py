@@ -7,7 +7,6 @@ packed.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -122,7 +121,7 @@ def pack(config: Config, to: Path) -> dict[str, Any]:
     }
     try:
         with files.new_file(to) as temporary, temporary.open("wb") as file:
-            whole = _Hashed(file)
+            whole = files.Hashed(file)
             with tarfile.open(fileobj=whole, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_BLOCK_BYTES) as tar:
                 _add_json(tar, _CONTENTS, contents)
                 sums = {name: _add(tar, name, path, sizes[name]) for name, path in members.items()}
@@ -297,7 +296,7 @@ def _add(tar: tarfile.TarFile, name: str, path: Path, size_bytes: int) -> str:
     with file:
         member = tarfile.TarInfo(name)
         member.size = size_bytes
-        reader = _Hashed(file)
+        reader = files.Hashed(file)
         changed = os.fstat(file.fileno()).st_size != size_bytes
         try:
             if not changed:
@@ -323,7 +322,7 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> str
     source = tar.extractfile(member)
     assert source is not None
     with target.open("xb") as file:
-        writer = _Hashed(file)
+        writer = files.Hashed(file)
         for block in _blocks(source):
             writer.write(block)
     return writer.digest.hexdigest()
@@ -361,19 +360,3 @@ class _Member(tarfile.TarInfo):
         if member.type not in _OF_DATA and member.size > _MOST_HEADER_BYTES:
             raise tarfile.ReadError(f"a header of {size(member.size)}")
         return member
-
-
-class _Hashed(io.RawIOBase):
-    """A file whose bytes are hashed as they are read or written."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.digest = file, hashlib.sha256()
-
-    def read(self, size: int = -1) -> bytes:
-        block = self._file.read(size)
-        self.digest.update(block)
-        return block
-
-    def write(self, block: Any) -> int:
-        self.digest.update(block)
-        return self._file.write(block)

@@ -302,7 +302,7 @@ def _unpack(record: dict[str, Any], archive: Path, target: Path) -> None:
 
 def _extract(archive: Path, folder: Path) -> str:
     with archive.open("rb") as file:
-        hashed = _Hashed(file)
+        hashed = files.Hashed(file)
         try:
             with tarfile.open(fileobj=cast(IO[bytes], hashed), mode="r|gz", bufsize=_BLOCK_BYTES) as tar:
                 tar.extraction_filter = staticmethod(lambda member, _: member)  # as written
@@ -367,13 +367,3 @@ def _staged_remove_old(folder: Path) -> None:
     for complete in folder.glob(f"*/{_COMPLETE}"):
         if complete.stat().st_mtime < oldest:
             remove_unlocked(complete.parent)
-
-
-class _Hashed:
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.digest = file, hashlib.sha256()
-
-    def read(self, size: int = -1) -> bytes:
-        block = self._file.read(size)
-        self.digest.update(block)
-        return block

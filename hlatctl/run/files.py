@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from io import FileIO
+from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -509,6 +509,24 @@ def unseal_lines(text: str) -> tuple[str, bool]:
     if seal.strip() != hashlib.sha256(before.encode()).hexdigest():
         raise ValueError("is not as it was written")
     return before, True
+
+
+class Hashed(RawIOBase):
+    """A file whose bytes are hashed as they are read or written."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes, at most so many."""
+        block = self._file.read(size)
+        self.digest.update(block)
+        return block
+
+    def write(self, block: Any) -> int:
+        """Write bytes; return how many."""
+        self.digest.update(block)
+        return self._file.write(block)
 
 
 def sha256_file(path: Path) -> str:

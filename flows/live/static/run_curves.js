@@ -115,13 +115,13 @@ export class CurvesTab {
     this.smoothingText.textContent = Number(this.params.smooth || 0).toFixed(2);
     this.legend.textContent = this.occurring(data).join(" · ");
     this.reset.hidden = !this.params.zoom;
-    const empty = data.steps.length === 0;
+    const empty = data.steps.length === 0, marks = this.marks(data);
     this.message.textContent = empty ? "No step has been trained yet." : "";
     const recorded = (key) => data.series[key] && data.series[key].y.some((y) => y !== null);
-    for (const key of ordered(data.available).filter((each) => each !== "validation_loss" && recorded(each))) this.drawChart(key, data);
+    for (const key of ordered(data.available).filter((each) => each !== "validation_loss" && recorded(each))) this.drawChart(key, data, marks);
   }
 
-  drawChart(key, data) {
+  drawChart(key, data, marks) {
     if (!this.charts.has(key)) {
       const chart = new Chart(titled(key), { tall: key === "loss", onZoom: ({ x }) => this.zoom(x) });
       this.charts.set(key, chart);
@@ -132,7 +132,6 @@ export class CurvesTab {
     if (key === "loss") lines.push(...traces(data, "validation_loss", stroke(1)), ...milestones(data, stroke(4)));
     if (key === "loss" || key === "grad_norm") lines.push(...skipped(data, key, stroke(1)));
     if (key === "grad_norm") lines.push(...spikes(data, stroke(3)));
-    const marks = this.marks(data);
     const newest = data.series[key].y.findLast((y) => y !== null);
     this.charts.get(key).draw(lines, {
       x: xAxis(this.axis, { range: range(this.params.zoom) || ends(data.xs) }),
