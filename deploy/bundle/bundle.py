@@ -30,9 +30,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pip._vendor.packaging.requirements import InvalidRequirement, Requirement
-from pip._vendor.packaging.utils import canonicalize_name, parse_wheel_filename
-from pip._vendor.packaging.version import Version
+try:
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name, parse_wheel_filename
+    from packaging.version import Version
+except ModuleNotFoundError:  # A Python with nothing installed: pip, which this needs anyhow, has a copy.
+    from pip._vendor.packaging.requirements import InvalidRequirement, Requirement  # type: ignore[assignment]
+    from pip._vendor.packaging.utils import canonicalize_name, parse_wheel_filename  # type: ignore[assignment]
+    from pip._vendor.packaging.version import Version  # type: ignore[assignment]
 
 TOP = Path(__file__).parents[2]
 HERE = Path(__file__).parent

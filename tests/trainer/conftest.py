@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import os
@@ -29,9 +28,6 @@ from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 from tests.trainer.s3_server import Server, make_bucket
 from tests.waiting import wait_for
-
-# Inductor imports it, which fails once a test of this process has looked for pip.
-importlib.import_module("setuptools")
 
 ROOT = Path(__file__).parents[2]
 _DOCUMENTS = ("textwrap.py", "bisect.py", "heapq.py", "shlex.py", "queue.py", "sched.py", "stat.py", "cmd.py")
