@@ -1,4 +1,4 @@
-"""`hlatctl checkpoint`: lists, verifies and restores checkpoints, exports to and imports from Hugging Face format."""
+"""`hlatctl checkpoint`: lists, verifies, restores and merges checkpoints, exports to and imports from Hugging Face."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hlatctl.cli.common import (
     write,
 )
 from hlatctl.run.checkpoint import MANIFEST, folder_steps, read_manifest, why_invalid
-from hlatctl.run.errors import CheckpointError
+from hlatctl.run.errors import CheckpointError, ConfigError
 from hlatctl.run.fold import read_state
 from hlatctl.run.paths import RunPaths
 from hlatctl.units import count, size, utc
@@ -36,7 +36,7 @@ from hlatctl.units import count, size, utc
 if TYPE_CHECKING:
     from conf.schema import Config
 
-app = App("List, verify, restore, export and import checkpoints.")
+app = App("List, verify, restore, merge, export and import checkpoints.")
 
 _HEADER = ["STEP", "TOKENS", "SIZE", "WRITTEN", "WRITTEN BY", "KEPT AS", "STATE"]
 Target = Annotated[Path, typer.Option("--to", help="Folder to create; it must be empty if it exists.", parser=place)]
@@ -121,17 +121,75 @@ def export(
         f"step {written['step']} of run {paths.run_id}: {count(written['parameters'])} parameters, "
         f"{written['dtype']}, {size(written['bytes'])}"
     )
-    if left_out := written["left_out"]:
-        say(
-            f"warning: the Hugging Face model has no place for {len(left_out)} tensors, such as {left_out[0]}; without "
-            "them its outputs differ from those in training"
-        )
+    _warn_of_lost(written["left_out"])
     write(written["to"])
     if of_run(paths).tracking.register_model:
         from flows.tracking.mirrors import sync
 
         for registered in sync.register(paths, Path(written["to"]), written):
             say(f"registered in {registered}")
+
+
+@app.command("merge")
+def merge(
+    checkpoints: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN[@STEP]", help="Checkpoints; without @STEP the run's newest valid one."),
+    ],
+    to: Target,
+    weights: Annotated[
+        str | None, typer.Option(help="Relative weight of each, such as 1,1,2.  [default: equal ones]")
+    ] = None,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Number format of the weights.  [default: the first checkpoint's]")
+    ] = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Average the weights of checkpoints of one run, or of its forks, into a Hugging Face folder.
+
+    `hlatctl eval FOLDER` evaluates it, and `hlatctl checkpoint import FOLDER` makes it the beginning of a run.
+    """
+    from flows.runtime.programs import ask
+
+    if len(checkpoints) < 2:
+        raise ConfigError(f"{checkpoints[0]}: is one checkpoint, at least 2 are merged", hint="`hlatctl checkpoint ls`")
+    argv: list[str] = []
+    for name, weight in zip(checkpoints, _weights(weights, len(checkpoints)), strict=True):
+        run, _, step = name.partition("@")
+        if not re.fullmatch(r"\d{0,18}", step):
+            raise ConfigError(f"{name}: {step} is no step", hint=f"`hlatctl checkpoint ls {run}` lists a run's steps")
+        root = find_run(run, runs_dir).root
+        argv += ("--source", os.fspath(root), step or "newest", weight)
+    number_format = ("--dtype", dtype.value) if dtype else ()
+    written = json.loads(
+        ask("trainer.convert.merge", *argv, "--to", os.fspath(to.absolute()), *number_format).splitlines()[-1]
+    )
+    for source in written["sources"]:
+        share = f"{100 * source['share']:.4g} %"
+        say(f"{share}: step {source['step']} of run {source['run']}, {count(source['tokens'])} tokens")
+    say(f"{count(written['parameters'])} parameters, {written['dtype']}, {size(written['bytes'])}")
+    _warn_of_lost(written["left_out"])
+    write(written["to"])
+
+
+def _weights(text: str | None, number: int) -> list[str]:
+    if text is None:
+        return ["1"] * number
+    named = [each.strip() for each in text.split(",")]
+    if len(named) != number or not all(re.fullmatch(r"\d+(\.\d*)?|\.\d+", each) for each in named):
+        raise ConfigError(
+            f"--weights={text}: must be {number} numbers of at least 0, one for each checkpoint",
+            hint=f"--weights={','.join(['1'] * number)}, or omit it for equal ones",
+        )
+    return named
+
+
+def _warn_of_lost(names: list[str]) -> None:
+    if names:
+        say(
+            f"warning: the Hugging Face model has no place for {len(names)} tensors, such as {names[0]}; without them "
+            "its outputs differ from those in training"
+        )
 
 
 @app.command("restore")

@@ -12,8 +12,9 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -60,7 +61,7 @@ def export(
         DataError: the run's tokenizer is missing.
         StorageError: the folder exists, or can't be written.
     """
-    tokenizer = _tokenizer(run)
+    tokenizer = tokenizer_of(run)
     with new_folder(target) as partial:
         folder = choose(run, step)
         manifest = read_manifest(folder)  # before the weights: training may delete the checkpoint while they are read
@@ -76,7 +77,7 @@ def export(
                 manifest_sha256=manifest.sha256,
                 left_out=weights.left_out,
             )
-        size = 0 if link == "only" else _write_weights(weights, partial, named)
+        size = 0 if link == "only" else write_weights(weights, partial, named)
         ids = {key: tokenizer[key] for key in ("bos_id", "eos_id")}
         described = weights.config(seq_len=config.train.seq_len, dtype=named, **ids)
         files.write_json(partial / "config.json", described)
@@ -121,7 +122,15 @@ def read_weights(run: RunPaths, step: int) -> dict[str, Tensor]:
     return {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items()}
 
 
-def _write_weights(weights: Weights, target: Path, dtype: str) -> int:
+class _Readable(Protocol):
+    """Weights by our names, which are read in parts by Hugging Face's."""
+
+    ours: dict[str, Tensor]
+
+    def read(self, ours: Sequence[str]) -> dict[str, Tensor]: ...
+
+
+def write_weights(weights: _Readable, target: Path, dtype: str) -> int:
     """Write files of up to ``_SHARD_BYTES``, with an index if there are several; return the weights' bytes."""
     number_format: torch.dtype = getattr(torch, dtype)
     shards = _shards({name: tensor.numel() * number_format.itemsize for name, tensor in weights.ours.items()})
@@ -150,7 +159,8 @@ def _shards(sizes: dict[str, int]) -> list[list[str]]:
     return shards
 
 
-def _tokenizer(run: RunPaths) -> dict[str, Any]:
+def tokenizer_of(run: RunPaths) -> dict[str, Any]:
+    """Return ``{"path", "bos_id", "eos_id", …}`` of a run's tokenizer. Raises a DataError if it is missing."""
     try:
         tokenizer: dict[str, Any] = files.read_sealed_json(run.dataset)["tokenizer"]
     except (OSError, *DAMAGED) as error:

@@ -207,6 +207,31 @@ def test_export_passes_its_options_on(
     assert not list(run.root.glob("launch")), "nothing of it is a job of the run"
 
 
+def test_merge_passes_checkpoints_and_weights_on_and_refuses_what_makes_no_mean(
+    run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = {"run": run.run_id, "step": 200, "tokens": 1_638_400, "manifest_sha256": "", "share": 0.25}
+    written = {"to": "/x/hf", "parameters": 3_000_000, "dtype": "float32", "bytes": 12_000_000, "left_out": []}
+    asked = pretend(monkeypatch, {**written, "sources": [source]})
+    command = ["checkpoint", "merge", f"{run.run_id}@200", "latest", "--to", os.fspath(tmp_path / "hf")]
+    assert main([*command, "--weights", "1, 3"]) == 0
+    root, target = os.fspath(run.root), os.fspath(tmp_path / "hf")
+    sources = ("--source", root, "200", "1", "--source", root, "newest", "3")
+    assert asked == [("trainer.convert.merge", *sources, "--to", target)]
+    out, err = capsys.readouterr()
+    assert out == "/x/hf\n"
+    assert f"25 %: step 200 of run {run.run_id}, 1.64M tokens" in err
+    for argv, message in (
+        ([*command, "--weights", "1"], "--weights=1: must be 2 numbers"),
+        ([*command, "--weights", "1,-1"], "--weights=1,-1: must be 2 numbers"),
+        (["checkpoint", "merge", "latest", "--to", target], "latest: is one checkpoint"),
+        (["checkpoint", "merge", "latest@x", "latest", "--to", target], "latest@x: x is no step"),
+    ):
+        assert main(argv) != 0
+        assert message in capsys.readouterr().err
+    assert len(asked) == 1
+
+
 @pytest.mark.processes
 def test_a_helper_process_returns_its_output_or_its_error(tmp_path: Path) -> None:
     assert "usage: trainer.convert.export" in asking.ask("trainer.convert.export", "--help")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,23 +21,6 @@ from trainer.convert import export as module
 from trainer.convert.export import main as export
 from trainer.convert.export import read_weights
 from trainer.model.decoder import Llama
-
-STEPS = [8, 16, 24]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, make_run: Callable[..., RunPaths]) -> RunPaths:
-    from trainer.__main__ import main
-
-    run = make_run(tmp_path_factory.mktemp("export") / "run")
-    assert main(["--run-dir", os.fspath(run.root), "--attempt", "1"]) == 0
-    return run
-
-
-@pytest.fixture
-def copied(trained: RunPaths, tmp_path: Path) -> RunPaths:
-    shutil.copytree(trained.root, tmp_path / "run")
-    return RunPaths(tmp_path / "run")
 
 
 def arguments(run: RunPaths, target: Path, *more: str) -> list[str]:
