@@ -70,10 +70,12 @@ benchmark: $(DEV_STAMP)
 	$(BIN)/python -m benchmarks
 
 # PYTHON is a version here (3.12), the target's. INDEX=URL is a further package index, such as one with torch for CPUs.
+# pip reads it from its environment, because every user of a machine can read the arguments of its processes.
 PACK = $(firstword $(filter-out 3.%,$(PYTHON)) python3) deploy/bundle/bundle.py --platform '$(PLATFORM)' --python '$(filter 3.%,$(PYTHON))'
 
+bundle: export PIP_EXTRA_INDEX_URL := $(strip $(PIP_EXTRA_INDEX_URL) $(INDEX))
 bundle:
-	@$(PACK) --extras '$(EXTRAS)' $(addprefix --index ,$(INDEX)) --to dist
+	@$(PACK) --extras '$(EXTRAS)' --to dist
 
 # BASE=NAME@sha256:DIGEST pins what the image is made from; BUILD_FLAGS goes to the builder.
 IMAGE ?= cpu
@@ -81,6 +83,7 @@ TAG ?= hlatctl-$(IMAGE)
 BUILDER ?= $(firstword $(foreach each,podman buildah docker,$(if $(shell command -v $(each)),$(each))))
 INDEX_cpu := https://download.pytorch.org/whl/cpu
 
+image: export PIP_EXTRA_INDEX_URL := $(strip $(PIP_EXTRA_INDEX_URL) $(or $(INDEX),$(INDEX_$(IMAGE))))
 image:
 	@test -n "$(BUILDER)" || { echo "error: there is no builder of images"; echo "hint: apt-get install buildah"; exit 1; }
 	@case "$(IMAGE)" in cpu|cuda|neuron) ;; *) echo "error: IMAGE=$(IMAGE): must be cpu, cuda or neuron"; echo "hint: make image IMAGE=cpu"; exit 1;; esac
@@ -88,7 +91,7 @@ image:
 ifeq ($(IMAGE),neuron)
 	$(BUILDER) build -f deploy/images/Dockerfile.neuron --build-arg BASE=$(BASE) $(BUILD_FLAGS) -t $(TAG) .
 else
-	archive=$$($(PACK) --extras '$(EXTRAS)' $(addprefix --index ,$(or $(INDEX),$(INDEX_$(IMAGE)))) --to dist) && \
+	archive=$$($(PACK) --extras '$(EXTRAS)' --to dist) && \
 	$(BUILDER) build -f deploy/images/Dockerfile $(if $(BASE),--build-arg BASE=$(BASE)) $(BUILD_FLAGS) -t $(TAG) $$(dirname $$archive)
 endif
 

@@ -100,6 +100,11 @@ def pack(config: Config, to: Path) -> dict[str, Any]:
     members: dict[str, Path] = {}
     for key, path in _inputs(config):
         if path is not None and not is_url(path):
+            if to.resolve().is_relative_to(Path(path).resolve()):
+                raise DataError(
+                    f"--to={to}: is inside {key}={path}, so the next archive would contain this one",
+                    hint="name a file outside of it",
+                )
             folder = key.replace(".path", "").replace(".", "-")
             inside = _members(key, path)
             members |= {f"{folder}/{name}" if name else f"{folder}/{Path(path).name}": file for name, file in inside}

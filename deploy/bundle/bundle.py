@@ -8,8 +8,8 @@ It writes a folder ``dist/NAME``. ``bundle.tar`` has the wheels, ``requirements.
 ``install.sh``. ``hlatctl`` runs from that one file on shared storage (``deploy/bundle/local.sh``). The same inputs give
 the same bytes: this project's files, ``constraints.txt`` and what the package index has.
 
-Wheels come from where pip's own settings point, and so does the build of torch: PyPI has CUDA's,
-``--index https://download.pytorch.org/whl/cpu`` adds an index with the CPU's. Standard library and pip only.
+Wheels come from where pip's own settings point, and so does the build of torch: PyPI has CUDA's, and the variable
+``PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`` adds one with the CPU's. Standard library and pip only.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def needed(wheels: dict[str, Wheel], root: str, extras: Sequence[str], target: T
     return sorted((wheels[name] for name in found), key=lambda wheel: wheel.name), list(missing)
 
 
-def download(extras: Sequence[str], target: Target, indexes: Sequence[str], folder: Path, work: Path) -> list[Wheel]:
+def download(extras: Sequence[str], target: Target, folder: Path, work: Path) -> list[Wheel]:
     """Fetch the wheels of this project and its dependencies into a folder.
 
     Raises:
@@ -195,8 +195,7 @@ def download(extras: Sequence[str], target: Target, indexes: Sequence[str], fold
     if unknown := set(extras) - set(_extras()):
         raise BundleError(f"EXTRAS={','.join(sorted(unknown))}: no such extra\nhint: {', '.join(_extras())}")
     sources, ours = work / "sources", work / "ours"
-    more = [word for index in indexes for word in ("--extra-index-url", index)]
-    constrained = ["--constraint", str(TOP / "constraints.txt"), *more]
+    constrained = ["--constraint", str(TOP / "constraints.txt")]
     pip("wheel", "--no-deps", "--wheel-dir", str(ours), str(_copied(work / "hlatctl")))
     (wheel,) = (Wheel.read(path) for path in ours.glob("*.whl"))
     pip("download", "--no-deps", "--only-binary=:all:", "--dest", str(work), PIP)
@@ -352,9 +351,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--platform", default="", help="such as manylinux_2_28_x86_64; empty: this machine's, glibc 2.28"
     )
     parser.add_argument("--python", default="", help="version on the target, such as 3.11; empty: this one's")
-    parser.add_argument(
-        "--index", action="append", default=[], help="a further package index, such as torch's for CPUs"
-    )
     parser.add_argument("--to", type=Path, default=Path("dist"), help="folder for the archive")
     options = parser.parse_args(argv)
     extras = [one.strip() for one in options.extras.split(",") if one.strip()]
@@ -365,7 +361,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         with tempfile.TemporaryDirectory(prefix="hlatctl-bundle-") as text:
             work = Path(text)
-            wheels = download(extras, target, [one for one in options.index if one], work / "wheels", work)
+            wheels = download(extras, target, work / "wheels", work)
             archive = write(wheels, extras, target, options.to, work)
     except BundleError as error:
         print(f"error: {error}", file=sys.stderr)

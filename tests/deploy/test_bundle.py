@@ -204,6 +204,26 @@ def test_what_is_asked_for_is_checked_first(
     assert f"error: {says}" in capsys.readouterr().err
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("target", ["bundle", "image"])
+def test_no_process_has_the_password_of_an_index_among_its_arguments(tmp_path: Path, target: str) -> None:
+    shown = tmp_path / "shown"
+    for name in ("python", "builder"):
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\necho "$PIP_EXTRA_INDEX_URL" >>{shown}\ntr "\\0" " " </proc/$PPID/cmdline >>{shown}\n'
+            f'echo "$0 $@" >>{shown}\n'
+        )
+        (tmp_path / name).chmod(0o755)
+    index = "https://me:secret@index.example/simple"
+    words = ("make", target, f"PYTHON={tmp_path / 'python'}", f"BUILDER={tmp_path / 'builder'}", "IMAGE=cuda")
+    env = {**os.environ, "INDEX": index, "PIP_EXTRA_INDEX_URL": "https://mine.example"}
+    subprocess.run(words, cwd=TOP, env=env, check=True, capture_output=True)
+    asked, *arguments = shown.read_text().splitlines()
+    assert asked == f"https://mine.example {index}"
+    assert arguments
+    assert "secret" not in " ".join(line for line in arguments if line != asked)
+
+
 def test_the_platform_covers_all_older_ones() -> None:
     platforms = Target("manylinux_2_17_x86_64", "3.12").platforms
     assert platforms[0] == "manylinux_2_17_x86_64"

@@ -67,6 +67,14 @@ def test_what_a_configuration_reads_is_listed_with_its_state(folder: Path) -> No
         pack(config_of(data=DataConfig(path=str(folder / "none"))), folder / "x.tar")
 
 
+@pytest.mark.parametrize("inside", ["web/data.tar", "web/more/data.tar", "model/data.tar"])
+def test_an_archive_is_not_written_into_what_it_packs(folder: Path, inside: str) -> None:
+    with pytest.raises(DataError, match=r"--to=.*data\.tar: is inside (data\.sources\.0|tokenizer)\.path=") as caught:
+        pack(mixture(folder), folder / inside)
+    assert caught.value.hint
+    assert not (folder / inside).exists()
+
+
 @pytest.mark.processes
 def test_an_archive_carries_the_data_and_its_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     archive, to = folder.parent / "data.tar", folder.parent / "there, far"
