@@ -65,7 +65,15 @@ STEP_METRICS = (
         drawn=False,
         mirrored=False,
     ),
-    StepMetric(name="mfu", title="MFU", kept=False, text="MFU {:.1%}", note="null: the device's peak is unknown"),
+    StepMetric(
+        name="mfu",
+        title="MFU",
+        unit="%",
+        scale=0.01,
+        kept=False,
+        text="MFU {:.1f}%",
+        note="null: the device's peak is unknown",
+    ),
     StepMetric(
         name="memory_bytes",
         title="Memory",

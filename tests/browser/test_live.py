@@ -18,7 +18,7 @@ from tests.browser import lab
 
 pytestmark = pytest.mark.processes
 #: The line of the loss in the first chart.
-LOSS = "document.querySelector('.plot').data.find((line) => line.hovertemplate)"
+LOSS = "document.querySelector('.plot').data.find((line) => line.meta)"
 
 
 @pytest.fixture(scope="module")

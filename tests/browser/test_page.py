@@ -36,7 +36,7 @@ def points(page: Page) -> int:
     """Return how many points of the loss lie in the visible range."""
     found: int = page.evaluate(
         "(() => { const {_fullLayout: l, data} = document.querySelector('.plot'), [a, b] = l.xaxis.range;"
-        " return data.find((d) => d.hovertemplate).x.filter((x) => x >= a && x <= b).length; })()"
+        " return data.find((d) => d.meta).x.filter((x) => x >= a && x <= b).length; })()"
     )
     return found
 

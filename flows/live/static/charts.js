@@ -1,6 +1,7 @@
-/** Charts by Plotly, in the page's colours. The script is loaded when the first chart is drawn. */
+/** Charts by Plotly, in the page's colours, and one crosshair through them. The script is loaded with the first chart. */
 
-import { h } from "./dom.js";
+import { fill, h } from "./dom.js";
+import * as text from "./format.js";
 
 /** Okabe and Ito's colours, which colour-blind people can tell apart; from the ninth run on, with other dashes. */
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f6bb3", "#8a8f98"];
@@ -24,7 +25,7 @@ export function faint(colour, opacity) {
 let loading = null;
 
 function plotly() {
-  loading ??= new Promise((resolve, reject) => {
+  loading ??= window.Plotly ? Promise.resolve(window.Plotly) : new Promise((resolve, reject) => {
     const script = h("script", { src: "/static/plotly.min.js", onload: () => resolve(window.Plotly) });
     script.addEventListener("error", () => {
       loading = null;
@@ -41,27 +42,161 @@ export const AXES = { tokens: "tokens", step: "steps", time: "hours", flops: "FL
 
 /** Return the settings of an x axis. */
 export function xAxis(axis, more) {
-  return { title: AXES[axis], exponentformat: { time: "none", flops: "power" }[axis] || "B", ...more };
+  return { title: AXES[axis], ...more };
+}
+
+/** Pixels around the pointer in which a mark counts as pointed at. */
+const REACH_PX = 6;
+
+/**
+ * One vertical line through all charts of a view. Its node is a slider: the pointer, touch, or the arrow keys move it.
+ *
+ * It stands at points that the view sets; each chart shows its own values there.
+ */
+export class Crosshair {
+  constructor() {
+    Object.assign(this, { charts: new Set(), places: { x: [] }, describe: null, at: null, source: null });
+    this.node = h("div", {
+      class: "crosshair", role: "slider", tabindex: "0", "aria-label": "Crosshair", "aria-valuemin": "0", "aria-valuenow": "0",
+      onkeydown: (event) => this.key(event), onblur: () => this.hide(),
+    });
+    this.hide();
+  }
+
+  /**
+   * Set where it can stand; called whenever the charts are drawn.
+   * @param {{x: number[], step?: number[]}} places - ascending positions on the charts' axes, by their names.
+   * @param {(index: number, reach: number) => {says: string[], marks: string[]}} describe - a place in words, with the
+   *   marks that are at most `reach` from it on the axis x.
+   * @param {number[]} marked - indices of places that have a mark.
+   */
+  set(places, describe, marked = []) {
+    Object.assign(this, { places, describe, marked });
+    this.node.setAttribute("aria-valuemax", String(Math.max(0, places.x.length - 1)));
+    if (this.at !== null) this.show(Math.min(this.at, places.x.length - 1), this.reach, this.source);
+  }
+
+  /** Move to the place that is nearest to a value of a chart's axis. */
+  point(chart, value, reach) {
+    const places = this.places[chart.along] || [];
+    if (!places.length) return;
+    const after = Math.min(lowerBound(places, value), places.length - 1), before = Math.max(0, after - 1);
+    this.next = [value - places[before] < places[after] - value ? before : after, reach, chart];
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      if (this.next) this.show(...this.next);
+    });
+  }
+
+  show(index, reach, source) {
+    if (!this.describe || index < 0) return;
+    const { x } = this.places, spacing = Math.max(x[index] - (x[index - 1] ?? x[index]), (x[index + 1] ?? x[index]) - x[index]);
+    Object.assign(this, { at: index, reach, source });
+    const { says, marks } = this.describe(index, reach ?? spacing / 2);
+    fill(this.node, h("strong", {}, says[0]), says.slice(1).map((each) => h("span", {}, each)), marks.map((each) => h("em", {}, each)));
+    const values = [...this.charts].map((chart) => chart.cross(this.places[chart.along]?.[index] ?? null, reach ?? spacing / 2, marks)).filter(Boolean);
+    this.node.setAttribute("aria-valuenow", String(index));
+    this.node.setAttribute("aria-valuetext", [...says, ...marks, ...values].join(", "));
+  }
+
+  hide() {
+    Object.assign(this, { at: null, next: null, source: null });
+    const how = matchMedia("(pointer: coarse)").matches ? "Touch a chart to read its values." : "Point at a chart, or press ← → here, to read its values.";
+    fill(this.node, h("span", {}, how));
+    this.node.setAttribute("aria-valuetext", "not shown");
+    for (const chart of this.charts) chart.cross(null);
+  }
+
+  /** Arrows move by one point, with Shift by ten; PageUp and PageDown to the next mark; Escape leaves. */
+  key(event) {
+    const last = this.places.x.length - 1, [first, end] = this.visible();
+    const at = this.at ?? Math.round((first + end) / 2), by = event.shiftKey ? 10 : 1;
+    const to = {
+      ArrowLeft: () => at - by, ArrowRight: () => at + by, Home: () => first, End: () => end,
+      PageUp: () => this.marked.findLast((each) => each < at), PageDown: () => this.marked.find((each) => each > at),
+    }[event.key];
+    if (event.key === "Escape") this.node.blur();
+    if (!to || last < 0) return;
+    event.preventDefault();
+    this.show(Math.max(0, Math.min(last, to() ?? at)), undefined, null);
+  }
+
+  /** The first and the last place in the charts' range. */
+  visible() {
+    const { x } = this.places, shown = [...this.charts].find((chart) => chart.drawn && chart.along === "x");
+    if (!shown) return [0, Math.max(0, x.length - 1)];
+    const [low, high] = values(shown.plot._fullLayout.xaxis);
+    return [lowerBound(x, low), Math.max(0, Math.min(x.length, lowerBound(x, high) + 1) - 1)];
+  }
 }
 
 export class Chart {
   /**
    * @param {string} title
-   * @param {(zoom: {x: number[]|null, y: number[]|null}) => void} onZoom - both null after a double click.
+   * @param {object} options
+   * @param {(zoom: {x: number[]|null, y: number[]|null}) => void} options.onZoom - both null after a double click.
+   * @param {Crosshair} options.crosshair - of the view.
+   * @param {string} options.along - which of the crosshair's places its x axis shows.
+   * @param {Node[]} options.buttons - after the title.
    */
-  constructor(title, { onZoom = null, tall = false } = {}) {
-    this.onZoom = onZoom;
+  constructor(title, { onZoom = null, tall = false, crosshair = null, along = "x", buttons = [] } = {}) {
+    Object.assign(this, { onZoom, crosshair, along });
     this.title = h("h3", {}, title);
     this.plot = h("div", { class: tall ? "plot tall" : "plot", role: "img", "aria-label": title });
-    this.node = h("section", { class: "chart" }, this.title, this.plot);
+    this.values = h("div", { class: "values" });
+    this.line = h("div", { class: "crosshair-line", hidden: true });
+    this.node = h("section", { class: "chart" }, h("div", { class: "chart-head" }, this.title, this.values, buttons), h("div", { class: "frame" }, this.plot, this.line));
     this.observer = new ResizeObserver(() => this.drawn && this.plot.isConnected && window.Plotly.Plots.resize(this.plot));
     this.observer.observe(this.plot);
     this.watcher = new IntersectionObserver((entries) => this.seen(entries.at(-1).isIntersecting), { rootMargin: "200px" });
     this.watcher.observe(this.plot);
+    if (crosshair) this.follow();
+  }
+
+  follow() {
+    this.crosshair.charts.add(this);
+    const pointed = (event) => this.pointed(event);
+    for (const name of ["pointermove", "pointerdown"]) this.plot.addEventListener(name, pointed);
+    this.plot.addEventListener("pointerleave", (event) => {
+      if (event.pointerType === "mouse" && document.activeElement !== this.crosshair.node) this.crosshair.hide();
+    });
+    // The arrow keys go on from where the pointer was pressed.
+    this.plot.addEventListener("click", () => { if (this.crosshair.at !== null) this.crosshair.node.focus({ preventScroll: true }); });
+  }
+
+  pointed(event) {
+    if (!this.drawn) return;
+    const { xaxis } = this.plot._fullLayout, at = event.clientX - this.plot.getBoundingClientRect().left - xaxis._offset;
+    if (at < 0 || at > xaxis._length) return;
+    const value = xaxis.p2d(at);
+    this.crosshair.point(this, value, Math.abs(xaxis.p2d(at + REACH_PX) - value));
+  }
+
+  /** Show the crosshair and the values at a place of the x axis; null: hide them. Returns the values in words. */
+  cross(x, reach = 0, marks = []) {
+    const axis = this.drawn && this.plot._fullLayout.xaxis, at = axis && x !== null ? axis.d2p(x) : NaN;
+    this.line.hidden = !(at >= 0 && at <= axis._length);
+    if (this.line.hidden) {
+      fill(this.values);
+      return "";
+    }
+    const { yaxis } = this.plot._fullLayout;
+    this.line.style.transform = `translateX(${axis._offset + at}px)`;
+    this.line.style.top = `${yaxis._offset}px`;
+    this.line.style.height = `${yaxis._length}px`;
+    this.line.classList.toggle("before", at > axis._length / 2);
+    const isSource = this.crosshair.source === this || (!this.crosshair.source && this.node === this.node.parentNode?.firstChild);
+    fill(this.line, isSource && marks.map((each) => h("span", {}, each)));
+    const found = this.plot.data.map((trace) => [trace, valueIn(trace, x, reach)]).filter(([, value]) => value !== null);
+    const named = found.length > 1;
+    this.values.classList.toggle("many", found.length > 3);
+    fill(this.values, found.map(([trace, value]) => h("span", { style: { color: trace.line?.color } }, named && h("small", {}, `${plain(trace.name)} `), value)));
+    return found.map(([trace, value]) => `${plain(trace.name)} ${value}`).join(", ");
   }
 
   close() {
     this.closed = true;
+    this.crosshair?.charts.delete(this);
     this.observer.disconnect();
     this.watcher.disconnect();
     if (this.drawn) window.Plotly.purge(this.plot);
@@ -92,37 +227,106 @@ export class Chart {
     const touch = matchMedia("(pointer: coarse)").matches;
     await script.react(this.plot, traces, {
       margin: { l: 52, r: 12, t: 6, b: 36 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
-      font: { color: colours.text, size: 11, family: "system-ui, sans-serif" }, showlegend: false, hovermode: "x",
+      font: { color: colours.text, size: 11, family: "system-ui, sans-serif" }, showlegend: false, hovermode: this.crosshair ? false : "x",
       hoverlabel: { bgcolor: colours.panel, bordercolor: colours.grid, font: { color: colours.text, size: 11 }, namelength: 28 },
-      xaxis: { ...axis, ...ends(x), title: { text: x.title, standoff: 4 }, fixedrange: touch },
-      yaxis: { ...axis, ...ends(y), title: { text: y.title, standoff: 4 }, fixedrange: touch },
+      xaxis: { ...axis, ...scaled(traces, "x", x, this.plot.clientWidth / 90), fixedrange: touch },
+      yaxis: { ...axis, ...scaled(traces, "y", y, this.plot.clientHeight / 36), fixedrange: touch },
       shapes, ...layout,
-    }, { displaylogo: false, displayModeBar: "hover", doubleClick: "autosize", modeBarButtonsToRemove: ["select2d", "lasso2d", "pan2d", "autoScale2d"] });
+    }, { displaylogo: false, showSendToCloud: false, displayModeBar: touch ? false : "hover", doubleClick: "autosize", modeBarButtonsToRemove: ["select2d", "lasso2d", "pan2d", "autoScale2d"] });
     if (!this.drawn) this.plot.on("plotly_relayout", (event) => this.relayout(event));
     this.drawn = true;
+    if (this.crosshair && this.crosshair.at !== null) this.crosshair.show(this.crosshair.at, this.crosshair.reach, this.crosshair.source);
   }
 
   relayout(event) {
+    const changed = (axis) => [`${axis}.range[0]`, `${axis}.range`, `${axis}.autorange`].some((key) => key in event);
+    if (!changed("xaxis") && !changed("yaxis")) return;
+    const { xaxis, yaxis } = this.plot._fullLayout;
+    const ticked = ["xaxis", "yaxis"].filter((name) => changed(name) && this.plot._fullLayout[name].tickmode === "array");
+    const fresh = ticked.flatMap((name) => Object.entries(ticks(values(this.plot._fullLayout[name]), this.plot._fullLayout[name].type === "log", 6)).map(([key, each]) => [`${name}.${key}`, each]));
+    if (fresh.length) window.Plotly.relayout(this.plot, Object.fromEntries(fresh));
     if (!this.onZoom) return;
     if (event["xaxis.autorange"] || event["yaxis.autorange"]) this.onZoom({ x: null, y: null });
-    else if (["xaxis.range[0]", "xaxis.range", "yaxis.range[0]", "yaxis.range"].some((key) => key in event)) {
-      const layout = this.plot._fullLayout;
-      this.onZoom({ x: "xaxis.range[0]" in event || "xaxis.range" in event ? values(layout.xaxis) : undefined,
-        y: "yaxis.range[0]" in event || "yaxis.range" in event ? values(layout.yaxis) : undefined });
-    }
+    else this.onZoom({ x: changed("xaxis") ? values(xaxis) : undefined, y: changed("yaxis") ? values(yaxis) : undefined });
   }
 }
+
+/** Return the index of the first of ascending values that is not less. */
+export function lowerBound(values, least) {
+  let low = 0, high = values.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] < least) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** Return the value of a line at x as text; null if it has none there. Points of their own must be within reach. */
+function valueIn({ type, mode = "", hoverinfo, x, y, meta }, x0, reach) {
+  if (type !== "scatter" || hoverinfo === "skip" || !mode.includes("lines") || !x.length) return null;
+  const after = Math.min(lowerBound(x, x0), x.length - 1), before = Math.max(0, after - 1);
+  const at = Math.abs(x0 - x[before]) < Math.abs(x[after] - x0) ? before : after;
+  const gap = mode.includes("markers") ? reach : Math.max(reach, x[after] - x[before]);
+  if (y[at] === null || !Number.isFinite(y[at]) || Math.abs(x[at] - x0) > gap) return null;
+  const { low, high, words } = meta || {};
+  const more = low && low[at] < high[at] ? ` (${text.number(low[at])} to ${text.number(high[at])})` : words ? `, ${plain(words[at])}` : "";
+  return `${text.number(y[at])}${more}`;
+}
+
+/** A name of Plotly as text. */
+const plain = (name = "") => name.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&");
 
 /** Return an axis' range in its own values, also of a logarithmic one. */
 function values(axis) {
   return axis.type === "log" ? axis.range.map((end) => 10 ** end) : axis.range.map(Number);
 }
 
-/** Return an axis' settings, with its range as Plotly wants it. */
-function ends({ title, range, ...rest }) {
-  if (!range) return { ...rest, autorange: true };
-  const shown = rest.type === "log" ? range.map((end) => Math.log10(Math.max(end, Number.MIN_VALUE))) : range;
-  return { ...rest, range: shown, autorange: false };
+/** Return an axis' settings for Plotly: its range, and ticks that read as all numbers of the page do. */
+function scaled(traces, letter, { title, range, ...rest }, most) {
+  const named = { ...rest, title: { text: title, standoff: 4 } }, log = rest.type === "log";
+  const isOurs = traces.every((trace) => trace.type === "scatter") && ["log", "linear", undefined].includes(rest.type);
+  const ends = range || (isOurs && !(letter === "y" && traces.some((trace) => trace.error_y)) && extent(traces, letter, log));
+  if (!ends) return { ...named, autorange: true };
+  const shown = log ? ends.map((end) => Math.log10(Math.max(end, Number.MIN_VALUE))) : ends;
+  return { ...(isOurs && ticks(ends, log, most)), ...named, range: shown, autorange: false };
+}
+
+/** Whether two values are equal, up to the rounding of single precision. */
+export const isFlat = (low, high) => high - low <= 1e-6 * Math.max(Math.abs(low), Math.abs(high));
+
+/** Return the range of the lines' values with an edge; null if there are none. Equal values are in its middle. */
+export function extent(traces, letter, log = false) {
+  let low = Infinity, high = -Infinity;
+  for (const trace of traces) for (const value of trace[letter] || []) {
+    if (typeof value === "string") return null;
+    if (value === null || !Number.isFinite(value) || (log && value <= 0)) continue;
+    low = Math.min(low, value);
+    high = Math.max(high, value);
+  }
+  if (low > high) return null;
+  if (isFlat(low, high)) {
+    if (log) return [low / 2, 2 * low];
+    return low === 0 ? [-1, 1] : [Math.min(0, 2 * low), Math.max(0, 2 * low)];
+  }
+  const edge = letter === "y" ? 0.05 : traces.some((trace) => trace.mode !== "lines") ? 0.03 : 0;
+  return log ? [low * (low / high) ** edge, high * (high / low) ** edge] : [low - edge * (high - low), high + edge * (high - low)];
+}
+
+/** Return about `most` round values of a range with their texts. */
+export function ticks(ends, log, most) {
+  const [low, high] = [Math.min(...ends), Math.max(...ends)], decades = Math.log10(high / low);
+  let tickvals = [], step = 0;
+  if (log && low > 0 && decades > 0.7) {
+    const every = Math.ceil(decades / Math.max(2, most)), factors = decades > 2 ? [1] : [1, 2, 5];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += every) tickvals.push(...factors.map((factor) => factor * 10 ** power));
+    tickvals = tickvals.filter((value) => value >= low && value <= high);
+  } else {
+    const rough = (high - low) / Math.max(2, Math.min(most, 12)), size = 10 ** Math.floor(Math.log10(rough));
+    step = [1, 2, 5, 10].find((factor) => factor * size >= rough) * size;
+    for (let number = Math.ceil(low / step - 1e-9); number * step <= high + 1e-9 * step; number += 1) tickvals.push(number * step);
+  }
+  return { tickmode: "array", tickvals, ticktext: tickvals.map((value) => text.tick(value, step || value)) };
 }
 
 function themeColours() {

@@ -1,9 +1,9 @@
 /** Runs side by side: their curves, what differs in their configurations, and their scores. */
 
 import { get } from "./api.js";
-import { AXES, Chart, stroke, xAxis } from "./charts.js";
+import { AXES, Chart, Crosshair, stroke, xAxis } from "./charts.js";
 import { drawScores, settings } from "./compare_tables.js";
-import { Curves, minus, smooth, withoutStart } from "./curves.js";
+import { Curves, minus, placed, smooth, withoutStart } from "./curves.js";
 import { check, chip, choice, fill, h, runLink } from "./dom.js";
 import * as text from "./format.js";
 import { escaped, isSteep, ordered, titled, titleOf, traces } from "./metrics.js";
@@ -16,7 +16,7 @@ const EXTEND_MS = 2000;
 
 export class CompareView {
   constructor(root, params) {
-    Object.assign(this, { root, params, curves: new Map(), charts: new Map(), zoomed: "", steps: new Map() });
+    Object.assign(this, { root, params, curves: new Map(), charts: new Map(), zoomed: "", steps: new Map(), crosshair: new Crosshair() });
     this.build();
     this.load();
   }
@@ -54,7 +54,7 @@ export class CompareView {
     this.message = h("p", { class: "empty", role: "status" }, "Loading.");
     this.plots = h("div", { class: "charts" });
     this.tables = h("div", {});
-    fill(this.root, h("h1", {}, "Compare"), this.controls, this.legend, this.pick, this.message, this.plots, this.tables);
+    fill(this.root, h("h1", {}, "Compare"), this.controls, this.legend, this.pick, this.message, this.crosshair.node, this.plots, this.tables);
   }
 
   close() {
@@ -166,12 +166,15 @@ export class CompareView {
       if (!shown.includes(key)) { chart.close(); chart.node.remove(); this.charts.delete(key); }
     }
     for (const key of ordered(shown)) this.drawChart(key, weight);
+    const [longest, curves] = [...this.curves].filter(([, each]) => each.data?.xs.length).sort(([, one], [, other]) => other.data.xs.at(-1) - one.data.xs.at(-1))[0] || [];
+    this.crosshair.node.hidden = !curves;
+    if (curves) this.crosshair.set({ x: curves.data.xs }, (index) => ({ says: [...placed(curves.data, index), `of ${nameOf(longest)}`], marks: [] }));
   }
 
   drawChart(key, weight) {
     const loaded = [...this.curves.entries()].filter(([, curves]) => curves.data);
     if (!this.charts.has(key)) {
-      const chart = new Chart(titled(key), { tall: key === "loss", onZoom: (zoom) => this.zoom(key, zoom) });
+      const chart = new Chart(titled(key), { tall: key === "loss", onZoom: (zoom) => this.zoom(key, zoom), crosshair: this.crosshair });
       this.charts.set(key, chart);
       this.plots.append(chart.node);
     }
@@ -182,7 +185,7 @@ export class CompareView {
     const log = (on) => (on === "1" ? "log" : "linear");
     this.charts.get(key).draw(lines, {
       x: xAxis(this.axis, { type: log(this.params.logx), range: range(this.params.zoom) }),
-      y: { type: differs ? "linear" : log(this.params.logy), range: differs ? range(this.params[`y.${key}`]) : range(this.params[`y.${key}`]) || this.cut(key, lines), exponentformat: key === "tokens_per_s" ? "B" : "e" },
+      y: { type: differs ? "linear" : log(this.params.logy), range: differs ? range(this.params[`y.${key}`]) : range(this.params[`y.${key}`]) || this.cut(key, lines) },
       label: `${titleOf(key)} of ${text.counted(loaded.length, "run")} over ${AXES[this.axis]}`,
     }).catch((error) => { this.message.textContent = error.message; });
   }

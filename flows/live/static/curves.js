@@ -1,6 +1,8 @@
 /** Curves of one run: loaded once, extended while the run grows, and finer ones for a zoomed range. */
 
 import { get, runPath } from "./api.js";
+import { isFlat, lowerBound } from "./charts.js";
+import * as text from "./format.js";
 import { learn } from "./metrics.js";
 
 /** Points of a chart; the server averages more steps than these. */
@@ -86,6 +88,8 @@ export class Curves {
     const { whole } = this, before = whole.steps.length;
     whole.steps.push(...more.steps);
     whole.xs.push(...more.xs);
+    whole.tokens.push(...more.tokens);
+    whole.times.push(...more.times);
     whole.skipped.push(...more.skipped);
     Object.assign(whole, { milestones: more.milestones, spikes: more.spikes, available: more.available });
     for (const [key, series] of Object.entries(more.series)) {
@@ -101,15 +105,13 @@ function appendSeries(own, more) {
 
 const gaps = (length) => Array(length).fill(null);
 
-/** Return the index of the first of ascending values that is not less. */
-export function lowerBound(values, least) {
-  let low = 0, high = values.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (values[middle] < least) low = middle + 1;
-    else high = middle;
-  }
-  return low;
+/** Return a point of an answer in words: its steps, tokens, time, and time since the first step. */
+export function placed(data, index) {
+  const before = index ? data.steps[index - 1] + 1 : data.steps[index], step = data.steps[index];
+  return [
+    before < step ? `steps ${text.whole(before)} to ${text.whole(step)}` : `step ${text.whole(step)}`, `${text.count(data.tokens[index])} tokens`,
+    text.time(data.times[index]), `${text.duration(data.times[index] - data.began_unix_s)} after the first step`,
+  ];
 }
 
 /** Parts of the range of x after which a smoothed value has forgotten all but the weight of a former one. */
@@ -137,7 +139,7 @@ export function smooth(xs, ys, weight) {
 }
 
 /**
- * Return the range of values after the first twentieth of the points; null if there are few.
+ * Return the range of values after the first twentieth of the points; null if there are few or if they are equal.
  *
  * A loss falls so far in the first steps that the rest would look flat. Later spikes stay visible.
  * @param {Array<Array<number|null>>} series
@@ -146,7 +148,8 @@ export function withoutStart(series) {
   const late = series.filter((ys) => ys.length >= 100).flatMap((ys) => ys.slice(Math.ceil(ys.length / 20))).filter((y) => y !== null);
   if (!late.length || series.some((ys) => ys.length < 100)) return null;
   const [least, most] = late.reduce(([low, high], y) => [Math.min(low, y), Math.max(high, y)], [Infinity, -Infinity]);
-  const edge = 0.05 * (most - least || Math.abs(most) || 1);
+  if (isFlat(least, most)) return null;
+  const edge = 0.05 * (most - least);
   return [least > 0 ? Math.max(least - edge, least / 2) : least - edge, most + edge];
 }
 

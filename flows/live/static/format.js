@@ -16,12 +16,26 @@ export function whole(value) {
   return known(value) ? Math.round(value).toLocaleString("en") : NONE;
 }
 
-/** A number with a few digits. */
+/** From here on numbers have a unit of counts, and below the least one a power of ten. */
+const LARGE = 1e4, LEAST = 1e-3;
+
+/** A number with a few digits: `2.491`, `16.4K`, `1.23e-5`. */
 export function number(value, digits = 4) {
   if (!known(value)) return NONE;
   if (value === 0) return "0";
   const size = Math.abs(value);
-  return size >= 1e6 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
+  if (size >= LARGE) return count(value);
+  return size < LEAST ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
+}
+
+/** A number on an axis, with the digits that tell it from those a step away. */
+export function tick(value, step) {
+  const size = Math.abs(value), places = (unit) => Math.max(0, Math.ceil(-Math.log10(Math.abs(step) / unit) - 1e-9));
+  if (size < 1e-9 * Math.abs(step)) return "0";
+  if (size < LEAST) return value.toExponential(Math.min(3, places(10 ** Math.floor(Math.log10(size)))));
+  const [unit, letter] = (size >= LARGE && COUNTS.find(([least]) => size >= least)) || [1, ""];
+  if (places(unit) > 3 && letter) return value.toLocaleString("en", { maximumFractionDigits: places(1) });
+  return `${Number((value / unit).toFixed(Math.min(places(unit), 12)))}${letter}`;
 }
 
 /** A share from 0 to 1 as a percentage. */

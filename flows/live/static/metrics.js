@@ -40,11 +40,11 @@ export function traces(data, key, line, { weight = 0, band = true, name = titleO
   const series = data.series[key];
   if (!series) return [];
   const base = { x: series.xs || data.xs, type: "scatter", name: escaped(name), mode: "lines" };
-  if (series.xs) return [{ ...base, y: series.y, mode: "lines+markers", line: { ...line, width: 1.5 }, marker: { size: 7, symbol: "diamond" }, hovertemplate: "%{y:.5~g}" }];
+  if (series.xs) return [{ ...base, y: series.y, mode: "lines+markers", line: { ...line, width: 1.5 }, marker: { size: 7, symbol: "diamond" } }];
   const found = [];
   if (band && series.y.some((y, index) => y !== null && series.low[index] < series.high[index])) found.push(...edges(data.xs, series, line));
   if (weight > 0) found.push({ ...base, y: series.y, line: { color: faint(line.color, 0.25), width: 1 }, hoverinfo: "skip" });
-  return [...found, { ...base, y: smooth(data.xs, series.y, weight), line: { ...line, width: 1.6 }, hovertemplate: "%{y:.5~g}" }];
+  return [...found, { ...base, y: smooth(data.xs, series.y, weight), line: { ...line, width: 1.6 }, meta: band ? { low: series.low, high: series.high } : {} }];
 }
 
 /** The least and the largest value of each point, with the area between them. */

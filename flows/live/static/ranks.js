@@ -5,9 +5,10 @@ import { h } from "./dom.js";
 import { escaped } from "./metrics.js";
 
 export class RankTimes {
-  constructor() {
-    this.range = new Chart("Time of all ranks (s)");
-    this.map = new Chart("Time of the slowest ranks (s)");
+  /** @param {import("./charts.js").Crosshair} crosshair - its place `step` is where these charts show it. */
+  constructor(crosshair) {
+    this.range = new Chart("Time of all ranks (s)", { crosshair, along: "step" });
+    this.map = new Chart("Time of the slowest ranks (s)", { crosshair, along: "step" });
     this.node = h("div", { class: "charts whole" }, this.range.node, this.map.node);
   }
 
@@ -25,8 +26,8 @@ export class RankTimes {
     const line = { x: times.steps, type: "scatter", mode: "lines" }, { color } = stroke(0);
     const traces = [
       { ...line, y: times.min_s, name: "least", line: { width: 0 }, hoverinfo: "skip" },
-      { ...line, y: times.max_s, name: "largest", line: { width: 1, color: stroke(1).color }, fill: "tonexty", fillcolor: faint(color, 0.15), text: slowest, hovertemplate: "%{y:.4~g} s, %{text}" },
-      { ...line, y: times.median_s, name: "median", line: { width: 1.6, color }, hovertemplate: "%{y:.4~g} s" },
+      { ...line, y: times.max_s, name: "largest", line: { width: 1, color: stroke(1).color }, fill: "tonexty", fillcolor: faint(color, 0.15), meta: { words: slowest } },
+      { ...line, y: times.median_s, name: "median", line: { width: 1.6, color } },
     ];
     await this.range.draw(traces, { x: { title: "steps" } }).catch(() => {});
     this.map.node.hidden = times.ranks.length < 2;

@@ -153,7 +153,8 @@ export class RunView {
     const { details } = this, row = details ? details.row : store.rows.get(this.id);
     if (!row) return;
     document.title = `${row.name || row.run_id} · hlatctl`;
-    fill(this.summary, heading(row), h("p", { class: "about" }, described(row, details)), tiles(row));
+    const says = (details && details.message) || row.problem || row.what;
+    fill(this.summary, heading(row), says && h("p", { class: "says" }, bdi(says)), h("p", { class: "about" }, described(row, details)), figures(row));
     // These have the focus while a run grows, so they are made again only if they change.
     const signature = JSON.stringify([row.status, row.name, row.tags, details?.links, store.info?.allow_control]);
     if (!details || this.actionsOf === signature) return;
@@ -176,23 +177,26 @@ function described(row, details) {
   }
   if (row.sweep) parts.push(h("span", {}, "sweep ", h("a", { href: format({ view: "sweep", id: row.sweep }) }, bdi(row.sweep))));
   parts.push(row.last_event_unix_s && `last event ${text.time(row.last_event_unix_s)}`);
-  const says = (details && details.message) || row.problem || row.what;
-  const facts = parts.filter(Boolean).flatMap((part, index) => (index ? [" · ", part] : [part]));
-  return [facts, says && h("strong", { class: "says" }, bdi(says))];
+  return parts.filter(Boolean).flatMap((part, index) => (index ? [" · ", part] : [part]));
 }
 
-function tiles(row) {
-  const done = share(row);
-  const shown = [
-    [row.total_steps ? `steps of ${text.whole(row.total_steps)}` : "steps", h("span", {}, text.whole(row.step), bar(done, `${text.percent(done)} of the steps`))], ["tokens", text.count(row.tokens)],
-    ["loss", text.number(row.loss)], ["validation loss", text.number(row.validation_loss)],
+/** A run's numbers: the loss, the progress and the time left large, the rest in a line. */
+function figures(row) {
+  const done = share(row), steps = row.total_steps ? `${text.whole(row.step)} of ${text.whole(row.total_steps)}` : text.whole(row.step);
+  const large = [
+    ["loss", text.number(row.loss)], ["progress", done === null ? null : h("span", {}, text.percent(done), bar(done, `${text.percent(done)} of the steps`))],
+    ["time left", row.left_s === null ? null : text.duration(row.left_s)],
+  ];
+  const small = [
+    ["steps", steps], ["tokens", text.count(row.tokens)], ["validation loss", text.number(row.validation_loss)],
     ...scoresOf(row).slice(0, 3).map(([name, value]) => [name, text.number(value, 3)]),
-    ["tokens/s", row.tokens_per_s === null ? null : text.count(row.tokens_per_s)], ["MFU", row.mfu === null ? null : text.percent(row.mfu)],
-    ["time left", row.left_s === null ? null : text.duration(row.left_s)], ["cost", row.cost_usd === null ? null : text.cost(row.cost_usd)],
+    ["tokens/s", row.tokens_per_s === null ? null : text.number(row.tokens_per_s)], ["MFU", row.mfu === null ? null : text.percent(row.mfu)],
+    ["cost", row.cost_usd === null ? null : text.cost(row.cost_usd)],
     ["node-hours", row.node_hours < 100 ? text.number(row.node_hours, 2) : text.whole(row.node_hours)],
   ];
-  return h("dl", { class: "tiles" }, shown.filter(([, value]) => value !== null && value !== "–" && value !== undefined)
+  const listed = (props, shown) => h("dl", props, shown.filter(([, value]) => value !== null && value !== "–" && value !== undefined)
     .map(([name, value]) => h("div", {}, h("dt", {}, bdi(name)), h("dd", {}, value))));
+  return [listed({ class: "tiles" }, large), listed({ class: "figures" }, small)];
 }
 
 /** Links to the other views of the run. Only web addresses and paths of this server are links. */

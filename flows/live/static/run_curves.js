@@ -1,22 +1,22 @@
 /** Live curves of one run. */
 
 import { get, runPath } from "./api.js";
-import { AXES, Chart, faint, stroke, xAxis } from "./charts.js";
-import { Curves, lowerBound, valueAt, withoutStart } from "./curves.js";
+import { AXES, Chart, Crosshair, extent, faint, lowerBound, stroke, xAxis } from "./charts.js";
+import { Curves, placed, valueAt, withoutStart } from "./curves.js";
 import { check, choice, fill, h } from "./dom.js";
 import * as text from "./format.js";
 import { RankTimes } from "./ranks.js";
-import { escaped, isSteep, ordered, titled, titleOf, traces } from "./metrics.js";
-import { range } from "./state.js";
+import { isSteep, ordered, titled, titleOf, traces } from "./metrics.js";
+import { list, range } from "./state.js";
 
 /** Shortest time between two readings of new steps. */
 const GROW_MS = 1000;
-/** Most restarts and amendments that tell what they were, the newest ones. */
-const MOST_SAID = 200;
+/** Where the browser keeps the pinned charts of all runs. */
+const PINNED = "hlatctl-pinned";
 
 export class CurvesTab {
   constructor(root, id, params, change) {
-    Object.assign(this, { root, id, params, setParams: change, charts: new Map(), details: null, zoomed: "" });
+    Object.assign(this, { root, id, params, setParams: change, charts: new Map(), details: null, zoomed: "", crosshair: new Crosshair() });
     this.axis = params.x in AXES ? params.x : "step";
     this.curves = new Curves(id, this.axis, []);
     this.build();
@@ -33,12 +33,14 @@ export class CurvesTab {
     this.reset = h("button", { type: "button", onclick: () => this.change({ zoom: "" }) }, "Reset zoom");
     this.message = h("p", { class: "empty", role: "status" }, "Loading curves.");
     this.plots = h("div", { class: "charts" });
-    fill(this.root, h("div", { class: "controls" },
+    const wide = !matchMedia("(max-width: 760px)").matches;
+    fill(this.root, h("details", { class: "options", open: wide }, h("summary", {}, "Options"), h("div", { class: "controls" },
       choice("Over", [["step", "steps"], ["tokens", "tokens"], ["time", "time"], ["flops", "FLOPs"]], this.axis, (x) => this.change({ x, zoom: "" })),
       h("label", { class: "field" }, h("span", {}, "Smoothing"), this.smoothing, this.smoothingText),
       check("log y", this.params.logy === "1", (on) => this.change({ logy: on ? "1" : "" })),
+      check("log x", this.params.logx === "1", (on) => this.change({ logx: on ? "1" : "" })),
       check("first steps in range", this.params.start === "1", (on) => this.change({ start: on ? "1" : "" })), this.reset,
-      this.legend), this.message, this.plots);
+      this.legend)), this.message, this.crosshair.node, this.plots);
   }
 
   close() {
@@ -76,7 +78,7 @@ export class CurvesTab {
   }
 
   show(details) {
-    const restarts = (each) => JSON.stringify([each?.attempts.map((a) => a.from_step), each?.milestones, each?.amendments]);
+    const restarts = (each) => JSON.stringify([each?.attempts.map((a) => [a.from_step, a.cause, a.lost_tokens]), each?.milestones, each?.amendments]);
     const changed = restarts(this.details) !== restarts(details);
     this.details = details;
     if (changed) this.draw();
@@ -115,29 +117,59 @@ export class CurvesTab {
     this.smoothingText.textContent = Number(this.params.smooth || 0).toFixed(2);
     this.legend.textContent = this.occurring(data).join(" · ");
     this.reset.hidden = !this.params.zoom;
-    const empty = data.steps.length === 0, marks = this.marks(data);
+    const empty = data.steps.length === 0, marks = this.marks(data), lines = marks.filter(({ dash }) => dash).map(vertical);
     this.message.textContent = empty ? "No step has been trained yet." : "";
+    this.crosshair.node.hidden = empty;
     const recorded = (key) => data.series[key] && data.series[key].y.some((y) => y !== null);
-    for (const key of ordered(data.available).filter((each) => each !== "validation_loss" && recorded(each))) this.drawChart(key, data, marks);
+    const keys = ordered(data.available).filter((each) => each !== "validation_loss" && recorded(each));
+    for (const key of keys) this.drawChart(key, data, lines);
+    this.place(keys);
+    const at = marks.map(({ x }) => Math.min(data.xs.length - 1, lowerBound(data.xs, x)));
+    this.crosshair.set({ x: data.xs, step: data.steps }, (index, reach) => ({
+      says: placed(data, index), marks: marks.filter(({ x }) => Math.abs(x - data.xs[index]) <= reach).map(({ says }) => says),
+    }), [...new Set(at)].sort((one, other) => one - other));
   }
 
   drawChart(key, data, marks) {
     if (!this.charts.has(key)) {
-      const chart = new Chart(titled(key), { tall: key === "loss", onZoom: ({ x }) => this.zoom(x) });
-      this.charts.set(key, chart);
+      const pin = h("button", { type: "button", class: "pin", onclick: () => this.pin(key) });
+      const chart = new Chart(titled(key), { tall: key === "loss", onZoom: ({ x }) => this.zoom(x), crosshair: this.crosshair, buttons: [pin] });
+      this.charts.set(key, Object.assign(chart, { pin }));
       this.plots.append(chart.node);
     }
-    const weight = Number(this.params.smooth || 0), line = stroke(0);
+    const weight = Number(this.params.smooth || 0), line = stroke(0), log = (on) => (on === "1" ? "log" : "linear");
     const lines = traces(data, key, line, { weight });
     if (key === "loss") lines.push(...traces(data, "validation_loss", stroke(1)), ...milestones(data, stroke(4)));
     if (key === "loss" || key === "grad_norm") lines.push(...skipped(data, key, stroke(1)));
     if (key === "grad_norm") lines.push(...spikes(data, stroke(3)));
-    const newest = data.series[key].y.findLast((y) => y !== null);
+    const newest = data.series[key].y.findLast((y) => y !== null), ends = data.xs.length > 1 ? [data.xs[0], data.xs.at(-1)] : null;
     this.charts.get(key).draw(lines, {
-      x: xAxis(this.axis, { range: range(this.params.zoom) || ends(data.xs) }),
-      y: { type: this.params.logy === "1" ? "log" : "linear", range: this.cut(key, data), exponentformat: key === "tokens_per_s" ? "B" : "e" },
-      shapes: [...marks.shapes, ...(key === "grad_norm" ? this.clipping() : [])], layout: { annotations: marks.annotations }, label: `${titleOf(key)} over ${AXES[this.axis]}; newest value ${text.number(newest)}`,
+      x: xAxis(this.axis, { type: log(this.params.logx), range: range(this.params.zoom) || (this.params.logx === "1" ? null : ends) }),
+      y: { type: log(this.params.logy), range: this.cut(key, data) },
+      shapes: [...marks, ...(key === "grad_norm" ? this.clipping(data) : [])], label: `${titleOf(key)} over ${AXES[this.axis]}; newest value ${text.number(newest)}`,
     }).catch((error) => { this.message.textContent = error.message; });
+  }
+
+  /** Put pinned charts first. */
+  place(keys) {
+    const pinned = list(localStorage.getItem(PINNED)), isPinned = (key) => pinned.includes(key);
+    for (const key of keys) {
+      const { pin } = this.charts.get(key), says = `${isPinned(key) ? "Unpin" : "Pin"} ${titleOf(key)}`;
+      pin.textContent = isPinned(key) ? "★" : "☆";
+      pin.setAttribute("aria-pressed", String(isPinned(key)));
+      for (const name of ["title", "aria-label"]) pin.setAttribute(name, says);
+    }
+    const order = [...keys.filter(isPinned), ...keys.filter((key) => !isPinned(key))];
+    if (String(order) === this.order) return;
+    this.order = String(order);
+    this.plots.prepend(...order.map((key) => this.charts.get(key).node));
+  }
+
+  pin(key) {
+    const pinned = list(localStorage.getItem(PINNED));
+    localStorage.setItem(PINNED, (pinned.includes(key) ? pinned.filter((each) => each !== key) : [...pinned, key]).join(","));
+    this.draw();
+    this.charts.get(key).pin.focus();
   }
 
   /** The y range without the run's first steps, unless the whole range is asked for. */
@@ -153,34 +185,33 @@ export class CurvesTab {
     return [
       data.milestones.length > 0 && (data.series.validation_loss ? "◆ milestone, orange with its validation loss" : "◆ milestone"),
       attempts.length > 1 && "dashed: restart", amendments.length > 0 && "dotted: amendment", (data.skipped || []).length > 0 && "× skipped step",
-      (data.spikes || []).length > 0 && "▲ spike by HLAT's rule", this.clipping().length > 0 && "line across the gradient norm: clipping",
+      (data.spikes || []).length > 0 && "▲ spike by HLAT's rule", this.clipping(data).length > 0 && "line across the gradient norm: clipping",
       loss?.y.some((y, index) => y !== null && loss.low[index] < loss.high[index]) && "shaded: range of the steps of a point",
     ].filter(Boolean);
   }
 
-  /** Restarts and amendments: the step after them, the dash of their line, and what they were. */
-  get changes() {
-    if (!this.details) return [];
-    const { attempts, amendments } = this.details;
-    const lost = (each) => (each.lost_tokens ? `, lost ${text.count(each.lost_tokens)} tokens` : "");
-    const restarts = attempts.slice(1).map((each, index) => [each.from_step, "dash", `attempt ${each.attempt}, after ${attempts[index].cause || "an unknown end"}${lost(attempts[index])}`]);
-    const keys = (each) => each.changes.map(({ key, before, after }) => `${key}: ${text.setting(before)} → ${text.setting(after)}`).join("<br>");
-    return [...restarts, ...amendments.map((each) => [each.from_step, "dot", `amendment<br>${keys(each)}`])].filter(([step]) => step !== null);
-  }
-
-  /** Vertical lines, and a mark at their top that says more. */
+  /** What happened in the drawn steps: where, in words, and the dash of its line. */
   marks(data) {
-    const shown = this.changes.filter(([step]) => step >= data.steps[0] && step <= data.steps.at(-1)).map(([step, dash, says]) => [data.xs[Math.min(data.xs.length - 1, lowerBound(data.steps, step))], dash, says]);
-    return {
-      shapes: shown.map(([x, dash]) => ({ type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, layer: "below", line: { color: faint("#8a8f98", 0.55), width: 1, dash } })),
-      annotations: shown.slice(-MOST_SAID).map(([x, , says]) => ({ x, y: 1, yref: "paper", yanchor: "top", text: "▾", showarrow: false, font: { size: 11, color: "#8a8f98" }, hovertext: says.split("<br>").map(escaped).join("<br>") })),
-    };
+    const { attempts = [], amendments = [] } = this.details || {};
+    const lost = (each) => (each.lost_tokens ? `, lost ${text.count(each.lost_tokens)} tokens` : "");
+    const keys = (each) => each.changes.map(({ key, before, after }) => `${key}: ${text.setting(before)} → ${text.setting(after)}`).join("; ");
+    const changes = [
+      ...attempts.slice(1).map((each, index) => [each.from_step, "dash", `attempt ${each.attempt}: after ${attempts[index].cause || "an unknown end"}${lost(attempts[index])}`]),
+      ...amendments.map((each) => [each.from_step, "dot", `amendment: ${keys(each)}`]),
+    ].filter(([step]) => step !== null && step >= data.steps[0] && step <= data.steps.at(-1));
+    return [
+      ...changes.map(([step, dash, says]) => ({ x: data.xs[Math.min(data.xs.length - 1, lowerBound(data.steps, step))], dash, says })),
+      ...data.milestones.filter(({ x }) => x !== null).map(({ x, tokens }) => ({ x, says: `milestone at ${text.count(tokens)} tokens` })),
+      ...(data.spikes || []).map(({ x, y }) => ({ x, says: `spike by HLAT's rule, gradient norm ${text.number(y)}` })),
+      ...(data.skipped || []).map((x) => ({ x, says: "skipped step" })),
+    ];
   }
 
-  /** The norm to which gradients are clipped, as a line. */
-  clipping() {
-    const norm = Number(this.details?.config?.["optimizer.max_grad_norm"]);
-    if (!(norm > 0)) return [];
+  /** The norm to which gradients are clipped, as a line, if the gradient norm comes near it. */
+  clipping(data) {
+    const norm = Number(this.details?.config?.["optimizer.max_grad_norm"]), series = data.series.grad_norm;
+    const shown = series && (this.cut("grad_norm", data) || extent([{ y: series.low }, { y: series.high }], "y"));
+    if (!(norm > 0) || !shown || norm > shown[1] || norm < shown[0]) return [];
     return [{ type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: norm, y1: norm, line: { color: stroke(1).color, width: 1 } }];
   }
 
@@ -193,13 +224,14 @@ export class CurvesTab {
   async drawHeat() {
     const times = await get(runPath(this.id, "/ranks"), { points: 60 }).catch(() => null);
     if (this.closed || !times || times.steps.length < 2) return;
-    this.heat ??= new RankTimes();
+    this.heat ??= new RankTimes(this.crosshair);
     this.plots.append(this.heat.node);
     this.heat.draw(times);
   }
 }
 
-const ends = (xs) => (xs.length > 1 ? [xs[0], xs.at(-1)] : null);
+/** A vertical line through a chart. */
+const vertical = ({ x, dash }) => ({ type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, layer: "below", line: { color: faint("#8a8f98", 0.55), width: 1, dash } });
 
 function milestones(data, { color }) {
   const scored = new Set(data.series.validation_loss?.xs);
@@ -207,8 +239,8 @@ function milestones(data, { color }) {
   if (!shown.length || !data.series.loss) return [];
   return [{
     type: "scatter", mode: "markers", name: "milestone", x: shown.map(({ x }) => x),
-    y: shown.map(({ x }) => valueAt(data.xs, data.series.loss.y, x)), text: shown.map(({ tokens }) => `${text.count(tokens)} tokens`),
-    hovertemplate: "%{text}", marker: { color, size: 8, symbol: "diamond", line: { width: 1, color: "#00000080" } },
+    y: shown.map(({ x }) => valueAt(data.xs, data.series.loss.y, x)),
+    marker: { color, size: 8, symbol: "diamond", line: { width: 1, color: "#00000080" } },
   }];
 }
 
@@ -217,7 +249,7 @@ function spikes(data, { color }) {
   if (!found.length) return [];
   return [{
     type: "scatter", mode: "markers", name: "spike", x: found.map(({ x }) => x), y: found.map(({ y }) => y),
-    hovertemplate: "spike by HLAT's rule", marker: { color, size: 5, symbol: "triangle-up" },
+    marker: { color, size: 5, symbol: "triangle-up" },
   }];
 }
 
@@ -226,6 +258,6 @@ function skipped(data, key, { color }) {
   if (!xs.length) return [];
   return [{
     type: "scatter", mode: "markers", name: "skipped", x: xs, y: xs.map((x) => valueAt(data.xs, data.series[key].y, x)),
-    hovertemplate: "skipped step", marker: { color, size: 6, symbol: "x-thin", line: { width: 1.5, color } },
+    marker: { color, size: 6, symbol: "x-thin", line: { width: 1.5, color } },
   }];
 }

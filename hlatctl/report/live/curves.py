@@ -139,6 +139,8 @@ def curves(steps: StepColumns, state: RunState, config: Config | None, request: 
         "x_unit": AXES[request.x],
         "steps": numbers[ends],
         "xs": axis[part][ends],
+        "tokens": steps["tokens"][part][ends],
+        "times": steps[TIME][part][ends],
         "series": series,
         "milestones": [{"x": x, "tokens": tokens, "step": step} for tokens, step, x in _milestones(steps, state, axis)],
         "spikes": _spikes(steps, state, axis),
@@ -146,6 +148,7 @@ def curves(steps: StepColumns, state: RunState, config: Config | None, request: 
         "available": found,
         "metrics": {key: _described(key) for key in found},
         "newest_step": state.step,
+        "began_unix_s": steps[TIME][0] if steps.length else None,
     }
 
 
@@ -189,15 +192,15 @@ def _axis(steps: StepColumns, config: Config | None, x: str) -> np.ndarray[Any, 
     if x == "flops":
         per_token = flops_per_token(config.model, config.train.seq_len) if config else math.nan
         return np.asarray(steps["tokens"] * float(per_token))
-    return steps[{"time": "time_unix_s"}.get(x, x)]
+    return steps[{"time": TIME}.get(x, x)]
 
 
 def _values(steps: StepColumns, state: RunState, config: Config | None, key: str) -> np.ndarray[Any, Any]:
+    scale = step_metrics.of(key).scale
     if key != "mfu":
-        scale = step_metrics.of(key).scale
         return steps[key] if scale == 1 else np.asarray(steps[key] / np.float32(scale))
     one = mfu(config, 1.0, state.peak_flops_per_s) if config else None
-    return np.asarray(steps["tokens_per_s"] * np.float32(math.nan if one is None else one))
+    return np.asarray(steps["tokens_per_s"] * np.float32(math.nan if one is None else one / scale))
 
 
 def _edges(count: int, points: int) -> np.ndarray[Any, Any]:
