@@ -24,7 +24,7 @@ export function faint(colour, opacity) {
 let loading = null;
 
 function plotly() {
-  loading ??= new Promise((resolve, reject) => {
+  loading ??= window.Plotly ? Promise.resolve(window.Plotly) : new Promise((resolve, reject) => {
     const script = h("script", { src: "/static/plotly.min.js", onload: () => resolve(window.Plotly) });
     script.addEventListener("error", () => {
       loading = null;
@@ -97,7 +97,7 @@ export class Chart {
       xaxis: { ...axis, ...ends(x), title: { text: x.title, standoff: 4 }, fixedrange: touch },
       yaxis: { ...axis, ...ends(y), title: { text: y.title, standoff: 4 }, fixedrange: touch },
       shapes, ...layout,
-    }, { displaylogo: false, displayModeBar: "hover", doubleClick: "autosize", modeBarButtonsToRemove: ["select2d", "lasso2d", "pan2d", "autoScale2d"] });
+    }, { displaylogo: false, showSendToCloud: false, displayModeBar: "hover", doubleClick: "autosize", modeBarButtonsToRemove: ["select2d", "lasso2d", "pan2d", "autoScale2d"] });
     if (!this.drawn) this.plot.on("plotly_relayout", (event) => this.relayout(event));
     this.drawn = true;
   }
