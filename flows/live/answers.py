@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 
 from conf.of_run import check_step, of_run
 from flows.control import request_stop
+from flows.live import share
 from flows.live.json_response import as_json
 from flows.live.stream import Watcher
 from flows.runtime import programs
@@ -186,7 +187,7 @@ class Answers:
 
     def sweep(self, request: Request) -> Response:
         """Return everything about a sweep."""
-        paths = self._sweep(request)
+        paths = self._sweep(request.path_params["sweep_id"])
         report = f"/sweeps/{paths.run_id}/report" if _report(paths) else None
         return as_json({**sweeps.details(paths), "links": {"report": report}})
 
@@ -196,15 +197,22 @@ class Answers:
 
     def sweep_report(self, request: Request) -> Response:
         """Return the page of a sweep's report."""
-        return _report_page(self._sweep(request))
+        return _report_page(self._sweep(request.path_params["sweep_id"]))
 
     def compare(self, request: Request) -> Response:
         """Return a comparison of several runs."""
-        ids = list(dict.fromkeys(name for name in request.query_params.get("runs", "").split(",") if name))
-        index = self.watcher.index
-        rows = [index.row(run_id) for run_id in ids[: details.MOST_COMPARED + 1]]
-        runs = [index.find(run_id) for run_id in ids[: details.MOST_COMPARED + 1]]
+        ids, index = _ids(request, details.MOST_COMPARED + 1), self.watcher.index
+        rows, runs = [index.row(run_id) for run_id in ids], [index.find(run_id) for run_id in ids]
         return as_json({"runs": rows, **details.compared(runs, request.query_params.get("baselines") or None)})
+
+    def share(self, request: Request) -> Response:
+        """Return a file with a sweep or several runs."""
+        given = request.query_params
+        name = given.get("sweep")
+        sweep = self._sweep(name) if name else None
+        ids = [run.run_id for run in share.best_trials(sweep)[0]] if sweep else _ids(request, share.MOST_RUNS + 1)
+        runs = [self.watcher.index.open(run_id) for run_id in ids]
+        return HTMLResponse(share.page(runs, sweep, given.get("view", "")))
 
     def ranks(self, request: Request) -> Response:
         """Return the heat map of the processes' times; null without any."""
@@ -269,8 +277,7 @@ class Answers:
         labels.write_label(run, change, by=user_name())
         return as_json({"run_id": run.run_id}, 202)
 
-    def _sweep(self, request: Request) -> SweepPaths:
-        name = request.path_params["sweep_id"]
+    def _sweep(self, name: str) -> SweepPaths:
         found = next((sweep for sweep in list_sweeps(self.watcher.index.runs_dir) if sweep.run_id == name), None)
         if found is None:
             raise RunNotFoundError(f"{name:.100}: no such sweep", hint="`hlatctl runs` lists them")
@@ -293,6 +300,10 @@ def _wanted(request: Request) -> curves.CurvesRequest:
         last_step=_whole(given.get("to"), "to"),
         x=given.get("x", "step"),
     )
+
+
+def _ids(request: Request, most: int) -> list[str]:
+    return list(dict.fromkeys(name for name in request.query_params.get("runs", "").split(",") if name))[:most]
 
 
 def _whole(text: str | None, name: str) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,6 +265,17 @@ def find_run(name: str, runs_dir: Path | None) -> RunPaths:
         if run := called(folder, name):
             return run
         raise
+
+
+def find_runs(names: Iterable[str], runs_dir: Path | None) -> list[RunPaths]:
+    """Return the runs in the given order. Each can be named only once."""
+    paths: dict[str, RunPaths] = {}
+    for name in names:
+        run = find_run(name, runs_dir)
+        if run.run_id in paths:
+            raise ConfigError(f"RUN={name}: {run.run_id} is named twice", hint="name every run once")
+        paths[run.run_id] = run
+    return list(paths.values())
 
 
 def find_sweep(name: str, runs_dir: Path | None) -> SweepPaths | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import Evaluated, RunsDir, find_evaluated, find_run, print_json, run_names, say, write
+from hlatctl.cli.common import Evaluated, RunsDir, find_evaluated, find_runs, print_json, run_names, say, write
 from hlatctl.run.errors import ConfigError, EvaluationError
-from hlatctl.run.paths import RunPaths
 
 if TYPE_CHECKING:
     from hlatctl.report.compare import Comparison
@@ -78,7 +77,7 @@ def compare(
 
     known = published.load(baselines) if baselines is not None else None
     tokens = token_count(at, "--at") if at is not None else None
-    scores = [read_scores(run, tokens, lambda text: say(f"warning: {text}")) for run in _find(runs, runs_dir)]
+    scores = [read_scores(run, tokens, lambda text: say(f"warning: {text}")) for run in find_runs(runs, runs_dir)]
     _print(compared(scores, known), output)
 
 
@@ -140,14 +139,3 @@ def _print(comparison: Comparison, output: Format) -> None:
     else:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         write(compare_tables.text(comparison, bold=bold), nl=False)
-
-
-def _find(names: Iterable[str], runs_dir: Path | None) -> list[RunPaths]:
-    """Return the runs in the given order. Each can be named only once."""
-    paths: dict[str, RunPaths] = {}
-    for name in names:
-        run = find_run(name, runs_dir)
-        if run.run_id in paths:
-            raise ConfigError(f"RUN={name}: {run.run_id} is named twice", hint="name every run once")
-        paths[run.run_id] = run
-    return list(paths.values())

@@ -66,6 +66,7 @@ for _command in (
     compare.compare,
     report.goodput,
     report.report,
+    report.share,
     generate.generate,
     drill.drill,
     drill.doctor,

@@ -1,4 +1,4 @@
-"""`hlatctl report` and `hlatctl goodput`: write a run's report, and show how a run spent its time."""
+"""`hlatctl report`, `share` and `goodput`: write a run's report or a copy of its page, show how it spent its time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,25 @@ from typing import Annotated
 
 import typer
 
-from hlatctl.cli.common import Json, RunName, RunsDir, columns, find_run, find_sweep, place, print_json, say, write
+from hlatctl.cli.common import (
+    Json,
+    RunName,
+    RunsDir,
+    columns,
+    find_run,
+    find_runs,
+    find_sweep,
+    place,
+    print_json,
+    run_or_sweep_names,
+    say,
+    write,
+)
 from hlatctl.run import files
-from hlatctl.run.errors import ConfigError
+from hlatctl.run.errors import ConfigError, cannot_write
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.runs import LATEST
+from hlatctl.units import size
 
 
 class Format(StrEnum):
@@ -78,6 +92,45 @@ def _checked(output: Path, run: RunPaths, formats: set[str]) -> Path:
             hint=f"name a new folder: {output}/report",
         )
     return folder
+
+
+def share(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN", help="A run, up to 20 runs to compare, or a sweep.", autocompletion=run_or_sweep_names
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What to write.  [default: RUN.html or compare.html here]", parser=place),
+    ] = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Write the live page of a run, a comparison or a sweep to one HTML file.
+
+    The file opens in any browser, without a server and without a network: mail it, or put it on a web page. Its charts
+    zoom, and its curves have at most 3,000 points. A sweep's file has the pages of its 20 best trials. Logs, documents
+    and items of evaluations are not in it. Prints the file's path.
+    """
+    from flows.live import share as shared
+    from hlatctl.report.live.index import OpenRun
+
+    sweep = find_sweep(names[0], runs_dir) if len(names) == 1 else None
+    runs = shared.best_trials(sweep)[0] if sweep else find_runs(names, runs_dir)
+    page = shared.page([OpenRun(run).refresh() for run in runs], sweep, "")
+    name = "compare" if len(names) > 1 else (sweep or runs[0]).run_id
+    path = (output or Path(f"{name}.html")).absolute()
+    if path.is_dir() or path.suffix != ".html":
+        raise ConfigError(f"--output={output}: must be the name of an HTML file", hint=f"--output {path.name}.html")
+    if path.exists() and shared.MARK not in path.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise ConfigError(f"--output={path}: was not written by `hlatctl share`", hint="name another file")
+    try:
+        files.write_text(path, page)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    write(path)
+    say(f"{size(len(page.encode()))}; open it in a browser")
 
 
 def goodput(run: RunName = LATEST, as_json: Json = False, runs_dir: RunsDir = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -350,3 +351,37 @@ def test_items_of_a_score_are_shown_page_by_page_and_by_what_has_changed(page: P
     expect(says).to_contain_text("Items 1 to 3 of 3")
     expect(items.first).to_contain_text("before: wrong")
     assert "show=gained" in page.url
+
+
+def test_a_shared_file_opens_from_a_disk_without_a_network(page: Page, browser: Browser, tmp_path: Path) -> None:
+    go(page, "/compare?runs=plain,other,hostile&x=step")
+    drawn(page)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Share").click()
+    saved.value.save_as(tmp_path / "shared.html")
+    problems: list[str] = []
+    with lab.opened(browser, offline=True) as context:
+        copy = context.new_page()
+        copy.on("pageerror", lambda error: problems.append(str(error)))
+        copy.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+        copy.goto((tmp_path / "shared.html").as_uri())
+        drawn(copy)
+        assert "x=step" in copy.url
+        expect(copy.locator("p.copy")).to_contain_text("Curves have at most 3,000 points.")
+        expect(copy.locator('[aria-label="Scores"]')).to_contain_text("45 ± 0.4")
+        for axis in ("time", "tokens", "flops"):
+            copy.get_by_label("Over", exact=True).select_option(axis)
+            drawn(copy)
+        copy.locator(".legend a", has_text="baseline").click()
+        drawn(copy)
+        for tab, says in (
+            ("Evaluation", "Milestones"),
+            ("Samples", "upon a time"),
+            ("Logs", "This file doesn't contain"),
+        ):
+            copy.get_by_role("tab", name=tab).click()
+            expect(copy.locator("#panel")).to_contain_text(says)
+        copy.get_by_role("link", name="Runs").click()
+        expect(copy.locator("tr[data-run]")).to_have_count(3)
+        assert copy.evaluate("window.hacked") is None
+    assert problems == []

@@ -1,4 +1,6 @@
-/** Requests to the server of this page, and its stream of events. */
+/** Requests to the server of this page, and its stream of events. A shared file has the answers in it. */
+
+import { answerOf, shared } from "./shared.js";
 
 /** A refused or failed request. `status` is 0 if the server can't be reached. */
 export class ApiError extends Error {
@@ -23,6 +25,7 @@ export async function get(path, query = {}, signal = undefined) {
 export const post = (path) => request(path, { method: "POST", headers: { "X-Hlatctl": "1" } });
 
 async function request(path, options) {
+  if (shared) return inFile(path, options);
   let answer;
   try {
     answer = await fetch(path, { cache: "no-store", ...options });
@@ -33,6 +36,23 @@ async function request(path, options) {
   const body = await answer.json().catch(() => null);
   if (answer.ok && body !== null) return body;
   throw new ApiError(answer.status, (body && body.error) || `The server answered ${answer.status}.`, (body && body.hint) || "");
+}
+
+function inFile(path, { method = "GET" }) {
+  const answer = method === "GET" ? answerOf(path) : undefined;
+  if (answer === undefined) throw new ApiError(404, "This file doesn't contain it.", "Ask whoever made the file for `hlatctl share RUN`, or for a link to their page.");
+  return answer;
+}
+
+/** Have the browser save what the server answers to an address, and return its size in bytes. */
+export async function download(path, name) {
+  const answer = await fetch(path, { cache: "no-store" }).catch(() => null);
+  if (!answer?.ok) throw new ApiError(answer?.status || 0, (await answer?.json().catch(() => null))?.error || "The server does not answer.");
+  const content = await answer.blob(), url = URL.createObjectURL(content), link = document.createElement("a");
+  Object.assign(link, { href: url, download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+  return content.size;
 }
 
 export const runPath = (id, part = "") => `/api/runs/${encodeURIComponent(id)}${part}`;
@@ -72,6 +92,7 @@ export class Stream {
   async connect() {
     clearTimeout(this.timer);
     this.isClosed = false;
+    if (shared) return this.onState("open");
     const former = this.controller, controller = new AbortController();
     this.controller = controller;
     let state = "lost";

@@ -1,12 +1,13 @@
 /** Starts the page: shows the view of the address, and passes on what the server tells. */
 
-import { Stream } from "./api.js";
+import { download, Stream } from "./api.js";
 import { CompareView } from "./compare.js";
-import { fill, h } from "./dom.js";
+import { fill, h, toast } from "./dom.js";
 import * as text from "./format.js";
 import { RunView } from "./run.js";
 import { RunsView } from "./runs.js";
-import { current, format } from "./state.js";
+import { shared } from "./shared.js";
+import { current, format, list } from "./state.js";
 import { load, merge, remove, store } from "./store.js";
 import { SweepView } from "./sweep.js";
 import { startTheme } from "./theme.js";
@@ -37,6 +38,7 @@ function route() {
   shown = `${name} ${id}`;
   document.title = "hlatctl";
   document.documentElement.dataset.view = name;
+  share.hidden = Boolean(shared) || !["run", "sweep", "compare"].includes(name);
   view = new VIEWS[name](main, params, id);
   const followed = name === "run" ? id : "";
   if (stream.run !== followed) stream.follow(followed);
@@ -152,9 +154,34 @@ function onVisibility() {
   }
 }
 
+/** Save this view as one file, which needs no server. */
+async function save() {
+  const now = current(), { view: name, id, params } = now, runs = name === "run" ? [id] : name === "compare" ? list(params.runs) : [];
+  const query = new URLSearchParams({ runs: runs.join(","), sweep: name === "sweep" ? id : "", view: format(now) });
+  share.disabled = true;
+  try {
+    const size = await download(`/api/share?${query}`, `${id || "compare"}.html`);
+    toast(`${text.bytes(size)} are being saved. The file opens in any browser, without a server or a network.`);
+  } catch (error) {
+    toast(error.message);
+  } finally {
+    share.disabled = false;
+  }
+}
+
+/** Say what a shared file is, and show the view for which it was made. */
+function startShared() {
+  if (!location.hash) history.replaceState(null, "", shared.view);
+  const made = `A copy of ${text.time(shared.made_unix_s)}, made by hlatctl ${shared.info.version}. It doesn't change.`;
+  main.before(h("p", { class: "banner copy" }, [made, ...shared.notes].join(" ")));
+}
+
+const share = document.getElementById("share");
+share.addEventListener("click", save);
 const showHelp = () => document.getElementById("help").showModal();
 
 const stream = new Stream(onEvent, onState);
+if (shared) startShared();
 startTheme(() => view?.themed?.());
 document.getElementById("help-button").addEventListener("click", showHelp);
 addEventListener("keydown", onKey);

@@ -44,6 +44,7 @@ COMMANDS = (
     "compare",
     "goodput",
     "report",
+    "share",
     "generate",
     "drill",
     "doctor",
