@@ -13,8 +13,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
+from conf.constraints import field_types
 from conf.load import decode_dataclass
 from conf.schema import Config
 from hlatctl.run.state import AmendmentState
@@ -108,6 +110,8 @@ RULES: tuple[AmendmentRule, ...] = (
     AmendmentRule("recovery.corruption_check_steps", "next_attempt", _NOTHING),
     AmendmentRule("tracking.", "next_driver", _NOTHING),
     AmendmentRule("notify.", "next_driver", _NOTHING),
+    AmendmentRule("notify.on", "at_once", _NOTHING),
+    AmendmentRule("notify.digest_hour", "at_once", _NOTHING),
     AmendmentRule("backend.", "next_attempt", _NODES),
     AmendmentRule("cluster.", "next_attempt", _NODES),
     AmendmentRule("cluster.price_usd_per_node_hour", "at_once", _NOTHING),
@@ -147,6 +151,32 @@ def rule_of(key: str) -> AmendmentRule:
     if row is None:
         raise KeyError(key)
     return row
+
+
+_PROTECTIONS = ("eval.code.allow_unsandboxed", "cluster.slurm.exclusive")
+
+
+def is_harmless(key: str) -> bool:
+    """Return whether a key's values are numbers, switches or fixed choices, or lists of them.
+
+    No value of such a key names a file, an address, a command or code, and none gives a protection up.
+    """
+    *groups, name = key.split(".")
+    kind: Any = Config
+    for group in groups:
+        kind = field_types(kind).get(group) if dataclasses.is_dataclass(kind) else None
+    expected = field_types(kind).get(name) if dataclasses.is_dataclass(kind) else None
+    return expected is not None and key not in _PROTECTIONS and _is_harmless(expected)
+
+
+def _is_harmless(expected: Any) -> bool:
+    origin = get_origin(expected)
+    if origin is Literal:
+        return True
+    if origin is None:
+        return expected in (bool, int, float, NoneType)
+    parts = get_args(expected)[:1] if hasattr(expected, "__metadata__") else get_args(expected)
+    return origin is not dict and all(map(_is_harmless, parts))
 
 
 def begins(keys: Iterable[str]) -> When:

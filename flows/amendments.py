@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from conf import compose, tracking
-from conf.amendments import Changes, When, begins, changes_between, rule_of, waiting
+from conf.amendments import IN_WORDS, Changes, When, begins, changes_between, rule_of, waiting
 from conf.fork import have_same_tensors, is_of_weights
 from conf.of_run import CONFIG_AMENDED, newest_amendment, of_run, write_amended
+from conf.origins import overridden_keys
 from conf.schema import Config
+from conf.training_rules import learning_rate
+from conf.validate import without_effect
 from flows.runtime.amended import next_start, train_like
 from flows.runtime.context import is_simulated, refuse_archived
 from flows.runtime.programs import ask_about
@@ -36,6 +40,12 @@ _TIMEOUT_S = 120
 _NOTICE_S = 5.0
 #: Time for a person to repeat the command, whose checks take some seconds.
 _HINT_S = 60.0
+#: Keys that change the learning rate.
+_OF_THE_RATE = ("optimizer.", "train.tokens", "train.max_steps")
+#: Keys that only steps of training read.
+_OF_TRAINING = ("optimizer.", "precision.", "parallel.", "train.", "data.", "checkpoint.", "backend.")
+_value = reprlib.Repr()
+_value.maxstring = _value.maxother = _value.maxdict = 60
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,16 @@ class Amended:
     after: Config
 
 
-def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at: int | str | None = None) -> Amended:
+def amend(
+    run: RunPaths,
+    overrides: Sequence[str],
+    *,
+    by: str,
+    why: str = "",
+    at: int | str | None = None,
+    number: int | None = None,
+    only_check: bool = False,
+) -> Amended:
     """Change a run's configuration. Nothing is written if the new configuration equals the old one or is refused.
 
     Args:
@@ -70,6 +89,8 @@ def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at
         by: name of the user, for the journal.
         why: reason, for the journal.
         at: step after which the change takes effect, or ``now``; None: as soon as each key may change.
+        number: the amendment's number when it was checked; None: it was not.
+        only_check: write nothing, and return what would be amended.
 
     Raises:
         ConfigError: the new configuration breaks a rule, or a key may not change.
@@ -78,6 +99,8 @@ def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at
         StorageError: the journal can't be written.
     """
     known, before = newest_amendment(run), of_run(run)
+    if number is not None and known + 1 != number:
+        raise _changed_meanwhile(run)
     _check_run(run, read_state(run), before, driver(run) is not None)
     after = compose.amend(before, overrides)
     if not overrides and at is None:
@@ -90,7 +113,62 @@ def amend(run: RunPaths, overrides: Sequence[str], *, by: str, why: str = "", at
     if not found.number:
         return found
     _check_like_new(run, before, after, found.changes)  # this takes seconds, during which a running run keeps training
-    return _write(run, known, check_state, by=by, why=hide(why))
+    return found if only_check else _write(run, known, check_state, by=by, why=hide(why))
+
+
+def effects(run: RunPaths, amended: Amended, overrides: Sequence[str], *, resumes: bool = False) -> list[str]:
+    """Return lines for a person: what an amendment changes, what follows from it, and when it begins.
+
+    Args:
+        resumes: the caller continues the run next.
+    """
+    lines = [f"{key}: {_value.repr(old)} -> {_value.repr(new)}" for key, (old, new) in amended.changes.items()]
+    typed = (key for text in overrides for key in overridden_keys(text))
+    lines += [f"warning: {text}" for text in without_effect(amended.after, typed)]
+    begins = "begins now, or with the next attempt" if resumes else _when(run, amended)
+    return [*lines, *_consequences(amended), f"amendment {amended.number} {begins}"]
+
+
+def _consequences(amended: Amended) -> list[str]:
+    lines = []
+    step = max(amended.at_step or 0, amended.step) + 1
+    trains = any(key.startswith(_OF_TRAINING) for key in amended.changes)
+    if trains and step > max(amended.before.total_steps, amended.after.total_steps):
+        lines.append(
+            f"training ended with step {amended.step}: this has an effect only if a larger train.tokens or "
+            "train.max_steps continues it"
+        )
+    elif any(key.startswith(_OF_THE_RATE) for key in amended.changes):
+        before, after = (
+            f"{learning_rate(step, config):.4g}" if step <= config.total_steps else "none"
+            for config in (amended.before, amended.after)
+        )
+        lines.append(f"learning rate of step {step}: {before} -> {after}")
+    if amended.before.total_steps != amended.after.total_steps:
+        lines.append(f"last step: {amended.before.total_steps} -> {amended.after.total_steps}")
+    redone = dict.fromkeys(rule_of(key).redoes for key in amended.changes)
+    redone.pop("nothing", None)
+    return [*lines, f"redoes: {'; '.join(redone)}"] if redone else lines
+
+
+def _when(run: RunPaths, amended: Amended) -> str:
+    ahead = amended.at_step is not None and amended.at_step > amended.step
+    if ahead or (amended.at_step is not None and amended.is_driven):
+        after = f"step {amended.at_step}" if ahead else "the current step"
+        return f"begins after {after}: a checkpoint is written there, and training restarts from it"
+    if not amended.is_driven:
+        return f"begins when the run continues: `hlatctl resume {run.run_id}`"
+    if amended.begins != "next_attempt":
+        return f"begins {IN_WORDS[amended.begins]}"
+    late = next(key for key in amended.changes if rule_of(key).when == "next_attempt")
+    return f"begins with the next attempt, because of {late}; `hlatctl amend {run.run_id} --at now` begins it now"
+
+
+def _changed_meanwhile(run: RunPaths) -> RunBusyError:
+    return RunBusyError(
+        f"run {run.run_id}: another amendment was made meanwhile",
+        hint=f"`hlatctl logs {run.run_id}` shows it; then try again",
+    )
 
 
 def _check_state(
@@ -274,10 +352,7 @@ def _write(run: RunPaths, known: int, check_state: Callable[[], Amended], *, by:
     with files.created_like(run.root):
         with JournalWriter(run, OPERATOR_WRITER) as journal:  # the journal's lock excludes other operators
             if newest_amendment(run) != known:
-                raise RunBusyError(
-                    f"run {run.run_id}: another amendment was made meanwhile",
-                    hint=f"`hlatctl logs {run.run_id}` shows it; then try again",
-                )
+                raise _changed_meanwhile(run)
             made = check_state()
             if not made.number:
                 return made

@@ -8,13 +8,15 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from conf.devices import DEVICES
 from conf.of_run import of_run
 from conf.schema import Config
 from flows.launch.base import Drivers, drivers_for, launcher_for
 from flows.runtime.context import is_simulated, live_training
-from flows.stages.attempt import STOP_GRACE_S
+from flows.runtime.spending import Expense, of_training, used_up
+from flows.stages.attempt import STOP_GRACE_S, next_attempt
 from hlatctl.driver_job import driver_job
 from hlatctl.run import files, stopping
 from hlatctl.run.errors import ConfigError, RunBusyError, StorageError
@@ -55,6 +57,27 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
             launcher.cancel(job, grace_s=STOP_GRACE_S)
         launcher.release(run.root)
     return read_state(run)
+
+
+def cost_of_rest(run: RunPaths, config: Config) -> Expense | None:
+    """Return what the rest of a run's training costs; None if continuing the run submits nothing, or is refused anyway.
+
+    Args:
+        config: the run's configuration, with the amendments to make.
+
+    Raises:
+        BudgetError: the run's budget is used up.
+    """
+    state = read_state(run)
+    if state.evaluates or state.archived or driver(run) or next_attempt(state, config) is None:
+        return None  # other rules refuse it, or it has trained
+    before = of_run(run)  # has the nodes whose hours are counted
+    cluster = replace(before.cluster, price_usd_per_node_hour=config.cluster.price_usd_per_node_hour)
+    if over := used_up(run.run_id, state, replace(before, budget=config.budget, cluster=cluster)):
+        raise over
+    if state.simulated or (state.attempt and state.attempt.ended_unix_s is None and not state.queued):
+        return None  # nothing runs, or its job was running, so the driver takes it over
+    return of_training(config, done=state.step)
 
 
 def end_driver_jobs(run: RunPaths, *, running: bool = False) -> Drivers | None:

@@ -14,6 +14,9 @@ NotifyKind = Literal[
     "node_left_out",
     "straggler",
     "alarm",
+    "loss_spike",
+    "stall",
+    "budget",
     "milestone",
     "finished",
     "stopped",
@@ -59,11 +62,15 @@ class NotifyConfig:
             "walked_back",
             "node_left_out",
             "alarm",
+            "loss_spike",
+            "stall",
+            "budget",
             "milestone",
             "finished",
         ]
     )
     """What messages are about: `failed`, `needs_person`, `walked_back`, `node_left_out`, `straggler`, `alarm`,
-    `milestone`, `finished`, `stopped`, `amended`, `forecast_slip` (the predicted end is a day later)."""
+    `loss_spike`, `stall`, `budget`, `milestone`, `finished`, `stopped`, `amended`, `forecast_slip` (the predicted end
+    is a day later)."""
     digest_hour: Annotated[int, Range(ge=0, le=23)] | None = None
     """Hour (UTC) of a daily digest: tokens, loss, scores, goodput, failures, forecast; none: no digest."""

@@ -1,4 +1,4 @@
-"""Answers of the page about one run or several: details, curves, comparisons, logs, documents, stop and resume.
+"""Answers of the page about one run or several: details, curves, comparisons, logs, documents, and changes.
 
 Importing this module takes a second, because of numpy, so the page is served before. The documents of a step come from
 the trainer's data loader, in a separate process that takes seconds.
@@ -19,8 +19,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
 from conf.of_run import check_step, of_run
-from flows.control import request_stop
-from flows.live import share
+from flows.live import actions, share
 from flows.live.json_response import as_json
 from flows.live.stream import Watcher
 from flows.runtime import programs
@@ -29,11 +28,9 @@ from hlatctl.report.live import curves, details, items, sweeps
 from hlatctl.report.live import index as ranks
 from hlatctl.report.live.curves import StepColumns
 from hlatctl.report.live.index import OpenRun
-from hlatctl.report.run_view import is_simulated, view_run
-from hlatctl.run import labels
+from hlatctl.report.run_view import is_simulated
 from hlatctl.run.errors import ConfigError, DataError, RunBusyError, RunNotFoundError
 from hlatctl.run.paths import RunPaths, SweepPaths
-from hlatctl.run.processes import user_name
 from hlatctl.run.runs import list_sweeps
 
 _TIMEOUT_S = 300.0
@@ -86,39 +83,6 @@ def documents(run: RunPaths, step: int) -> dict[str, Any]:
             for document in sequence
         ],
     }
-
-
-def stop_run(run: RunPaths) -> dict[str, Any]:
-    """Ask a run to write a checkpoint and stop; doesn't wait for it.
-
-    Raises:
-        RunBusyError: the run has already ended.
-        StorageError: the request can't be written.
-    """
-    view = view_run(run)
-    if view.at_rest:
-        raise RunBusyError(f"run {run.run_id}: is already {view.status}", hint="reload the page to see its state")
-    request_stop(run, by=user_name(), wait_s=0.0)
-    return {"run_id": run.run_id, "status": view_run(run).status}
-
-
-def resume_run(run: RunPaths) -> dict[str, Any]:
-    """Start a driver for a run in a process of its own, and return when it drives the run.
-
-    Raises:
-        RunBusyError: the run has a driver, or there is nothing to continue.
-        HlatctlError: the driver doesn't start.
-    """
-    view = view_run(run)
-    if not view.ended:
-        where = view.driver_elsewhere or f"process {view.driver_pid}"
-        raise RunBusyError(f"run {run.run_id}: {where} drives it", hint="stop it first, or wait until it ends")
-    if not view.can_resume:
-        raise RunBusyError(
-            f"run {run.run_id}: is {view.status}", hint=f"`hlatctl status {run.run_id}` shows what can be done"
-        )
-    driver = programs.start_driver(run)
-    return {"run_id": run.run_id, "status": "running", "pid": driver.pid}
 
 
 #: Memory limit of the cached columns of steps: five runs of 2 M steps.
@@ -260,22 +224,15 @@ class Answers:
             raise ConfigError("step: is missing", hint="?step=1000")
         return as_json(documents(self._run(request), step))
 
-    def stop(self, request: Request) -> Response:
-        """Ask a run to stop."""
-        return as_json(stop_run(self._run(request)), 202)
+    def act(self, request: Request) -> Response:
+        """Change a run, or return what a person must confirm first."""
+        given, name = request.query_params, str(request.scope["path"]).rpartition("/")[2]
+        answer: dict[str, Any] = getattr(actions, name)(self._run(request), given)
+        return as_json(answer, 200 if "check" in given else 202)
 
-    def resume(self, request: Request) -> Response:
-        """Continue a run."""
-        return as_json(resume_run(self._run(request)), 202)
-
-    def labels(self, request: Request) -> Response:
-        """Change a run's name or tags, or add a note."""
-        run, given = self._run(request), request.query_params
-        change = labels.change(
-            name=given.get("name"), tags=given.getlist("tag"), untag=given.getlist("untag"), note=given.get("note", "")
-        )
-        labels.write_label(run, change, by=user_name())
-        return as_json({"run_id": run.run_id}, 202)
+    def alerts(self, request: Request) -> Response:
+        """Return which messages a run sends, and where."""
+        return as_json(actions.alerts(self._run(request)))
 
     def _sweep(self, name: str) -> SweepPaths:
         found = next((sweep for sweep in list_sweeps(self.watcher.index.runs_dir) if sweep.run_id == name), None)

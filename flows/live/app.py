@@ -31,6 +31,8 @@ from hlatctl.run.errors import ConfigError, HlatctlError, RunNotFoundError
 if TYPE_CHECKING:
     from flows.live.answers import Answers
 
+#: What the page can do to a run; each is a function of ``flows.live.actions``.
+ACTIONS = ("stop", "resume", "labels", "amend", "archive")
 STATIC = Path(__file__).with_name("static")
 
 
@@ -41,7 +43,7 @@ class Service:
     Args:
         watcher: watches the runs.
         servers: returns the states of Prefect's and MLflow's servers, as in ``/api/info``.
-        allow_control: whether the page may stop, resume and label runs.
+        allow_control: whether the page may change runs.
     """
 
     watcher: Watcher
@@ -105,9 +107,8 @@ def make_app(service: Service, *, token: str, port: int) -> ASGIApp:
         Route("/api/runs/{run_id}/prompts", late("prompts")),
         Route("/api/runs/{run_id}/items", late("items")),
         Route("/api/runs/{run_id}/documents", late("documents")),
-        Route("/api/runs/{run_id}/stop", late("stop"), methods=["POST"]),
-        Route("/api/runs/{run_id}/resume", late("resume"), methods=["POST"]),
-        Route("/api/runs/{run_id}/labels", late("labels"), methods=["POST"]),
+        Route("/api/runs/{run_id}/alerts", late("alerts")),
+        *(Route(f"/api/runs/{{run_id}}/{name}", late("act"), methods=["POST"]) for name in ACTIONS),
         Route("/api/sweeps/{sweep_id}", late("sweep")),
         Route("/api/compare", late("compare")),
         Route("/api/share", late("share")),

@@ -32,7 +32,7 @@ class Options:
     Args:
         port, prefect_port, mlflow_port: ports on loopback; 0: any free one.
         page_only: start neither Prefect's nor MLflow's server.
-        allow_control: the page may stop, resume and label runs.
+        allow_control: the page may change runs.
     """
 
     port: int = 8400

@@ -87,6 +87,9 @@ class Session:
             allow(scope)
         elif scope["path"] != HEALTH:
             return HTMLResponse(_NO_TOKEN, 401)
+        # A page on another port of this host is the same site: the browser sends it the cookie, and may send no origin.
+        if scope["path"].startswith("/api/") and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            return _refused("only the page itself can read this", "open the page's link")
         if scope["method"] in ("GET", "HEAD"):
             return None
         return self._control_refused(headers, cookie)

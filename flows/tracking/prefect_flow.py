@@ -102,7 +102,7 @@ class PrefectCaller:
     """Calls every stage as a task of the current flow run."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self._clock, self._of_flow = clock, contextvars.copy_context()
 
     def call(self, name: str, stage: Callable[[], Any]) -> Any:
         """Run the stage as a task, in this thread."""
@@ -121,8 +121,11 @@ class PrefectCaller:
         return stop.raised_after(run_task)
 
     def submit(self, choose: Callable[[], tuple[str, Callable[[], Any]]], *, most: int) -> Future[Any]:
-        """Queue a stage that a worker thread chooses, as a task of the same flow run."""
-        context = contextvars.copy_context()
+        """Queue a stage that a worker thread chooses, as a task of the same flow run.
+
+        The caller may be inside a task, such as an attempt. Prefect's timeline shows no task inside another one.
+        """
+        context = self._of_flow.copy()
         return self._clock.beside(lambda: context.run(self.call, *choose()), most=most)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import reprlib
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,7 +47,6 @@ from hlatctl.units import size
 
 if TYPE_CHECKING:
     from conf.schema import Config
-    from flows.amendments import Amended
     from flows.launch.base import Drivers
 
 
@@ -197,12 +194,6 @@ def train(
 
 
 Why = Annotated[str, typer.Option("--why", help="Reason, for the journal.")]
-_value = reprlib.Repr()
-_value.maxstring = _value.maxother = _value.maxdict = 60
-#: Keys that change the learning rate.
-_OF_THE_RATE = ("optimizer.", "train.tokens", "train.max_steps")
-#: Keys that only steps of training read.
-_OF_TRAINING = ("optimizer.", "precision.", "parallel.", "train.", "data.", "checkpoint.", "backend.")
 
 
 def _show_table(given: bool) -> None:
@@ -250,53 +241,8 @@ def make(run: RunPaths, overrides: list[str], *, why: str, at: str | None = None
     if not amended.number:
         say(f"run {run.run_id}: nothing changes" + (", the run has these values" if overrides else ""))
         return
-    for key, (old, new) in amended.changes.items():
-        say(f"{key}: {_value.repr(old)} -> {_value.repr(new)}")
-    warn_of_no_effect(amended.after, overrides)
-    for line in _consequences(amended):
+    for line in amendments.effects(run, amended, overrides, resumes=resumes):
         say(line)
-    begins = "begins now, or with the next attempt" if resumes else _when(run, amended)
-    say(f"amendment {amended.number} {begins}")
-
-
-def _consequences(amended: Amended) -> list[str]:
-    from conf.amendments import rule_of
-    from conf.training_rules import learning_rate
-
-    lines = []
-    step = max(amended.at_step or 0, amended.step) + 1
-    trains = any(key.startswith(_OF_TRAINING) for key in amended.changes)
-    if trains and step > max(amended.before.total_steps, amended.after.total_steps):
-        lines.append(
-            f"training ended with step {amended.step}: this has an effect only if a larger train.tokens or "
-            "train.max_steps continues it"
-        )
-    elif any(key.startswith(_OF_THE_RATE) for key in amended.changes):
-        before, after = (
-            f"{learning_rate(step, config):.4g}" if step <= config.total_steps else "none"
-            for config in (amended.before, amended.after)
-        )
-        lines.append(f"learning rate of step {step}: {before} -> {after}")
-    if amended.before.total_steps != amended.after.total_steps:
-        lines.append(f"last step: {amended.before.total_steps} -> {amended.after.total_steps}")
-    redone = dict.fromkeys(rule_of(key).redoes for key in amended.changes)
-    redone.pop("nothing", None)
-    return [*lines, f"redoes: {'; '.join(redone)}"] if redone else lines
-
-
-def _when(run: RunPaths, amended: Amended) -> str:
-    from conf.amendments import IN_WORDS, rule_of
-
-    ahead = amended.at_step is not None and amended.at_step > amended.step
-    if ahead or (amended.at_step is not None and amended.is_driven):
-        after = f"step {amended.at_step}" if ahead else "the current step"
-        return f"begins after {after}: a checkpoint is written there, and training restarts from it"
-    if not amended.is_driven:
-        return f"begins when the run continues: `hlatctl resume {run.run_id}`"
-    if amended.begins != "next_attempt":
-        return f"begins {IN_WORDS[amended.begins]}"
-    late = next(key for key in amended.changes if rule_of(key).when == "next_attempt")
-    return f"begins with the next attempt, because of {late}; `hlatctl amend {run.run_id} --at now` begins it now"
 
 
 def resume(
@@ -335,7 +281,10 @@ def resume(
         if overrides and not driver(paths):  # refused below
             config = amended(config, overrides)
         drivers = drivers_of(config, driver_as, detach=detach)
-        _confirm_rest(paths, config, yes=yes)
+        from flows.control import cost_of_rest
+
+        if expense := cost_of_rest(paths, config):
+            confirm(expense, config.cluster, "the rest of the run", yes=yes)
     if overrides:
         _amend(paths, overrides, why)
     announce(paths)
@@ -353,29 +302,6 @@ def _take_over(run: RunPaths) -> str:
 
     end_driver_jobs(run, running=True)
     return f"run {run.run_id}: the jobs that were to drive it are cancelled, because this process does now"
-
-
-def _confirm_rest(run: RunPaths, config: Config, *, yes: bool) -> None:
-    """Refuse a run whose budget is used up, and ask before an expensive one, unless there is nothing to submit.
-
-    Args:
-        config: the run's configuration with the amendments to make.
-    """
-    from conf.of_run import of_run
-    from flows.runtime.spending import of_training, used_up
-    from flows.stages.attempt import next_attempt
-
-    state = read_state(run)
-    if state.evaluates or state.archived or driver(run) or next_attempt(state, config) is None:
-        return  # other rules refuse it, or it has trained
-    before = of_run(run)  # has the nodes whose hours are counted
-    cluster = replace(before.cluster, price_usd_per_node_hour=config.cluster.price_usd_per_node_hour)
-    if over := used_up(run.run_id, state, replace(before, budget=config.budget, cluster=cluster)):
-        raise over
-    if state.attempt and state.attempt.ended_unix_s is None and not state.queued:
-        return  # its job was running, so the driver takes it over
-    if not state.simulated:
-        confirm(of_training(config, done=state.step), config.cluster, "the rest of the run", yes=yes)
 
 
 def _amend(run: RunPaths, overrides: list[str], why: str) -> None:

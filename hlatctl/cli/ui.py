@@ -31,7 +31,7 @@ def ui(
     mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's web page.", min=1, max=65535)] = 5000,
     page_only: Annotated[bool, typer.Option("--page-only", help="Don't start Prefect's and MLflow's servers.")] = False,
     allow_control: Annotated[
-        bool, typer.Option("--allow-control", help="Let the page stop, resume and label runs.")
+        bool, typer.Option("--allow-control", help="Let the page stop, resume, amend, label and archive runs.")
     ] = False,
     runs_dir: RunsDir = None,
 ) -> None:

@@ -25,6 +25,7 @@ from conf.tracking import FIRST_STEPS, every_steps
 from hlatctl.run.evaluations import headlines
 from hlatctl.run.journal import Event, no_steps
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.processes import name_of_user
 from hlatctl.run.state import AmendmentState
 from hlatctl.run.step_metrics import MOST_OTHERS, STEP_METRICS, others
 from hlatctl.units import number
@@ -345,3 +346,9 @@ def courses(amendments: list[AmendmentState]) -> dict[str, str]:
         for key, (old, new) in amendment.changes.items():
             texts[key] = f"{texts.get(key, old)}; {begins}: {new}"
     return texts
+
+
+def origin_of(run: RunPaths, argv: Sequence[str]) -> dict[str, str]:
+    """Return who made a run or a sweep, and by which command, without its arguments."""
+    command = " ".join([Path(argv[0]).name, *argv[1:2]]) if argv else "hlatctl"
+    return {"user": name_of_user(run.root.stat().st_uid), "source": command, "source_type": "LOCAL"}

@@ -33,6 +33,7 @@ from flows.tracking.mirrors.base import (
     Service,
     Shown,
     courses,
+    origin_of,
     point,
     scores,
 )
@@ -365,7 +366,7 @@ def _facts(run: RunPaths) -> dict[str, str]:
         provenance = dict(files.read_json(run.provenance))
         facts = {
             "commit": (provenance.get("git") or {}).get("commit"),
-            "user": provenance.get("user"),
+            **origin_of(run, provenance.get("argv") or []),
             "python": str(provenance.get("python", "")).split(" ")[0],
             "host": (provenance.get("host") or {}).get("name"),
         }

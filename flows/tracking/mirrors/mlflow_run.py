@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.schema import Config
 from flows.tracking import mlflow_client
-from flows.tracking.mirrors.base import About, Labels, Mirror, Outcome, Point, Scores, Service
+from flows.tracking.mirrors.base import About, Labels, Mirror, Outcome, Point, Scores, Service, origin_of
 from hlatctl.report import items as item_file
 from hlatctl.report.sweep import best
 from hlatctl.run import contract as contract_record
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 MetricRow = tuple[str, float, int, int]
 """Key, value, time in Unix milliseconds, step. MLflow drops a row that is equal to another in all four."""
 
-#: Metrics of steps by the step, and by tokens.
-BY_STEP, BY_TOKENS = "train/", "by_tokens/train_"
+#: Prefix of the metrics of steps. Each number is logged once: MLflow's charts take `train/tokens` as x axis too.
+TRAIN = "train/"
 #: Peak memory shows more than the current one, and each value costs MLflow time.
 _LEFT_OUT = "memory_bytes"
 
@@ -65,6 +65,8 @@ _NAME, _DESCRIPTION = "mlflow.runName", "mlflow.note.content"
 _FACTS = {
     "commit": "mlflow.source.git.commit",
     "user": "mlflow.user",
+    "source": "mlflow.source.name",
+    "source_type": "mlflow.source.type",
     "python": "hlatctl.python",
     "host": "hlatctl.host",
 }
@@ -157,32 +159,28 @@ class MlflowRun(Mirror):
         self.last_step = int(tags.get(LAST_STEP_TAG, 0))
 
     def steps(self, points: Sequence[Point]) -> None:
-        """Log each step by its number, and the loss by tokens too."""
+        """Log each step, with its tokens."""
         for point in points:
             time_ms = int(point.time_unix_s * 1000)
-            values = point.values.items()
-            rows = [(f"{BY_STEP}{name}", value, time_ms, point.step) for name, value in values if name != _LEFT_OUT]
-            if "loss" in point.values and point.tokens:
-                rows.append((f"{BY_TOKENS}loss", point.values["loss"], time_ms, point.tokens))
-            self._log(rows)
+            values = {**point.values, **({"tokens": float(point.tokens)} if point.tokens else {})}
+            self._log([(f"{TRAIN}{name}", values[name], time_ms, point.step) for name in values if name != _LEFT_OUT])
             self.last_step = point.step
 
     def rewind(self, step: int, tokens: int) -> bool:
         """Remove the metrics of superseded steps from an SQLite database; a server keeps them."""
         self.flush()
         if self._database:
-            remove(self._database, self._id, step=step, tokens=tokens)
+            remove(self._database, self._id, step=step)
         # After the rows, so that they are removed again if this process is killed in between.
         self._client.set_tag(self._id, LAST_STEP_TAG, str(step))
         self.last_step = step
         return False
 
     def scores(self, scores: Scores) -> None:
-        """Log scores by step and by the milestone's tokens, and the scores of guessing as tags."""
+        """Log scores with the milestone's tokens, and the scores of guessing as tags."""
         time_ms = int(scores.time_unix_s * 1000)
-        for task, value in scores.values.items():
+        for task, value in [*scores.values.items(), ("tokens", float(scores.tokens))]:
             self._log([(f"{scores.group}/{task}", value, time_ms, scores.step)])
-            self._log([(f"by_tokens/{scores.group}_{task}", value, time_ms, scores.tokens)])
         self._tag({f"chance.{task}": f"{value:.6g}" for task, value in scores.chances.items()})
 
     def labels(self, labels: Labels) -> None:
@@ -320,17 +318,16 @@ class MlflowRun(Mirror):
 
 _TIMEOUT_S = 30.0
 _COLUMNS = "key, value, timestamp, step, is_nan, run_uuid"
-_SUPERSEDED = "run_uuid = :run AND ((key GLOB :by_step AND step > :step) OR (key GLOB :by_tokens AND step > :tokens))"
+_SUPERSEDED = "run_uuid = :run AND key GLOB :keys AND step > :step"
 
 
-def remove(database: Path, mlflow_run_id: str, *, step: int, tokens: int) -> None:
+def remove(database: Path, mlflow_run_id: str, *, step: int) -> None:
     """Remove the metrics of steps after this one; idempotent.
 
     Raises:
         sqlite3.Error: the database can't be written.
     """
-    values = {"run": mlflow_run_id, "step": step, "tokens": tokens}
-    values |= {"by_step": f"{BY_STEP}*", "by_tokens": f"{BY_TOKENS}*"}
+    values = {"run": mlflow_run_id, "step": step, "keys": f"{TRAIN}*"}
     with closing(sqlite3.connect(database, timeout=_TIMEOUT_S)) as connection, connection:
         for statement in _statements():
             connection.execute(statement, values)
@@ -342,7 +339,7 @@ def _statements() -> Iterator[str]:
     # With MAX, SQLite takes the other columns from the row of the maximum.
     yield (
         f"INSERT OR IGNORE INTO latest_metrics ({_COLUMNS}) SELECT key, value, timestamp, MAX(step), is_nan, run_uuid "
-        "FROM metrics WHERE run_uuid = :run AND (key GLOB :by_step OR key GLOB :by_tokens) GROUP BY key"
+        "FROM metrics WHERE run_uuid = :run AND key GLOB :keys GROUP BY key"
     )
 
 
@@ -484,6 +481,7 @@ def _sweeps_run_id(client: MlflowClient, experiment_id: str, sweep: SweepPaths) 
         run = mlflow_client.find_run(client, experiment_id, identity)
         if run is None:
             tags = identity | {"hlatctl.simulated": str(state.simulated).lower()}
+            tags |= {_FACTS[fact]: value for fact, value in origin_of(sweep, ["hlatctl", "sweep"]).items()}
             name = marked(state.sweep_id, simulated=state.simulated)
             run = client.create_run(experiment_id, int(state.created_unix_s * 1000), tags, name)
         return str(run.info.run_id)

@@ -25,7 +25,7 @@ _BODY_CHARS = 6000
 #: Maximum lines of a summary of many messages.
 _SUMMARY_LINES = 15
 #: Kinds that are never delayed.
-URGENT = ("failed", "needs_person", "finished")
+URGENT = ("failed", "needs_person", "budget", "finished")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +185,10 @@ def _attempt_started(event: Event, run: RunPaths) -> Note | None:
     )
 
 
+#: Alarms about the loss or the gradient norm of a step.
+_SPIKES = ("gradient_norm", "update_skipped")
+
+
 def _alarm(event: Event, run: RunPaths) -> Note:
     what, step = str(event.get("what") or "alarm"), event.get("step")
     if what == "disk_full":
@@ -199,7 +203,7 @@ def _alarm(event: Event, run: RunPaths) -> Note:
         )
     if what == "budget":
         return Note(
-            kind="needs_person",
+            kind="budget",
             title="its budget is nearly used up",
             key=f"budget {event['message']}",
             happened=str(event["message"]),
@@ -208,12 +212,23 @@ def _alarm(event: Event, run: RunPaths) -> Note:
             command=f"hlatctl amend {run.run_id} {str(event['message']).partition('=')[0]}=VALUE",
         )
     return Note(
-        kind="alarm",
+        kind="loss_spike" if what in _SPIKES else "alarm",
         title=f"alarm {what.replace('_', ' ')} at step {step}",
         key=f"alarm {what}",
         happened=str(event["message"]),
         decided="training continues",
         command=f"hlatctl logs {run.run_id}",
+    )
+
+
+def _hang(event: Event, run: RunPaths) -> Note:
+    return Note(
+        kind="stall",
+        title="training makes no progress",
+        key=f"stall {event['time_unix_s']}",
+        happened=str(event["evidence"]),
+        decided="the attempt is ended; a restart follows, unless the run has restarted too often",
+        command=f"hlatctl status {run.run_id}",
     )
 
 
@@ -310,6 +325,7 @@ _OF: dict[str, Callable[[Event, RunPaths], Note | None]] = {
     "attempt_ended": _attempt_ended,
     "attempt_started": _attempt_started,
     "alarm": _alarm,
+    "hang": _hang,
     "straggler": _straggler,
     "node_notice": _node_notice,
     "corruption_suspected": _corruption,

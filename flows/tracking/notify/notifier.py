@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from conf.of_run import CONFIG_AMENDED, of_run
 from conf.schema import Config
 from flows.tracking.notify import services
 from flows.tracking.notify.notes import URGENT, Message, Note, note_of, shown, summary
@@ -282,6 +283,9 @@ class Notifier:
         for event in events:
             if event["kind"] in ("head_started", "run_finished"):
                 self.ended = event["kind"] == "run_finished"
+        if any(event["kind"] == CONFIG_AMENDED for event in events):
+            with suppress(HlatctlError):  # a configuration that can't be read leaves the former choice
+                self._config = of_run(self._run)  # notify.on and notify.digest_hour change at once
         if notes:
             lines = tuple(position(self._state(), self._config, self._now_unix_s()))
             for note, time_unix_s in notes:

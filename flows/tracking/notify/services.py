@@ -18,7 +18,9 @@ from hlatctl.run.errors import ConfigError
 
 #: A service that takes longer counts as unreachable.
 TIMEOUT_S = 20.0
-_TYPES = {"finished": "success", "failed": "failure", "needs_person": "warning", "alarm": "warning"}
+_TYPES = {"finished": "success", "failed": "failure"} | dict.fromkeys(
+    ("needs_person", "budget", "alarm", "loss_spike", "stall"), "warning"
+)
 
 
 def send(entry: str, message: Message, *, timeout_s: float = TIMEOUT_S) -> str:

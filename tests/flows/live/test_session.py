@@ -59,6 +59,14 @@ def test_other_hosts_and_pages_are_refused_even_with_the_cookie(page: Page, head
     assert page.browser.get("/api/runs", headers=headers).status_code == 403
 
 
+@pytest.mark.parametrize(
+    ("site", "status"), [("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403)]
+)
+def test_a_page_on_another_port_of_this_host_reads_nothing(page: Page, site: str, status: int) -> None:
+    assert page.browser.get("/api/runs", headers={"Sec-Fetch-Site": site}).status_code == status
+    assert page.browser.get("/", headers={"Sec-Fetch-Site": site}).status_code == 200
+
+
 def test_the_page_may_load_only_its_own_files(page: Page) -> None:
     answer = page.browser.get("/")
     policy = answer.headers["content-security-policy"]

@@ -165,6 +165,8 @@ def test_stages_attempts_and_evaluations_are_tasks_of_one_flow_run(
     assert flow == ("seen (SIMULATED)", "Completed")
     assert {name for name, _ in tasks} == TASKS
     assert {state for _, state in tasks} == {"Completed"}
+    nested = database("select name from task where task_inputs like '%__parents__%'")
+    assert nested == [], "Prefect's timeline shows no task that is inside another one"
     assert {"summary", "training"} <= artifacts
 
 

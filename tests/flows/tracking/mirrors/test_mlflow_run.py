@@ -30,6 +30,7 @@ from hlatctl.run.errors import StorageError
 from hlatctl.run.journal import FLOW_WRITER, OPERATOR_WRITER, JournalWriter, eval_writer, train_writer
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.processes import user_name
 from hlatctl.run.state import MilestoneState
 from tests.flows.tracking.mirrors.conftest import mlflow_copy, mlflow_rows
 from tests.flows.tracking.mirrors.make import finish, label, losses, make_run, train
@@ -97,6 +98,8 @@ def test_a_run_is_found_in_mlflow_with_its_parameters_metrics_tags_status_and_ar
     assert seen.data.params["optimizer.lr"] == "0.0003"
     assert seen.data.params["train.seq_len"] == "512"
     assert seen.data.tags["mlflow.source.git.commit"] == "c0ffee"
+    assert (seen.data.tags["mlflow.source.name"], seen.data.tags["mlflow.source.type"]) == ("hlatctl", "LOCAL")
+    assert seen.data.tags["mlflow.user"] == user_name()
     assert seen.data.tags["hlatctl.python"] == "3.11.7"
     assert seen.data.tags["hlatctl.outcome"] == "finished"
     assert seen.data.tags["hlatctl.amended.optimizer.lr"] == "0.0003; pending: 0.0001"
@@ -104,10 +107,11 @@ def test_a_run_is_found_in_mlflow_with_its_parameters_metrics_tags_status_and_ar
     assert seen.data.tags["mlflow.note.content"].endswith("me: begun")
     assert {key: seen.data.tags[key] for key in seen.data.tags if "chance" in key} == {"chance.odd_name_": "0.25"}
     assert curve(run) == losses(1, 3)
-    assert curve(run, "by_tokens/train_loss") == [(100, 0.125), (200, 0.25), (300, 0.375)]
+    assert curve(run, "train/tokens") == [(1, 100), (2, 200), (3, 300)]
     assert curve(run, "train/memory_bytes") == []
     assert curve(run, "eval/mmlu") == [(3, 0.25)]
-    assert curve(run, "by_tokens/eval_odd_name_") == [(300, 0.5)]
+    assert (curve(run, "eval/odd_name_"), curve(run, "eval/tokens")) == ([(3, 0.5)], [(3, 300)])
+    assert {key.partition("/")[0] for key in seen.data.metrics} == {"train", "eval", "checkpoint", "run"}
     assert curve(run, "checkpoint/stall_s") == [(3, 0.5)]
     table = "items/tokens-300.json"
     assert json.loads(seen.data.tags["mlflow.loggedArtifacts"]) == [{"path": table, "type": "table"}]
@@ -145,7 +149,7 @@ def test_the_latest_value_is_that_of_the_newest_step_that_counts(run: RunPaths) 
     train(run, 4, 5, attempt=2, add=100)
     assert copy(run).data.metrics["train/loss"] == 100.625
     expected = [*losses(1, 3), *losses(4, 5, add=100)]
-    assert curve(run, "by_tokens/train_loss") == [(100 * step, loss) for step, loss in expected]
+    assert curve(run, "train/tokens") == [(step, 100 * step) for step, _ in expected]
 
 
 def test_on_a_server_the_later_value_of_a_step_is_added_and_is_the_latest(

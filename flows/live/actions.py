@@ -1,0 +1,178 @@
+"""Changes that the page makes to a run, with the checks and confirmations of the commands.
+
+Each action has two answers: with ``check=1`` the lines that a person reads before confirming, and nothing is changed.
+``flows.live.session`` decides who may ask for either. Whoever has stolen the page's cookie must not get to run code.
+So an amendment from the page changes only numbers, switches and fixed choices: no value of it can name code, a command,
+a file or an address (``conf.amendments.is_harmless``).
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, get_args
+
+from starlette.datastructures import QueryParams
+
+from conf.amendments import fields_of, is_harmless
+from conf.of_run import newest_amendment, of_run
+from conf.schema.tracking import NotifyKind
+from flows import amendments, tidy
+from flows.control import cost_of_rest, request_stop
+from flows.runtime import programs
+from hlatctl.driver_job import driver_job
+from hlatctl.report.run_view import view_run
+from hlatctl.run import labels as run_labels
+from hlatctl.run.errors import ConfigError, RunBusyError
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.processes import user_name
+from hlatctl.units import counted, size
+
+Answer = dict[str, Any]
+
+
+def stop(run: RunPaths, given: QueryParams) -> Answer:
+    """Ask a run to write a checkpoint and stop; doesn't wait for it.
+
+    Raises:
+        RunBusyError: the run has already ended.
+        StorageError: the request can't be written.
+    """
+    view = view_run(run)
+    if view.at_rest and not driver_job(run):
+        raise RunBusyError(f"run {run.run_id}: is already {view.status}", hint="reload the page to see its state")
+    if "check" in given:
+        where = f"Its driver is {view.driver_elsewhere}, which reads the request from the run's journal."
+        says = "It writes a checkpoint and stops. You can resume it later."
+        return {"lines": [says, where] if view.driver_elsewhere else [says]}
+    request_stop(run, by=user_name(), wait_s=0.0)
+    return {"run_id": run.run_id, "status": view_run(run).status}
+
+
+def resume(run: RunPaths, given: QueryParams) -> Answer:
+    """Start a driver for a run in a process of its own, and return when it drives the run.
+
+    Raises:
+        RunBusyError: the run has a driver, or there is nothing to continue.
+        HlatctlError: its budget is used up, or the driver doesn't start.
+    """
+    view = view_run(run)
+    if not view.ended:
+        where = view.driver_elsewhere or f"process {view.driver_pid}"
+        raise RunBusyError(f"run {run.run_id}: {where} drives it", hint="stop it first, or wait until it ends")
+    if not view.can_resume:
+        raise RunBusyError(
+            f"run {run.run_id}: is {view.status}", hint=f"`hlatctl status {run.run_id}` shows what can be done"
+        )
+    config = of_run(run)
+    expense = cost_of_rest(run, config)
+    if "check" in given:
+        lines = ["It continues from its newest checkpoint, with a driver on the server's machine."]
+        if expense and config.cluster.jobs_run == "cluster":
+            lines.append(f"Cost of the rest of the run: {expense.text()}.")
+        if expense and (why := expense.why_ask(config.cluster, "the rest of the run")):
+            lines.append(f"{why}.")
+        return {"lines": lines}
+    driver = programs.start_driver(run)
+    return {"run_id": run.run_id, "status": "running", "pid": driver.pid}
+
+
+def labels(run: RunPaths, given: QueryParams) -> Answer:
+    """Change a run's name or tags, or add a note."""
+    change = run_labels.change(
+        name=given.get("name"), tags=given.getlist("tag"), untag=given.getlist("untag"), note=given.get("note", "")
+    )
+    run_labels.write_label(run, change, by=user_name())
+    return {"run_id": run.run_id}
+
+
+def amend(run: RunPaths, given: QueryParams) -> Answer:
+    """Change a run's configuration, as `hlatctl amend` does, but only keys that can't name code, files or addresses.
+
+    Raises:
+        ConfigError: a key can't be changed from the page, or as :func:`flows.amendments.amend`.
+        RunBusyError: another amendment was made since the check.
+        HlatctlError: as :func:`flows.amendments.amend`.
+    """
+    overrides = [text.strip() for text in given.getlist("set") if text.strip()]
+    _check_keys(run, overrides)
+    only_check, number = "check" in given, given.get("number", "")
+    if not only_check and not number.isdecimal():
+        raise ConfigError(f"number={number:.20}: must be that of the amendment's check", hint="use the page's dialog")
+    amended = amendments.amend(
+        run,
+        overrides,
+        by=user_name(),
+        why=given.get("why", ""),
+        at=given.get("at") or None,
+        number=None if only_check else int(number[:9]),
+        only_check=only_check,
+    )
+    lines = amendments.effects(run, amended, overrides) if amended.number else ["Nothing changes."]
+    return {"lines": lines, "number": amended.number}
+
+
+def _check_keys(run: RunPaths, overrides: list[str]) -> None:
+    known = fields_of(of_run(run))
+    for text in overrides:
+        key, has_value, _ = text.partition("=")
+        if not has_value:
+            raise ConfigError(f"{text:.80}: has no value", hint="optimizer.lr=1e-4")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            raise ConfigError(f"{key:.80}: no such key", hint=near[0] if near else "the tab Settings lists the keys")
+        if not is_harmless(key):
+            raise ConfigError(
+                f"{key}: can't be changed from the page, which changes only numbers, switches and fixed choices",
+                hint=f"`hlatctl amend {run.run_id} {key}=VALUE`",
+            )
+
+
+def archive(run: RunPaths, given: QueryParams) -> Answer:
+    """Remove an idle run's checkpoints except the newest verified one, as `hlatctl archive` does.
+
+    Raises:
+        RunBusyError: something works on the run, or it has another newest checkpoint than when it was checked.
+        StorageError: the run belongs to somebody else, or its checkpoints can't be removed.
+    """
+    tidy.check_idle(run)
+    keeps, found = tidy.newest_valid(run, lambda _text: None), tidy.content(run)
+    stays = "none" if keeps is None else str(keeps)
+    if "check" in given:
+        which = "None stays." if keeps is None else f"That of step {keeps:,} stays."
+        lines = [
+            f"This removes {size(found.checkpoints_bytes)} in {counted(found.checkpoints, 'checkpoint')}. {which}",
+            "An archived run can't be resumed. Its report, curves and scores stay.",
+            *(f"{fork} was forked from it; that run keeps its own checkpoint." for fork in found.forks),
+        ]
+        return {"lines": lines, "keeps": stays}
+    if given.get("keeps") != stays:
+        raise RunBusyError(f"run {run.run_id}: its newest checkpoint has changed", hint="archive it again")
+    freed = tidy.archive(run, keeps=keeps, by=user_name())
+    return {"run_id": run.run_id, "bytes": freed}
+
+
+#: What each kind of message is about.
+_KINDS = {
+    "failed": "The run has ended with an error",
+    "needs_person": "The run waits for a person",
+    "walked_back": "Training restarts from an earlier checkpoint, or without a batch",
+    "node_left_out": "An attempt starts without a node",
+    "alarm": "Other alarms, such as a loss close to zero",
+    "loss_spike": "Loss or gradient norm spikes",
+    "stall": "Training makes no progress",
+    "budget": "The budget is nearly used up",
+    "milestone": "A milestone has scores",
+    "finished": "The run is finished",
+    "stopped": "The run was stopped on request",
+    "straggler": "A process is slower than the rest",
+    "amended": "The configuration was amended",
+    "forecast_slip": "The predicted end is a day later",
+}
+assert set(_KINDS) == set(get_args(NotifyKind))
+
+
+def alerts(run: RunPaths) -> Answer:
+    """Return which messages a run sends, and where. The page switches them with an amendment of ``notify.on``."""
+    notify = of_run(run).notify
+    kinds = [{"name": name, "says": says, "on": name in notify.on} for name, says in _KINDS.items()]
+    return {"services": notify.urls, "kinds": kinds, "number": newest_amendment(run) + 1}
