@@ -174,7 +174,7 @@ class Attempt:
                 if hang and status.state == "running":
                     self._end_hung(hang)
                     continue
-                ctx.clock.wait_for_event(_POLL_S, handle.name)
+                ctx.clock.wait_for_event(_POLL_S, handle.name, lambda: ctx.launcher.has_ended(handle))
             except BudgetError as error:
                 ctx.message(error.message)
                 ctx.event("stop_requested", by=BUDGET)
@@ -328,7 +328,8 @@ def training_job(
     ceiling = () if max_checkpoint_step is None else ("--max-checkpoint-step", str(max_checkpoint_step))
     words = config_words or ("--config", os.fspath(run.config))
     argv = ("-m", "trainer", "--run-dir", os.fspath(run.root), *words, "--attempt", str(number), *ceiling)
-    return make_job(config, run, TRAIN_JOB, *argv, attempt=number, distributed=True, env=env, wrapper=wrapper)
+    job = make_job(config, run, TRAIN_JOB, *argv, attempt=number, distributed=True, env=env, wrapper=wrapper)
+    return dataclasses.replace(job, stays=bool(job.shared_modules) and not wrapper)
 
 
 def _hang_variables(config: Config, logs: Path) -> dict[str, str]:
