@@ -15,6 +15,10 @@ A notice that the provider takes this node back asks the command to stop too (``
 On one machine, the processes find each other through files in the private folder and communicate over loopback.
 torchrun's own store would listen on all interfaces, and torchrun unpickles its content.
 
+With ``--stay``, for a job on one machine whose ranks ``trainer.launch`` forks, this program and ``trainer.launch`` stay
+for a minute after an attempt has failed, and run the next one if the launcher hands it over (``hlatctl.run.following``).
+All other processes of the attempt have ended by then, as always before BASE.exit_code is written.
+
 The output of torchrun's ranks goes into one log per node (``hlatctl.node_log``): on the first node to this program's
 own output, on the others to a file next to the job's log.
 """
@@ -22,14 +26,19 @@ own output, on the others to a file next to the job's log.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import select
 import shlex
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -41,6 +50,7 @@ from hlatctl.node_log import NodeLog
 from hlatctl.run import fence, files, processes, rank_output
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.files import DAMAGED
+from hlatctl.run.following import FORKED, FORKS_ENV, MESSAGE_BYTES, Following, following_file
 from hlatctl.run.processes import node_name, node_python
 
 #: Environment variables that a scheduler's script sets and this program passes on.
@@ -68,6 +78,10 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 _LAUNCHERS = {"torch.distributed.run", "trainer.launch"}
 #: A node that can't start ends the whole job. The others first write their records, and then this one is known.
 _OTHERS_START_S = 5.0
+#: How long this program stays for the next attempt, and how often it looks for it.
+_STAYS_S, _LOOK_S = 60.0, 0.02
+#: Time for ``trainer.launch`` to fork the ranks of the next attempt.
+_FORKED_S = 5.0
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 #: Newer versions of torchrun read from the environment how long they wait for ranks after a signal.
 _TORCHRUN_PATIENCE_S = 86400
@@ -135,10 +149,13 @@ class Node:
     Args:
         base: path prefix of the records.
         rank: this node's rank.
+        stays: it runs further attempts if they are handed over.
     """
 
-    def __init__(self, base: Path, command: list[str], rank: int) -> None:
+    def __init__(self, base: Path, command: list[str], rank: int, *, stays: bool = False) -> None:
         self._base, self._command, self._rank = base, command, rank
+        self._stays, self._watches = stays, False
+        self._forks: socket.socket | None = None  # to ``trainer.launch``, while both can stay
         self._token = uuid.uuid4().hex
         self._child: processes.Identity | None = None
         self._asked_to_stop = self._asked_to_end = self._over = False
@@ -153,23 +170,35 @@ class Node:
         for number in _STOPS:
             signal.signal(number, self._stop)
         signal.signal(signal.SIGQUIT, self._end)
-        before = processes.oom_kills()
         try:
-            for kind in ("pid", "exit_code"):
-                reserved(self._base, kind, self._rank).write_bytes(b" " * _RECORD_BYTES)
+            self._reserve()
             _use_own_log(self._rank)
         except OSError as error:
             return _no_records(error)
         with files.private_folder("job") as own:
-            self._write(
-                "pid",
-                {
-                    **asdict(processes.identify(os.getpid()) or _unknown()),
-                    "token": self._token,
-                    "tmp_dir": os.fspath(own.path),
-                },
-            )
-            code = self._run_command(own)
+            code = self._attempt(own, lambda: self._run_command(own))
+            while self._forks and (following := self._await_following()):
+                try:
+                    log = self._take_over(following, own)
+                except (OSError, *DAMAGED) as error:
+                    print(f"{node_name()}: the next attempt can't be taken over ({error})", file=sys.stderr, flush=True)
+                    break
+                code = self._attempt(own, functools.partial(self._until_end, log))
+            self._end_all()
+        return code
+
+    def _reserve(self) -> None:
+        for kind in ("pid", "exit_code"):
+            reserved(self._base, kind, self._rank).write_bytes(b" " * _RECORD_BYTES)
+
+    def _attempt(self, own: files.Scratch, run: Callable[[], int]) -> int:
+        """Run one attempt between its two records, and return its exit code."""
+        self._over, before = False, processes.oom_kills()
+        identity = asdict(processes.identify(os.getpid()) or _unknown())
+        self._write("pid", {**identity, "token": self._token, "tmp_dir": os.fspath(own.path)})
+        code = run()
+        if self._forks is None:
+            shutil.rmtree(own.path, ignore_errors=True)
         after = processes.oom_kills()
         killed = None if after is None else after - (before or 0)
         self._over = True
@@ -188,30 +217,75 @@ class Node:
         }
         try:
             command, keep = _in_own_environment(self._command, env)
-            child = subprocess.Popen(
+            if self._stays:
+                self._forks, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                env[FORKS_ENV], keep = str(theirs.fileno()), [*keep, theirs.fileno()]
+            self._process = subprocess.Popen(
                 command, env=env, process_group=0, pass_fds=[own.lock, *keep], preexec_fn=self._before_command
             )
         except OSError as error:
+            self._forks = None
             print(f"{shlex.join(self._command)}: can't be started ({error.strerror})", file=sys.stderr)
             return _NOT_STARTED
-        self._child = processes.identify(child.pid)
+        if self._stays:
+            theirs.close()
+        self._child = processes.identify(self._process.pid)
+        code = self._until_end(log)
+        return 128 - code if code < 0 else code
+
+    def _until_end(self, log: NodeLog | None) -> int:
+        """Watch the running attempt until its end, and end what is left of it."""
         if log:
             log.start()  # now: threads must not exist when a process is started with preexec_fn
-        if self._watch:
+        if self._watch and not self._watches:
             self._watch.start()
+            self._watches = True
         if self._asked_to_end:
             self._end_all()
         elif self._asked_to_stop:
             self._ask()
-        while (code := self._ended(child)) is None:
+        while (code := self._ended()) is None:
             self._obey()
             self._heed()
             if NODES_ENV in os.environ and os.getppid() != self._parent:
                 self._end_all()  # the scheduler's program here is gone: it could not end this job
-        self._end_all()
+        if not self._end_all(but=self._child if self._forks else None):
+            self._forks = None  # a process hangs in a device driver: nothing of it may meet the next attempt
         if log:
             log.close()
-        return 128 - code if code < 0 else code
+        return code
+
+    def _await_following(self) -> Following | None:
+        """Wait for the next attempt; None: there is none in time, or ``trainer.launch`` has ended."""
+        deadline_s = time.monotonic() + _STAYS_S
+        while self._forks and time.monotonic() < deadline_s and not (self._asked_to_stop or self._asked_to_end):
+            if select.select([self._forks], [], [], _LOOK_S)[0]:
+                return None
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    return Following(**files.read_json(following_file(self._base)))
+                except (*DAMAGED,):
+                    return None
+        return None
+
+    def _take_over(self, following: Following, own: files.Scratch) -> NodeLog | None:
+        """Have ``trainer.launch`` fork the ranks of the next attempt; return the collector of their output.
+
+        Raises an OSError or one of ``DAMAGED`` if it doesn't.
+        """
+        assert self._forks is not None
+        self._base, self._command, self._order = Path(following.base), following.command, ""
+        self._fence = fence.of_job(self._base)
+        os.environ.update(following.env)
+        self._reserve()
+        rank_output.append_to(Path(following.log))
+        for left in own.path.iterdir():
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+        log = self._log(own.path)
+        self._forks.send(json.dumps(asdict(following)).encode())
+        if not select.select([self._forks], [], [], _FORKED_S)[0] or self._forks.recv(MESSAGE_BYTES) != FORKED:
+            raise OSError("no ranks were forked")
+        return log
 
     def _log(self, folder: Path) -> NodeLog | None:
         """Return the collector of the ranks' output; None: output goes to this program's own output."""
@@ -227,9 +301,17 @@ class Node:
         if self._starts_ranks:
             signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
 
-    def _ended(self, child: subprocess.Popen[bytes]) -> int | None:
+    def _ended(self) -> int | None:
+        if self._forks:
+            if not select.select([self._forks], [], [], _ORDERS_EVERY_S)[0]:
+                return None
+            told = self._forks.recv(MESSAGE_BYTES)
+            if told and not self._asked_to_stop and not self._asked_to_end:
+                return int(told)
+            self._forks.close()  # then it ends, if it hasn't
+            self._forks = None
         try:
-            return child.wait(_ORDERS_EVERY_S)
+            return self._process.wait(_ORDERS_EVERY_S)
         except subprocess.TimeoutExpired:
             return None
 
@@ -281,15 +363,19 @@ class Node:
         for process in ranks or [self._child]:
             processes.send(process, signal.SIGTERM)
 
-    def _end_all(self) -> None:
+    def _end_all(self, but: processes.Identity | None = None) -> bool:
+        """End all processes of the job but one, and return whether none is left."""
         deadline = time.monotonic() + _END_S
         own = [self._child] if self._child else []
-        while remaining := [process for process in (*own, *processes.of_job(self._token)) if processes.alive(process)]:
+        while remaining := [
+            process for process in (*own, *processes.of_job(self._token)) if process != but and processes.alive(process)
+        ]:
             for process in remaining:
                 processes.send(process, signal.SIGKILL)
             if time.monotonic() > deadline:
-                return
+                return False
             time.sleep(_POLL_S)
+        return True
 
     def _write(self, kind: str, value: dict[str, Any]) -> None:
         self._fill(kind, value).replace(record(self._base, kind, self._rank))
@@ -304,9 +390,7 @@ class Node:
 def _use_own_log(rank: int) -> None:
     """Redirect the output of a node other than the first to a separate log, which no other node waits for."""
     if rank and LOG_ENV in os.environ:
-        with rank_output.node_log(Path(os.environ[LOG_ENV]), rank).open("ab") as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
+        rank_output.append_to(rank_output.node_log(Path(os.environ[LOG_ENV]), rank))
 
 
 def _in_own_environment(command: list[str], env: dict[str, str]) -> tuple[list[str], list[int]]:
@@ -349,10 +433,12 @@ def _unknown() -> processes.Identity:
 
 def main(argv: list[str]) -> int:
     """Run a command and return its exit code."""
-    if len(argv) < 3 or argv[1] != "--":
+    base, stays, command = argv[:1], argv[1:2] == ["--stay"], argv[1:]
+    command = command[stays:]
+    if not base or len(command) < 2 or command[0] != "--":
         print(__doc__, file=sys.stderr)
         return 2
-    return Node(Path(argv[0]).absolute(), argv[2:], int(os.environ.get(NODE_RANK_ENV, "0"))).run()
+    return Node(Path(base[0]).absolute(), command[1:], int(os.environ.get(NODE_RANK_ENV, "0")), stays=stays).run()
 
 
 if __name__ == "__main__":

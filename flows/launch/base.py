@@ -50,6 +50,7 @@ class Job:
         all_nodes: it runs on spare nodes too.
         excluded_hosts: hosts that it must not use.
         avoided_hosts: hosts that it uses only if there are no others.
+        stays: its next attempt may be run by the processes of this one that have imported everything.
         beside_training: it may run on the nodes of training and must not slow training down.
         partition: the scheduler's partition for this job; None: that of the cluster's configuration.
         devices: number of training's devices that a job without torchrun uses. It requests them as training does, in
@@ -76,6 +77,7 @@ class Job:
     all_nodes: bool = False
     excluded_hosts: tuple[str, ...] = ()
     avoided_hosts: tuple[str, ...] = ()
+    stays: bool = False
     beside_training: bool = False
     partition: str | None = None
     devices: int = 0
@@ -213,8 +215,15 @@ class Launcher(Protocol):
     def status(self, handle: Handle) -> Status:
         """Return the state of a job, whichever process submitted it."""
 
+    def has_ended(self, handle: Handle) -> bool:
+        """Return whether the end of a job is already known. Costs microseconds; False where that would cost more."""
+        return False
+
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
-        """Ask the job to stop (SIGTERM), end it after ``grace_s``, and return when none of its processes is left."""
+        """Ask the job to stop (SIGTERM), end it after ``grace_s``, and return when none of its processes is left.
+
+        What an ended job that ``stays`` has left, for its next attempt alone, ends with :meth:`release`.
+        """
 
     def allocation(self, job: Job) -> Allocation | None:
         """Return the nodes that are kept for a job's run; None if there are none on which the job can run."""

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from hlatctl import node
 from hlatctl.run import files, processes
 from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError
 from hlatctl.run.files import DAMAGED
+from hlatctl.run.following import Following, following_file
 from hlatctl.run.processes import Identity
 
 
@@ -107,6 +108,8 @@ _POLL_S = 0.05
 #: of its processes. With a tenth (10), an evaluation did not begin before training ended.
 BESIDE_TRAINING_NICE = 5
 _START_TIMEOUT_S = 60.0
+#: Time for what an attempt left to take over the next one, which takes milliseconds; and how often it is looked for.
+_TAKE_OVER_S, _LOOK_S = 10.0, 0.01
 #: Time for ``hlatctl.node`` to end its processes and write the end record.
 _END_TIMEOUT_S = 20.0
 
@@ -116,6 +119,10 @@ class LocalLauncher(Launcher):
 
     name = "local"
     weighs_jobs = True
+
+    def __init__(self) -> None:
+        #: The newest job that stays, if this launcher started it.
+        self._stays: tuple[Handle, Job] | None = None
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -136,6 +143,10 @@ class LocalLauncher(Launcher):
         job, handle = plan.job, self.handle(plan)
         with writing(job):
             _prepare(plan, handle)
+            if job.stays and self._stays:
+                if self._hand_over(job, handle, *self._stays):
+                    return handle
+                _prepare(plan, handle)
         pid = _spawn_session(plan.script_path, job.log)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while recorded(handle) is None:
@@ -144,7 +155,38 @@ class LocalLauncher(Launcher):
                     break
                 raise LaunchError(f"job {job.name}: its script did not start", hint=f"see {job.log}")
             time.sleep(_POLL_S)
+        self._stays = (handle, job) if job.stays else self._stays
         return handle
+
+    def _hand_over(self, job: Job, handle: Handle, ended: Handle, old: Job) -> bool:
+        """Have what an ended attempt left run the next one; return whether it does. Otherwise nothing is left of it."""
+        record, self._stays = recorded(ended), None
+        if record and recorded_exit_code(ended) is not None and _imported(old) == _imported(job):
+            following = Following(
+                base=os.fspath(job.launch_dir / job.name),
+                command=list(_command(job)),
+                env=_env(job),
+                log=os.fspath(job.log),
+            )
+            files.write_json(following_file(Path(ended.launch_dir) / ended.name), asdict(following))
+            deadline = time.monotonic() + _TAKE_OVER_S
+            while processes.alive(record.process) and time.monotonic() < deadline:
+                if recorded(handle):
+                    self._stays = handle, job
+                    return True
+                time.sleep(_LOOK_S)
+        self._end(ended)
+        return False
+
+    def release(self, run_dir: Path) -> None:
+        """End what an ended attempt has left for the next one."""
+        if self._stays and self._stays[1].run_dir == run_dir and self.has_ended(self._stays[0]):
+            self._end(self._stays[0])
+            self._stays = None
+
+    def has_ended(self, handle: Handle) -> bool:
+        """Return whether the job has left its exit code."""
+        return record_paths(handle)[1].exists()
 
     def status(self, handle: Handle) -> Status:
         """Return the state by the exit code on disk, or else by whether the job's process is alive."""
@@ -160,12 +202,18 @@ class LocalLauncher(Launcher):
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
         """Ask ``hlatctl.node`` to stop the job, end it after ``grace_s``, and kill what is left of both."""
+        if self._stays and self._stays[0] == handle and self.has_ended(handle):
+            return  # all its processes had ended when it wrote its exit code
+        record = recorded_start(handle)
+        if record and grace_s:
+            record.ask_to_stop()
+            _wait_for_end(record, grace_s)
+        self._end(handle)
+
+    def _end(self, handle: Handle) -> None:
         record = recorded_start(handle)
         if record is None:
             return
-        if grace_s:
-            record.ask_to_stop()
-            _wait_for_end(record, grace_s)
         if record.ask_to_end():
             _wait_for_end(record, _END_TIMEOUT_S)
         while left := record.members():
@@ -202,14 +250,26 @@ def _prepare(plan: JobPlan, handle: Handle) -> None:
     job.log.touch()
 
 
+def _env(job: Job) -> dict[str, str]:
+    return {**job.env, ERROR_FILE_ENV: os.fspath(job.error_file)}
+
+
+def _imported(job: Job) -> tuple[object, ...]:
+    """Return what a process that has imported a job's modules depends on: all but the attempt's own arguments."""
+    folders = ((os.fspath(job.log_dir), "LOGS"), (os.fspath(job.launch_dir), "LAUNCH"))
+    env = dict(_env(job))
+    for folder, name in folders:
+        env = {key: value.replace(folder, name) for key, value in env.items()}
+    return job.name, job.run_dir, job.argv[:2], job.processes_per_node, job.shared_modules, job.unset, env
+
+
 def _script(job: Job) -> str:
-    env = {**job.env, ERROR_FILE_ENV: os.fspath(job.error_file)}
     base = os.fspath(job.launch_dir / job.name)
     return f"""#!/bin/sh
 # Job {job.name}, written by hlatctl. May be run by hand to repeat it.
-{_yielding(job)}{export_lines(env, job.unset)}
+{_yielding(job)}{export_lines(_env(job), job.unset)}
 # Writes {job.name}.pid first and {job.name}.exit_code last; SIGTERM asks the job to stop, SIGQUIT ends it at once.
-exec {quote((sys.executable, "-m", "hlatctl.node", base, "--"))} \\
+exec {quote((sys.executable, "-m", "hlatctl.node", base, *(["--stay"] if job.stays else []), "--"))} \\
   {quote(_command(job))}
 """
 

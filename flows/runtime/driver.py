@@ -24,8 +24,8 @@ from hlatctl.units import one_line, utc
 
 T = TypeVar("T")
 
-#: Seconds between checks while the machine's clock waits.
-_CHECK_S = 0.2
+#: Seconds between checks while the machine's clock waits, and between looks for the end of a job.
+_CHECK_S, _LOOK_S = 0.2, 0.02
 
 
 class Clock(Protocol):
@@ -43,8 +43,12 @@ class Clock(Protocol):
     def wait(self, seconds: float, check: Callable[[], object]) -> None:
         """Wait; call ``check`` repeatedly, which raises to end the wait early."""
 
-    def wait_for_event(self, poll_s: float, job: str = "") -> None:
-        """Wait at least ``poll_s`` seconds, until this job or, without a name, any job may have changed."""
+    def wait_for_event(self, poll_s: float, job: str = "", has_ended: Callable[[], bool] = lambda: False) -> None:
+        """Wait ``poll_s`` seconds, or at least that long until this job or, without a name, any job may have changed.
+
+        Args:
+            has_ended: whether the job's end is known, which ends the wait at once; costs microseconds.
+        """
 
     def beside(self, work: Callable[[], T], *, most: int = 1) -> Future[T]:
         """Queue work for the threads that run alongside the flow; ``most`` of them work simultaneously."""
@@ -80,9 +84,11 @@ class RealClock:
             time.sleep(min(left_s, _CHECK_S))
             check()
 
-    def wait_for_event(self, poll_s: float, job: str = "") -> None:
-        """Wait ``poll_s``: nothing announces changes of processes and files."""
-        time.sleep(poll_s)
+    def wait_for_event(self, poll_s: float, job: str = "", has_ended: Callable[[], bool] = lambda: False) -> None:
+        """Wait ``poll_s``, or until the job has ended: nothing announces changes of processes and files."""
+        deadline_s = time.monotonic() + poll_s
+        while (left_s := deadline_s - time.monotonic()) > 0 and not has_ended():
+            time.sleep(min(left_s, _LOOK_S))
 
     def beside(self, work: Callable[[], T], *, most: int = 1) -> Future[T]:
         """Queue work; start a thread unless ``most`` are already working."""

@@ -224,7 +224,7 @@ def _watch(
                 raise load_error(job.error_file) or _timed_out(ctx, job, timeout_key, limit_s)
             if until and until():
                 return False
-            ctx.clock.wait_for_event(_POLL_S, job.name)
+            ctx.clock.wait_for_event(_POLL_S, job.name, lambda: launcher.has_ended(handle))
     finally:
         # Cancel it after an interrupt or a time-out, and its leftover processes, unless a successor has re-attached.
         if not keeps and successor(ctx.run) is None:

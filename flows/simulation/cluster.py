@@ -96,7 +96,7 @@ class VirtualClock:
         self.sleep(seconds)
         check()
 
-    def wait_for_event(self, poll_s: float, job: str = "") -> None:
+    def wait_for_event(self, poll_s: float, job: str = "", has_ended: Callable[[], bool] = lambda: False) -> None:
         """Let virtual time pass until the job is notified, and at least ``poll_s``."""
         sleeper = _Sleeper(job=job, not_before_s=self._now_s + poll_s, late_s=poll_s / 2)
         self._waiting.append(sleeper)

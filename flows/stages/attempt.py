@@ -19,7 +19,7 @@ from conf.devices import DEVICES
 from conf.schema import Config
 from flows.launch import endings
 from flows.launch.base import Handle, Job, Status
-from flows.recovery import failure_causes, policy
+from flows.recovery import failure_causes, phases, policy
 from flows.recovery.node_ledger import Kind
 from flows.runtime import spending
 from flows.runtime.amended import Orders, config_words, follow, note_begun, pause_step
@@ -41,6 +41,7 @@ from hlatctl.run.errors import (
     TrainingError,
     load_error,
 )
+from hlatctl.run.events import recovery_text
 from hlatctl.run.journal import heartbeat, train_writer
 from hlatctl.run.paths import RunPaths, answered
 from hlatctl.run.state import TRAIN_JOB, AttemptState, RunState
@@ -92,6 +93,7 @@ class Attempt:
         self._ctx, self._job, self._handle = ctx, job, handle
         self._notices = notices.Reader(endings.base_of(handle))
         self._orders = Orders(ctx.run, ctx.state.attempts[-1], ctx.clock)
+        self._rank_clock, self._seen_unix_s = phases.RankClock(), 0.0
 
     @classmethod
     def start(cls, ctx: FlowContext, number: int) -> Attempt:
@@ -147,15 +149,17 @@ class Attempt:
         watch = JobWatch(ctx, handle.name, f"attempt {attempt.number}", started=bool(attempt.hosts))
         while True:
             try:
-                status = ctx.launcher.status(handle)
+                status, now_unix_s = ctx.launcher.status(handle), ctx.clock.now_unix_s()
                 watch.saw(status)
                 self._take_notice()
                 state = ctx.watch()
+                self._note_recovery()
                 follow(ctx)
                 self._give_orders()
                 note_begun(ctx, attempt)
                 announce_milestones(ctx, on_milestone)
                 if status.ended:
+                    self._seen_unix_s = now_unix_s
                     watch.ended()
                     break
                 if state.stop_requested and not stopping:
@@ -170,7 +174,7 @@ class Attempt:
                 if hang and status.state == "running":
                     self._end_hung(hang)
                     continue
-                ctx.clock.wait_for_event(_POLL_S, handle.name)
+                ctx.clock.wait_for_event(_POLL_S, handle.name, lambda: ctx.launcher.has_ended(handle))
             except BudgetError as error:
                 ctx.message(error.message)
                 ctx.event("stop_requested", by=BUDGET)
@@ -199,6 +203,18 @@ class Attempt:
             if notice.ends_unix_s is not None:
                 ctx.hold_against([notice.host], "leaving", notice.message, attempt=newest.number)
 
+    def _note_recovery(self) -> None:
+        """Journal the phases of a recovery once the attempt has made its first step."""
+        ctx, attempts = self._ctx, self._ctx.state.attempts
+        newest = attempts[-1]
+        self._rank_clock.read(newest.newest_train_unix_s, ctx.clock.now_unix_s())
+        seconds = phases.recovery(attempts, self._rank_clock)
+        if seconds is not None:
+            step, warm = (newest.resumed_from_step or 0) + 1, bool(newest.starting.get("warm"))
+            event = {"cause": attempts[-2].cause, "warm": warm, "step": step, **seconds}
+            ctx.event("recovered", **event)
+            ctx.message(f"attempt {newest.number}: {recovery_text(event)}")
+
     def _give_orders(self) -> None:
         if self._ctx.simulation is None:
             self._orders.give(self._ctx.state, self._ctx.config)
@@ -226,6 +242,7 @@ class Attempt:
         error = None if status.verdict else load_error(job.error_file)
         ending = self._ending(status, error)
         self._hold_nodes_against(attempt, ending)
+        last_unix_s = self._rank_clock.here(attempt.newest_train_unix_s)
         decision = policy.decide(
             state,
             ending,
@@ -248,6 +265,8 @@ class Attempt:
             max_checkpoint_step=decision.max_checkpoint_step,
             hosts=list(status.hosts),
             blamed_hosts=list(ending.hosts),
+            detect_s=None if last_unix_s is None else max(0.0, self._seen_unix_s - last_unix_s),
+            decide_s=max(0.0, ctx.clock.now_unix_s() - self._seen_unix_s),
         )
         if decision.action != "stop":
             ctx.require_journal()
@@ -309,7 +328,8 @@ def training_job(
     ceiling = () if max_checkpoint_step is None else ("--max-checkpoint-step", str(max_checkpoint_step))
     words = config_words or ("--config", os.fspath(run.config))
     argv = ("-m", "trainer", "--run-dir", os.fspath(run.root), *words, "--attempt", str(number), *ceiling)
-    return make_job(config, run, TRAIN_JOB, *argv, attempt=number, distributed=True, env=env, wrapper=wrapper)
+    job = make_job(config, run, TRAIN_JOB, *argv, attempt=number, distributed=True, env=env, wrapper=wrapper)
+    return dataclasses.replace(job, stays=bool(job.shared_modules) and not wrapper)
 
 
 def _hang_variables(config: Config, logs: Path) -> dict[str, str]:

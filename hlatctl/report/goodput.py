@@ -17,7 +17,7 @@ import sys
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from conf.schema import Config
@@ -27,6 +27,7 @@ from hlatctl.plan.budget import cost as planned_cost
 from hlatctl.plan.step_time import step_time_s
 from hlatctl.report.numbers import column, cost_usd, mean, median, process_hours
 from hlatctl.run.errors import DependencyError, install
+from hlatctl.run.events import RECOVERY_PHASES
 from hlatctl.run.journal import TRAIN_WRITER, Event, train_writer
 from hlatctl.run.state import TRAIN_JOB, RunState
 from hlatctl.run.steps import SEGMENT_ROWS, StepSeries
@@ -716,6 +717,7 @@ class Goodput:
         process_hours: time of all training processes, idle or not, while the run held its nodes.
         cost_usd: cost of the nodes that the run held (``numbers.node_hours``); None without
             ``cluster.price_usd_per_node_hour``.
+        recoveries: seconds of each recovery by phase, with ``cause`` and ``warm`` (``events.RECOVERY_PHASES``).
     """
 
     wall_s: float
@@ -728,6 +730,7 @@ class Goodput:
     process_hours: float
     cost_usd: float | None
     checkpointing: Checkpointing
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
 
 
 def measure_goodput(events: Iterable[Event], config: Config, state: RunState) -> Goodput:
@@ -750,6 +753,7 @@ def measure_goodput(events: Iterable[Event], config: Config, state: RunState) ->
         process_hours=process_hours(state, config),
         cost_usd=cost_usd(state, config),
         checkpointing=_checkpointing(state, config, time, up_s),
+        recoveries=[attempt.recovery for attempt in state.attempts if attempt.recovery],
     )
 
 
@@ -807,9 +811,27 @@ def facts(goodput: Goodput) -> list[tuple[str, str]]:
         ("uptime", _percent(goodput.uptime_fraction, "training was up", goodput)),
         (hours, f"{goodput.process_hours:,.2f}"),
         ("cost", "" if goodput.cost_usd is None else f"{goodput.cost_usd:,.2f} USD"),
+        *_recovery_facts(goodput.recoveries),
         *_interval_facts(goodput.checkpointing, goodput.up_s),
     ]
     return [(name, text) for name, text in known if text]
+
+
+def _recovery_facts(recoveries: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return the median parts of all recoveries, and for each cause the median and the 95th percentile of the whole."""
+    if not recoveries:
+        return []
+    parts = {name: median([float(each.get(name) or 0.0) for each in recoveries]) or 0.0 for name in RECOVERY_PHASES}
+    wholes: dict[str, list[float]] = defaultdict(list)
+    for each in recoveries:
+        wholes[str(each.get("cause"))].append(math.fsum(float(each.get(name) or 0.0) for name in RECOVERY_PHASES))
+    causes = []
+    for cause, seconds in sorted(wholes.items()):
+        ordered = sorted(seconds)
+        most_s = ordered[math.ceil(0.95 * len(ordered)) - 1]
+        causes.append(f"{cause} {duration(median(seconds) or 0.0)} (p95 {duration(most_s)}, {len(seconds)} times)")
+    known = [f"{name.removesuffix('_s').replace('_', ' ')} {duration(part)}" for name, part in parts.items() if part]
+    return [("recovery, median", "; ".join(causes)), ("its parts, median", ", ".join(known))]
 
 
 def _interval_facts(saving: Checkpointing, up_s: float) -> list[tuple[str, str]]:

@@ -116,6 +116,28 @@ def _after(sign: str, text: str | None, end: str = "") -> str:
     return f"{sign}{text}{end}" if text else ""
 
 
+#: Parts of the time that a recovery takes, as fields of `recovered`. The driver's clock measures all up to the start of
+#: the new attempt's job, and rank 0's the last three, as durations. Between them is the start: the moment when rank 0
+#: began to train is carried over to the driver's clock by the least delay with which the driver read its events.
+RECOVERY_PHASES = {
+    "detect_s": "until the driver saw the end",
+    "decide_s": "until it had decided what follows",
+    "retry_s": "attempts in between that made no step",
+    "place_s": "until the attempt began: waits, checks of nodes, evaluations",
+    "start_s": "until the processes ran and had imported; a wait in a queue too",
+    "groups_s": "until rank 0 had met the others and made the groups",
+    "load_s": "until it could train: model, checkpoint, data",
+    "first_step_s": "its first step, which may compile",
+}
+
+
+def recovery_text(event: Event) -> str:
+    """Return the time of a recovery, and its parts, as text."""
+    parts = {name: float(event.get(name) or 0.0) for name in RECOVERY_PHASES}
+    known = (f"{name.removesuffix('_s').replace('_', ' ')} {duration(part)}" for name, part in parts.items() if part)
+    return f"{duration(sum(parts.values()))} from the last event to the first step: {', '.join(known)}"
+
+
 #: The events of a run's journal, in the order of a run.
 OF_RUNS: dict[str, Kind] = {
     "run_created": _kind(
@@ -199,7 +221,8 @@ OF_RUNS: dict[str, Kind] = {
         "cause text; evidence text; signature text (the evidence without addresses, paths and numbers); exit_code "
         "whole; step whole (the last one); decision text (`done`, `restart`, `restart_without`, `walk_back`, "
         "`skip_data` or `stop`); why text; max_checkpoint_step whole (for the next attempt); hosts list (where the "
-        "launcher knows them); blamed_hosts list (those that failed first)",
+        "launcher knows them); blamed_hosts list (those that failed first); detect_s number (from the trainer's last "
+        "event until the driver saw the end; null: it wrote none); decide_s number (until the decision)",
         lambda e: f"attempt {e['attempt']}: ended at step {e['step']} ({e['evidence']}){_after('; ', e.get('why'))}",
     ),
     "train_started": _kind(
@@ -207,9 +230,18 @@ OF_RUNS: dict[str, Kind] = {
         "resumed_from_step whole (0: the initial model); tokens whole; world whole (number of processes); device "
         "text; device_name text (of a GPU, and what computes on it; else empty); parameters whole; peak_flops_per_s "
         "number (of one device; null: unknown); added_skips list (batches that `data_changed` events have excluded so "
-        "far); log_freq whole (steps between two that are journalled; null: 1); attention text (kernel of "
-        "attention, such as `FA3`; null: the device's usual one)",
+        "far); groups_s number (rank 0 met the others and made the process groups); load_s number (after that, until "
+        "training could start: model, checkpoint, data); warm flag (its processes were forked from a program that an "
+        "earlier attempt had started); log_freq whole (steps between two that are journalled; null: 1); attention text "
+        "(kernel of attention, such as `FA3`; null: the device's usual one)",
         lambda e: f"attempt {e['attempt']}: training starts from step {e['resumed_from_step']}",
+    ),
+    "recovered": _kind(
+        "flow: the first step after a restart. Its times follow one another, and add up to the time from the last "
+        "event before the end to this step",
+        "cause text (of the end); step whole; warm flag (as in `train_started`); "
+        + "; ".join(f"{name} number ({meaning})" for name, meaning in RECOVERY_PHASES.items()),
+        lambda e: f"attempt {e['attempt']}: recovered from {e['cause']}, {recovery_text(e)}",
     ),
     "initial_weights": _kind(
         "train rank 0: only if the run has no checkpoint of its own",

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hlatctl.run import journal, labels, stopping
+from hlatctl.run.events import RECOVERY_PHASES
 from hlatctl.run.files import DAMAGED, from_plain, read_bytes
 from hlatctl.run.journal import TRAIN_WRITER, Event, JournalTail, Place
 from hlatctl.run.paths import RunPaths
@@ -236,6 +237,7 @@ def apply(state: RunState, event: Event) -> None:
     handler = _HANDLERS.get(event["kind"])
     if str(event.get("writer", "")).startswith(TRAIN_WRITER) and (attempt := _attempt_of(state, event)):
         attempt.train_events += 1
+        attempt.newest_train_unix_s = event["time_unix_s"]
     if not handler:
         return
     try:
@@ -343,6 +345,7 @@ def _attempt_ended(state: RunState, event: Event) -> None:
         attempt.signature = event.get("signature", "")
         attempt.next_max_checkpoint_step = event.get("max_checkpoint_step")
         attempt.blamed_hosts = [str(host) for host in event.get("blamed_hosts") or []]
+        attempt.detect_s, attempt.decide_s = event.get("detect_s"), event.get("decide_s")
         state.queued.pop(TRAIN_JOB, None)
         _fail_profile(state)
 
@@ -391,6 +394,8 @@ def _train_started(state: RunState, event: Event) -> None:
     if attempt:
         attempt.resumed_from_step = resumed
         attempt.log_freq = max(1, event.get("log_freq") or 1)
+        attempt.began_unix_s = event["time_unix_s"]
+        attempt.starting = {name: event.get(name) for name in ("groups_s", "load_s", "warm")}
     state.peak_flops_per_s = event.get("peak_flops_per_s")
 
 
@@ -404,6 +409,14 @@ def _step(state: RunState, event: Event) -> None:
     state.used = {name: event[name] for name in USED if event.get(name) is not None}
     if attempt:
         attempt.last_step = int(event["step"])
+        if attempt.first_step_unix_s is None:
+            attempt.first_step_unix_s = event["time_unix_s"]
+
+
+def _recovered(state: RunState, event: Event) -> None:
+    attempt = _attempt_of(state, event)
+    if attempt:
+        attempt.recovery = {name: event.get(name) for name in ("cause", "warm", *RECOVERY_PHASES)}
 
 
 def _compile_cache(state: RunState, event: Event) -> None:
@@ -635,6 +648,7 @@ _HANDLERS = {
     "attempt_started": _attempt_started,
     "attempt_ended": _attempt_ended,
     "train_started": _train_started,
+    "recovered": _recovered,
     "step": _step,
     "compile_cache": _compile_cache,
     "checkpoint_committed": _checkpoint_committed,

@@ -22,6 +22,13 @@ def node_log(log: Path, node: int) -> Path:
     return log.with_name(f"{log.stem}.node-{node}.log") if node else log
 
 
+def append_to(log: Path) -> None:
+    """Append the output of this process to a log from now on."""
+    with log.open("ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+
+
 def prefix(rank: int) -> bytes:
     """Return the beginning of each line of a rank in the log of its node. PyTorch writes ranks in the same way."""
     return f"[rank{rank}]: ".encode()

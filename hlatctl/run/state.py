@@ -57,6 +57,11 @@ class AttemptState:
         config_number: its newest amendment; 0: its configuration is config.yaml.
         oom_kills: the kernel's count of processes killed for lack of memory when it started; None if unknown.
         train_events: number of events that its processes have written.
+        newest_train_unix_s: time of the newest of them by rank 0's clock, like the next two.
+        began_unix_s, first_step_unix_s: when training started, and when its first step ended; None: not yet.
+        starting: ``groups_s``, ``load_s`` and ``warm`` of its ``train_started`` event.
+        detect_s, decide_s: of its ``attempt_ended`` event; None: unknown.
+        recovery: its ``recovered`` event; empty if it has none.
         stragglers: events that name a slow process.
         corruption: which of its processes compute wrong numbers; empty if none was found.
         corrupt_hosts: nodes that certainly have such a process.
@@ -89,6 +94,13 @@ class AttemptState:
     config_number: int = 0
     oom_kills: int | None = None
     train_events: int = 0
+    newest_train_unix_s: float = 0.0
+    began_unix_s: float | None = None
+    first_step_unix_s: float | None = None
+    starting: dict[str, Any] = field(default_factory=dict)
+    detect_s: float | None = None
+    decide_s: float | None = None
+    recovery: dict[str, Any] = field(default_factory=dict)
     stragglers: list[Event] = field(default_factory=list)
     corruption: str = ""
     corrupt_hosts: list[str] = field(default_factory=list)

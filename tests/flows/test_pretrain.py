@@ -101,6 +101,9 @@ def test_a_dry_run_runs_every_stage_survives_a_kill_and_evaluates_every_mileston
     assert [stage for stage, end in stage_ends(run)] == [*BEFORE_TRAINING, "report"]
     assert (state.status, state.simulated, state.step) == ("finished", True, simulated_config.total_steps)
     assert [(a.cause, a.decision) for a in state.attempts] == [("killed", "restart"), ("finished", "done")]
+    recovery = state.attempts[1].recovery
+    assert (recovery["cause"], recovery["warm"]) == ("killed", False)
+    assert recovery["start_s"] + recovery["groups_s"] == pytest.approx(SimulationConfig().start_s, abs=1.0)
     assert [m.status for m in state.milestones.values()] == ["evaluated"] * 3
     assert kinds(run, "milestone", "eval_finished").count("milestone") == 3
     assert "attempt 1: ended at step 153 (the job died of signal 9); restarting from step 150" in recorder.messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conf.registries import BACKENDS
 from conf.schema import Config
+from hlatctl.run import startup
 from trainer.backends.base import Backend
 
 
@@ -15,5 +16,8 @@ def make_backend(config: Config) -> Backend:
     """
     if check_software := BACKENDS.part(config.backend.name, "software"):
         check_software(config)
+    BACKENDS.part(config.backend.name, "code")  # imported now: the next line is timed
+    startup.reached("imported")
     backend: Backend = BACKENDS.create(config.backend.name, config)
+    startup.reached("connected")
     return backend

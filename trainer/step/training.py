@@ -22,7 +22,7 @@ from conf.data_changes import DATA_CHANGED, SKIP_STEPS, TRAIN_STARTED, ranges
 from conf.devices import DEVICES
 from conf.schema import Config
 from conf.training_rules import EXIT_CODES, CheckpointPolicy, Outcome, SaveReason, next_corruption_check
-from hlatctl.run import files
+from hlatctl.run import files, startup
 from hlatctl.run.errors import NONFINITE, TrainingError
 from hlatctl.run.fence import Fence
 from hlatctl.run.files import DAMAGED
@@ -270,6 +270,9 @@ class Training:
             parameters=parameters,
             peak_flops_per_s=self.peak_flops_per_s,
             added_skips=self.added_skips,
+            groups_s=startup.since("imported", "connected"),
+            load_s=startup.since("connected"),
+            warm=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0",
             **fields,
         )
 

@@ -51,7 +51,31 @@ function attempts(tries) {
     `${text.whole(each.from_step)} – ${text.whole(each.to_step)}`, h("span", {}, bdi(each.cause || "–"), each.evidence && h("small", { class: "block" }, bdi(each.evidence))),
     bdi(each.decision || "–"), text.count(each.lost_tokens), bdi(hosts(each.hosts)),
   ]);
-  return section("Attempts", table("Attempts", ["#", "started", "lasted", "steps", "cause", "decision", "lost tokens", "hosts"], rows));
+  const slow = tries.filter((each) => each.recovery?.cause);
+  const most = Math.max(...slow.map((each) => seconds(each.recovery)));
+  return section("Attempts", slow.length > 0 && recoveries(slow, most), table("Attempts", ["#", "started", "lasted", "steps", "cause", "decision", "lost tokens", "hosts"], rows));
+}
+
+/** The parts of a recovery, in order, with the classes of their colours. */
+const PHASES = ["detect", "decide", "retry", "place", "start", "groups", "load", "first_step"];
+const part = (recovery, name) => recovery[`${name}_s`] || 0;
+const seconds = (recovery) => PHASES.reduce((sum, name) => sum + part(recovery, name), 0);
+
+/** From the end of an attempt to the first step of the next one, as bars of one scale: the newest of many. */
+function recoveries(tries, most) {
+  const bars = tries.slice(-40).reverse().map(({ attempt, recovery }) => {
+    const said = PHASES.filter((name) => part(recovery, name) > 0).map((name) => `${name.replace("_", " ")} ${text.duration(part(recovery, name))}`).join(", ");
+    let from = 0;
+    return h("li", { title: said }, h("span", { class: "lane-name" }, bdi(`to attempt ${text.whole(attempt)}`)),
+      h("span", { class: "lane", role: "img", "aria-label": said }, PHASES.map((name) => {
+        const left = 100 * from / most;
+        from += part(recovery, name);
+        return part(recovery, name) > 0 && h("span", { "data-phase": name, style: { left: `${left}%`, width: `${Math.max(100 * part(recovery, name) / most, 0.3)}%` } });
+      })),
+      h("small", {}, bdi(`${text.duration(seconds(recovery))} after ${recovery.cause}${recovery.warm ? ", warm" : ""}`)));
+  });
+  return [h("h3", {}, "Recoveries"), h("ol", { class: "timeline" }, bars),
+    h("p", { class: "scale phases" }, PHASES.map((name) => h("span", { "data-phase": name }, name.replace("_", " "))))];
 }
 
 function hosts(names) {

@@ -185,6 +185,7 @@ def _attempts(state: RunState, config: Config | None) -> list[dict[str, Any]]:
             "why": attempt.why,
             "lost_steps": attempt.lost_steps,
             "lost_tokens": attempt.lost_steps * config.tokens_per_step,
+            "recovery": full.recovery,
         }
         for attempt, full in zip(attempts_of(state, config), state.attempts, strict=True)
     ]
