@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,13 @@ from typing import Any
 import conf.load
 import hlatctl
 from conf.schema import Config
-from flows.pretrain import Ahead, Caller, run_with_prefect
+from flows.pretrain import Caller, PlainCaller
 from flows.runtime.context import FlowContext, is_simulated, open_context
 from flows.runtime.driver import Observer
 from flows.runtime.jobs import end_staying
 from flows.stages import record_provenance, write_report
 from flows.stages.evaluate import Asked, ask_contracts, evaluate_milestone, title, weights_of
-from flows.tracking import follower, prefect_api, prefect_stale
+from flows.tracking import follower, prefect_flow, prefect_stale
 from hlatctl.report.exchange.source import Source
 from hlatctl.run import contract, files, provenance, runs
 from hlatctl.run.checkpoint import MANIFEST
@@ -156,14 +156,14 @@ def drive(request: EvaluationRequest, observer: Observer | None = None) -> list[
         held.callback(ctx.close)
         if request.model:
             ctx.event("head_started", pid=os.getpid(), host=platform.node(), token=driver_token(run))
-        prefect_api.begin(Path(ctx.config.runs_dir), ctx.message, start=ctx.config.tracking.enabled)
         folders: list[Path] = []
-        asked = partial(contracts_of, request)  # takes seconds, as Prefect's start does
+        view = prefect_flow.begin(ctx, prefect_stale.EVALUATE)
+        if view:
+            held.callback(view.finish, ctx.config.tracking.final_sync_timeout_s)
         try:
-            with ctx.signals.kept():
+            with ctx.signals.kept(), view or nullcontext():
                 try:
-                    stages = partial(pipeline, request=request, folders=folders)
-                    run_with_prefect(ctx, lambda ahead: ahead.call(_CONTRACT, asked), stages, prefect_stale.EVALUATE)
+                    pipeline(ctx, view or PlainCaller(ctx.clock), request, folders)
                 finally:
                     end_staying(ctx)
             _finish(ctx, request, "finished", "")
@@ -178,12 +178,11 @@ def drive(request: EvaluationRequest, observer: Observer | None = None) -> list[
         return folders
 
 
-def pipeline(ctx: FlowContext, caller: Caller, request: EvaluationRequest, folders: list[Path], ahead: Ahead) -> None:
-    """Run the stages in order and add the results folders to ``folders``; ``ahead`` has determined the contracts."""
-    folders.clear()  # not empty if Prefect failed during an earlier call
+def pipeline(ctx: FlowContext, caller: Caller, request: EvaluationRequest, folders: list[Path]) -> None:
+    """Run the stages in order and add the results folders to ``folders``."""
     if request.model and not ctx.run.provenance.is_file():
         caller.call("provenance", partial(record_provenance, ctx, sys.argv))
-    asked = ahead.through(caller).call(_CONTRACT, partial(contracts_of, request))
+    asked = caller.call(_CONTRACT, partial(contracts_of, request))
     failed = []
     for tokens, step in request.steps.items():
         if tokens not in ctx.refresh().milestones:

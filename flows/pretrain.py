@@ -1,8 +1,7 @@
 """The training flow: creates a run and drives it to its end.
 
-``pipeline`` has the stages in order. ``flows.tracking.prefect_flow`` calls it with every stage as a Prefect task; if
-Prefect doesn't answer, it is called directly. Prefect needs some ten seconds to start. The stages before training run
-in that time, and their outcomes are passed on to Prefect.
+``pipeline`` has the stages in order. It never waits for Prefect, which needs some ten seconds to start:
+``flows.tracking.prefect_flow`` calls the stages and reports them from a thread of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from flows.stages.data import prepare_data
 from flows.stages.evaluate import Evaluations, due_milestones, remove_left_over
 from flows.stages.preflight import preflight
 from flows.stages.validate import check_new, check_notify, check_remote, check_shape, validate
-from flows.tracking import follower, links, prefect_api, prefect_stale
+from flows.tracking import follower, links, prefect_api, prefect_flow, prefect_stale
 from hlatctl.run import files, runs
 from hlatctl.run.checkpoint import MANIFEST, read_manifest
 from hlatctl.run.errors import (
@@ -80,44 +80,6 @@ class PlainCaller:
     def submit(self, choose: Callable[[], tuple[str, Callable[[], Any]]], *, most: int) -> Future[Any]:
         """Queue a stage that a worker thread chooses."""
         return self._clock.beside(lambda: choose()[1](), most=most)
-
-
-class Ahead:
-    """Calls stages directly while Prefect starts, and keeps their outcomes for the caller that uses Prefect."""
-
-    def __init__(self) -> None:
-        self._outcomes: dict[str, Callable[[], Any]] = {}
-
-    def call(self, name: str, stage: Callable[[], Any]) -> Any:
-        """Run a stage and return its result, or raise its error."""
-        try:
-            result = stage()
-        except HlatctlError as error:
-            self._outcomes[name] = partial(_again, error)
-            raise
-        self._outcomes[name] = lambda: result
-        return result
-
-    def submit(self, choose: Callable[[], tuple[str, Callable[[], Any]]], *, most: int) -> Future[Any]:
-        """Never called: no stage before training runs alongside the pipeline."""
-        raise NotImplementedError
-
-    def through(self, caller: Caller) -> Caller:
-        """Return a caller that replays the outcome of each stage that has already run, once, and runs any other."""
-        return _Through(caller, self._outcomes)
-
-
-class _Through:
-    def __init__(self, caller: Caller, outcomes: dict[str, Callable[[], Any]]) -> None:
-        self._outcomes, self._caller = outcomes, caller
-        self.submit = caller.submit
-
-    def call(self, name: str, stage: Callable[[], Any]) -> Any:
-        return self._caller.call(name, self._outcomes.pop(name, stage))
-
-
-def _again(error: HlatctlError) -> Any:
-    raise error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +206,6 @@ def drive(
         _journal_start(ctx)
         followers: list[follower.Follower] = []
         if caller_of is None:
-            prefect_api.begin(Path(ctx.config.runs_dir), ctx.message, start=ctx.config.tracking.enabled)
             followers = follower.start(ctx)
         try:
             while (resumed_after_s := _drive(ctx, caller_of)) is not None:
@@ -263,13 +224,21 @@ def drive(
 
 def _drive(ctx: FlowContext, caller_of: Callable[[FlowContext], Caller] | None) -> float | None:
     """Drive a run with one driver. Return None at the run's end, or the seconds until a dry run is resumed."""
+    if caller_of:
+        return _drive_with(ctx, caller_of(ctx), None)
+    view = prefect_flow.begin(ctx)
+    try:
+        return _drive_with(ctx, view or PlainCaller(ctx.clock), view)
+    finally:
+        if view:
+            view.finish(ctx.config.tracking.final_sync_timeout_s)
+
+
+def _drive_with(ctx: FlowContext, caller: Caller, view: prefect_flow.PrefectView | None) -> float | None:
     run = ctx.run
     try:
-        with ctx.signals.kept(), storage_errors():
-            if caller_of:
-                pipeline(ctx, caller_of(ctx))
-            else:
-                run_with_prefect(ctx, partial(_prepare, ctx, measure=True), pipeline)
+        with ctx.signals.kept(), storage_errors(), view or nullcontext():
+            pipeline(ctx, caller)
         _finish(ctx, "finished", "")
         finish_report(ctx)
         return None
@@ -326,9 +295,9 @@ def _journal_start(ctx: FlowContext) -> None:
     ctx.event("head_started", pid=os.getpid(), host=platform.node(), **token)
 
 
-def pipeline(ctx: FlowContext, caller: Caller, ahead: Ahead | None = None) -> None:
-    """Run the stages in order, except those that ran ``ahead``. A resumed run calls all again: each is idempotent."""
-    _prepare(ctx, ahead.through(caller) if ahead else caller, measure=True)
+def pipeline(ctx: FlowContext, caller: Caller) -> None:
+    """Run the stages in order. A resumed run calls all again: each is idempotent."""
+    _prepare(ctx, caller, measure=True)
     evaluations = _train_and_evaluate(ctx, caller)
     if "failed" in evaluations:
         raise EvaluationError(
@@ -388,23 +357,6 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
     except BaseException:
         evaluations.interrupt()
         raise
-
-
-def run_with_prefect(
-    ctx: FlowContext, begin: Callable[[Ahead], object], stages: Callable[..., None], name: str = prefect_stale.PRETRAIN
-) -> None:
-    """Call ``begin`` while Prefect starts, then the stages (context, caller, ``ahead=``) under Prefect or without."""
-    from flows.tracking.prefect_flow import run_under_prefect
-
-    ahead = Ahead()
-    try:
-        begin(ahead)
-    except HlatctlError:
-        if not prefect_api.is_up():
-            raise
-    if not run_under_prefect(ctx, partial(stages, ahead=ahead), name):
-        ctx.cancelled.clear()  # if Prefect failed midway, it ended a running evaluation
-        stages(ctx, PlainCaller(ctx.clock), ahead=ahead)
 
 
 def _finish(ctx: FlowContext, outcome: str, message: str, hint: str = "") -> None:

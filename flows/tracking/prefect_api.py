@@ -77,9 +77,19 @@ def configure(runs_dir: Path, say: Callable[[str], None] | None = None, *, start
     """
     if not begin(runs_dir, say, start=start):
         return False
+    connect(say)
+    return True
+
+
+def is_named() -> bool:
+    """Return whether the user names an API."""
+    return bool(os.environ.get(_API_URL)) and _own_server is None
+
+
+def connect(say: Callable[[str], None] | None = None) -> None:
+    """Do the part of ``configure`` that waits for the API, and import Prefect."""
     _wait_for_own(say)
     _drop_events_soon()
-    return True
 
 
 def begin(runs_dir: Path, say: Callable[[str], None] | None = None, *, start: bool = True) -> bool:

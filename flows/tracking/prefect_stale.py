@@ -14,9 +14,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid5
 
 from conf.of_run import of_run
 from conf.schema import Config
@@ -108,22 +112,18 @@ def fill_missed(run: RunPaths, say: Callable[[str], None]) -> None:
 
 
 def _fill_run(client: SyncPrefectClient, run: RunPaths, parent_task_run_id: Any = None) -> None:
-    from prefect import flow
-
     state, config = read_state(run), of_run(run)
-    name = marked(run.run_id, simulated=state.simulated)
-    kind = flow(name=marked(EVALUATE if state.evaluates else PRETRAIN, simulated=state.simulated))(_nothing)
-    lock = os.fspath(run.evaluator_lock if state.evaluates else run.driver_lock)
-    flow_run = find(client, kind.name, name, lock)
-    if flow_run is None:
-        flow_run = create(
-            client,
-            kind,
-            name,
-            parameters_of(run, config, lock),
-            tags=tags_of(config, simulated=state.simulated),
-            parent_task_run_id=parent_task_run_id,
-        )
+    name, lock = (EVALUATE, run.evaluator_lock) if state.evaluates else (PRETRAIN, run.driver_lock)
+    flow_run = flow_run_of(
+        client,
+        run,
+        config,
+        name,
+        os.fspath(lock),
+        simulated=state.simulated,
+        parent_task_run_id=parent_task_run_id,
+        again=True,
+    )
     ended = {stage.name.replace("_", " "): stage.status for stage in state.stages.values()}
     ended |= {
         f"train attempt {one.number}": "running" if one.ended_unix_s is None else "finished" for one in state.attempts
@@ -169,16 +169,16 @@ def _fill(client: SyncPrefectClient, flow_run: Any, status: str, tasks: Mapping[
     return {name: one.id for name, one in known.items()}
 
 
-def final(status: str) -> Any:
+def final(status: str, message: str = "") -> Any:
     """Return Prefect's final state for the status of a stage, a run, a trial or a sweep."""
     from prefect.states import Cancelled, Completed, Crashed, Failed
 
     if status in ("running", "created"):
         return Crashed(message=_MESSAGE)
     if status == "failed":
-        return Failed()
+        return Failed(message=message or None)
     if status in ("stopped", "paused"):
-        return Cancelled(message=status)
+        return Cancelled(message=message or status)
     return Completed() if status in ("finished", "skipped") else Completed(name=status.capitalize())
 
 
@@ -195,33 +195,106 @@ def find(client: SyncPrefectClient, flow_name: str, name: str, lock: str) -> Any
     return next((run for run in found if run.parameters.get(LOCK) == lock), None)
 
 
-def create(
+def flow_run_of(
     client: SyncPrefectClient,
-    flow: Any,
+    run: RunPaths,
+    config: Config,
     name: str,
-    parameters: dict[str, str],
+    lock: str,
     *,
-    tags: list[str],
+    simulated: bool,
     parent_task_run_id: Any,
+    again: bool,
 ) -> Any:
-    """Create a flow run that Prefect's page offers to cancel."""
+    """Return the flow run of a run's earlier drivers, if ``again``, else a new one that Prefect's page can cancel.
+
+    Only flow runs have tags: for a task run with tags, Prefect asks its server about limits.
+    """
+    from prefect import flow
     from prefect.states import Pending
 
-    deployment = client.create_deployment(client.create_flow(flow), DEPLOYMENT)
+    kind, title = flow(name=marked(name, simulated=simulated))(_nothing), marked(run.run_id, simulated=simulated)
+    if again and (flow_run := find(client, kind.name, title, lock)) is not None:
+        return flow_run
+    tags = [f"experiment: {config.experiment_name}", f"cluster: {config.cluster.name}", *["simulated"] * simulated]
     return client.create_flow_run_from_deployment(
-        deployment, name=name, parameters=parameters, tags=tags, parent_task_run_id=parent_task_run_id, state=Pending()
+        client.create_deployment(client.create_flow(kind), DEPLOYMENT),
+        name=title,
+        parameters={"run_id": run.run_id, "experiment": config.experiment_name, LOCK: lock},
+        tags=tags,
+        parent_task_run_id=parent_task_run_id,
+        state=Pending(),
     )
 
 
-def parameters_of(run: RunPaths, config: Config, lock: str) -> dict[str, str]:
-    """Return the parameters of a run's flow run."""
-    return {"run_id": run.run_id, "experiment": config.experiment_name, LOCK: lock}
+@dataclass(frozen=True)
+class Task:
+    """A task run at one moment: it runs, or it has ended with a status of :func:`final`."""
+
+    name: str
+    began_unix_s: float
+    status: str = ""
+    message: str = ""
+    ended_unix_s: float | None = None
+
+    def ended(self, status: str, message: str = "") -> Task:
+        """Return the task run that has just ended."""
+        return replace(self, status=status, message=message, ended_unix_s=time.time())
 
 
-def tags_of(config: Config, *, simulated: bool) -> list[str]:
-    """Return the tags of a run's flow run."""
-    found = [f"experiment: {config.experiment_name}", f"cluster: {config.cluster.name}"]
-    return [*found, "simulated"] if simulated else found
+def report_tasks(client: SyncPrefectClient, flow_run_id: UUID, tasks: Sequence[Task]) -> None:
+    """Add or change task runs of a flow run, in one request.
+
+    Prefect's engine reports its own task runs in this way: as events, which have the time of each state. A request that
+    sets a state gets the time of the request.
+    """
+    client.request("POST", "/events", json=[_event(flow_run_id, one) for one in tasks])
+
+
+def _event(flow_run_id: UUID, of: Task) -> dict[str, Any]:
+    """Return the event of a state, in the form of Prefect's ``emit_task_run_state_change_event``."""
+    from prefect import task
+    from prefect.states import Running
+
+    state = Running() if of.ended_unix_s is None else final(of.status, of.message)
+    began, ended = (None if at is None else _utc(at) for at in (of.began_unix_s, of.ended_unix_s))
+    task_run_id = uuid5(flow_run_id, of.name)
+    shown = {"type": state.type.value, "name": state.name, "message": state.message, "state_details": {}, "data": None}
+    return {
+        "id": str(state.id),
+        "event": f"prefect.task-run.{state.name}",
+        "occurred": ended or began,
+        "payload": {
+            "intended": {"from": None, "to": state.type.value},
+            "initial_state": None,
+            "validated_state": shown,
+            "task_run": {
+                "name": of.name,
+                "task_key": task(name=of.name)(_nothing).task_key,
+                "dynamic_key": of.name,
+                "run_count": 1,
+                "expected_start_time": began,
+                "start_time": began,
+                "end_time": ended,
+                "total_run_time": 0.0 if of.ended_unix_s is None else max(0.0, of.ended_unix_s - of.began_unix_s),
+            },
+        },
+        "resource": {
+            "prefect.resource.id": f"prefect.task-run.{task_run_id}",
+            "prefect.resource.name": of.name,
+            "prefect.run-count": "1",
+            "prefect.state-message": state.message or "",
+            "prefect.state-name": state.name or "",
+            "prefect.state-timestamp": ended or began,
+            "prefect.state-type": state.type.value,
+            "prefect.orchestration": "client",
+        },
+        "related": [{"prefect.resource.id": f"prefect.flow-run.{flow_run_id}", "prefect.resource.role": "flow-run"}],
+    }
+
+
+def _utc(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat()
 
 
 def _nothing() -> None:

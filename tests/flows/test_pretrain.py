@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import threading
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +21,7 @@ from flows.runtime.driver import RealClock
 from flows.simulation.cluster import START_UNIX_S, Script, SimulatedCluster, SimulatedLauncher
 from flows.simulation.jobs import SCRIPTS, argument
 from flows.stages.attempt import Attempt
+from flows.tracking import links, prefect_api, prefect_flow
 from hlatctl.report.numbers import node_hours
 from hlatctl.run import files
 from hlatctl.run.checkpoint import checkpoint_steps
@@ -60,37 +61,32 @@ def stage_ends(run: RunPaths) -> list[tuple[str, str]]:
     ]
 
 
-def test_the_stages_before_training_do_not_wait_for_prefect_which_gets_their_outcomes(
-    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_waits_for_prefect_only_at_its_end_and_not_if_it_failed(
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    shown = []
+    ended, joined = threading.Event(), list[float]()
+    monkeypatch.setattr(prefect_api, "begin", lambda *_, **__: True)
+    monkeypatch.setattr(prefect_api, "connect", lambda *_: ended.wait(WAIT_S))  # a server that is not up yet
+    monkeypatch.setattr(prefect_flow.PrefectView, "_report", lambda self: None)
+    finish = prefect_flow.PrefectView.finish
 
-    class Shown(PlainCaller):
-        def call(self, name: str, stage: Callable[[], Any]) -> Any:
-            shown.append((name, len(stage_ends(run))))
-            return super().call(name, stage)
+    def finished(view: prefect_flow.PrefectView, timeout_s: float) -> None:
+        assert read_state(run).status == ("failed" if fails else "finished")
+        joined.append(timeout_s)
+        if not fails:
+            ended.set()
+        finish(view, WAIT_S)
 
-    def late(ctx: FlowContext, pipeline: Callable[[FlowContext, Any], None], name: str) -> bool:
-        assert [name for name, _ in stage_ends(run)] == BEFORE_TRAINING, "all have ended when it is waited for"
-        pipeline(ctx, Shown(ctx.clock))
-        return True
-
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", late)
+    monkeypatch.setattr(prefect_flow.PrefectView, "finish", finished)
+    if fails:
+        monkeypatch.setattr("flows.pretrain.prepare_data", lambda ctx: (_ for _ in ()).throw(DataError("no corpus")))
     run = pretrain.create(simulated_config, argv=[])
-    assert pretrain.drive(run).status == "finished"
-    ended = len(BEFORE_TRAINING)
-    assert [(name.replace(" ", "_"), count) for name, count in shown[:ended]] == [
-        (name, ended) for name in BEFORE_TRAINING
-    ]
-
-
-def test_a_run_that_fails_before_training_does_not_wait_for_prefect(
-    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda *argv: pytest.fail("it is waited for"))
-    monkeypatch.setattr("flows.pretrain.prepare_data", lambda ctx: (_ for _ in ()).throw(DataError("no corpus")))
-    with pytest.raises(DataError, match="no corpus"):
-        pretrain.drive(pretrain.create(simulated_config, argv=[]))
+    with pytest.raises(DataError, match="no corpus") if fails else nullcontext():
+        pretrain.drive(run)
+    assert joined == [simulated_config.tracking.final_sync_timeout_s] * len(joined) != []
+    assert links.is_missed(run) == fails, "what Prefect has not got is copied later"
+    ended.set()
 
 
 def test_a_dry_run_runs_every_stage_survives_a_kill_and_evaluates_every_milestone(

@@ -38,7 +38,7 @@ DRIVE = """
 import os, signal, sys, time
 from pathlib import Path
 from flows import pretrain
-from flows.tracking import follower, prefect_api, prefect_flow
+from flows.tracking import follower, links, prefect_api, prefect_flow
 from hlatctl.run.errors import StoppedError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
 from hlatctl.run.paths import RunPaths
@@ -53,36 +53,45 @@ def request_stop():
 def requests():
     return sum(event["kind"] == "stop_requested" for event in read_events(RUN))
 
+def flow_run():
+    # Training doesn't wait for Prefect, but these tests do.
+    while not (found := links.in_prefect(RUN, "http://p")):
+        time.sleep(0.05)
+    return found.rpartition("/")[2]
+
 def cancel_in_prefect():
     # What the Cancel button of Prefect's page does.
-    from prefect import runtime
+    prefect_flow._POLL_S = 0.1
+    flow_run_id = flow_run()
     from prefect.client.orchestration import get_client
     from prefect.states import Cancelling
 
-    prefect_flow._POLL_S = 0.1
     with get_client(sync_client=True) as client:
-        client.set_flow_run_state(runtime.flow_run.get_id(), Cancelling())
+        client.set_flow_run_state(flow_run_id, Cancelling())
     while not requests():
         time.sleep(0.05)
 
 def suspend_in_prefect():
     # What the Suspend button of Prefect's page does.
-    from prefect import runtime
+    prefect_flow._POLL_S = 0.1
+    known, flow_run_id = requests(), flow_run()
     from prefect.client.orchestration import get_client
     from prefect.states import Suspended
 
-    prefect_flow._POLL_S = 0.1
-    known = requests()
     with get_client(sync_client=True) as client:
-        client.set_flow_run_state(runtime.flow_run.get_id(), Suspended(timeout_seconds=300), force=True)
+        while not client.read_flow_run(flow_run_id).state.is_running():  # the resumed run has not reached it yet
+            time.sleep(0.05)
+        client.set_flow_run_state(flow_run_id, Suspended(timeout_seconds=300), force=True)
     while requests() == known:
         time.sleep(0.05)
 
 def lose_prefect():
+    flow_run()
     prefect_api._own_server.kill()
     prefect_api._own_server.wait()
 
 def killed():
+    flow_run()
     os.kill(os.getpid(), signal.SIGKILL)
 
 HAPPENS = {"cancelled": cancel_in_prefect, "suspended": suspend_in_prefect}
@@ -161,6 +170,13 @@ def test_stages_attempts_and_evaluations_are_tasks_of_one_flow_run(
     drive(run, api=prefect_api_url)
     (flow,) = database("select name, state_name from run")
     tasks = database("select name, state_name from task")
+    ((begun,),) = database("select start_time from run")
+    times = database("select start_time, end_time from task order by start_time")
+    assert times[0][0] < begun, "the first stages ran before Prefect answered, and have their own times"
+    assert all(start <= end for start, end in times)
+    assert len({start for start, _ in times}) == len(times)
+    lines = [text for (text,) in database("select message from log where flow_run_id in (select id from run)")]
+    assert "attempt 1: started" in lines
     artifacts = {key for (key,) in database("select key from artifact where flow_run_id in (select id from run)")}
     assert flow == ("seen (SIMULATED)", "Completed")
     assert {name for name, _ in tasks} == TASKS

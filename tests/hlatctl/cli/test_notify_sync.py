@@ -23,7 +23,7 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HLATCTL_RUNS_DIR", os.fspath(tmp_path))
     monkeypatch.setenv("HOME", os.fspath(tmp_path))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda *_: False)
+    monkeypatch.setattr("flows.tracking.prefect_flow.begin", lambda *_: None)
     monkeypatch.setattr("flows.tracking.prefect_stale.bring_up_to_date", lambda *_: None)
     return tmp_path
 

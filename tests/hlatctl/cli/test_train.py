@@ -138,14 +138,14 @@ import sys
 import flows.tracking.prefect_flow
 from hlatctl.cli.main import main
 from hlatctl.report.run_view import view_run
-flows.tracking.prefect_flow.run_under_prefect = lambda *_: False
+flows.tracking.prefect_flow.begin = lambda *_: None
 sys.exit(main())
 """
 
 
 @pytest.fixture(autouse=True)
 def _without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.tracking.prefect_flow.run_under_prefect", lambda *_: False)
+    monkeypatch.setattr("flows.tracking.prefect_flow.begin", lambda *_: None)
 
 
 @pytest.mark.processes
