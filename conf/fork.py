@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from conf.load import flatten
 from conf.schema import Config
+from conf.training_rules import learning_rate
 from hlatctl.run.errors import ConfigError
 
 #: Keys that don't change which documents come next.
@@ -42,6 +44,40 @@ def is_of_weights(key: str) -> bool:
 def have_same_tensors(precision: str, other: str) -> bool:
     """Return whether a checkpoint of one number format can be continued in the other."""
     return precision == other or any({precision, other} <= same for same in SAME_TENSORS)
+
+
+def decay(before: Config, after: Config, share: float) -> list[str]:
+    """Return the overrides with which a fork only decays its learning rate, from the checkpoint to 0 or the final rate.
+
+    Args:
+        before: configuration of the run that wrote the checkpoint.
+        after: configuration of the fork, with its ``fork``.
+        share: length of the decay, as a share of all steps of the fork, those before the checkpoint included.
+
+    Raises:
+        ConfigError: the rate has not reached its peak at the checkpoint, or has begun to decay.
+    """
+    step, peak = after.fork.step, before.optimizer.lr
+    rate = learning_rate(step, before)
+    if rate != peak or after.optimizer.lr != peak:
+        what = (
+            f"{rate:.4g} there, and its peak {peak:.4g}"
+            if rate != peak
+            else f"{peak:.4g}, here {after.optimizer.lr:.4g}"
+        )
+        raise ConfigError(
+            f"--decay: continues from the peak of the learning rate; at step {step} of {after.fork.run} it is {what}",
+            hint="choose a checkpoint of the stable phase of optimizer.schedule=wsd (--at); without --decay a fork may "
+            "have any schedule",
+        )
+    near = int(step / (1 - share))
+    total = next(last for last in range(max(near - 2, step + 1), near + 3) if last - math.ceil(share * last) == step)
+    return [
+        "optimizer.schedule=wsd",
+        f"optimizer.wsd_decay_fraction={share}",
+        f"train.tokens={after.tokens_at(total)}",
+        "train.max_steps=null",
+    ]
 
 
 def check_continues(before: Config, after: Config, *, anew: Callable[[bool], str]) -> None:

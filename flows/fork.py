@@ -15,7 +15,7 @@ from pathlib import Path
 
 from conf import compose
 from conf.data_changes import added_skips
-from conf.fork import check_continues, is_of_data
+from conf.fork import check_continues, decay, is_of_data
 from conf.load import flatten, token_count
 from conf.of_run import of_run
 from conf.registries import BACKENDS
@@ -41,6 +41,7 @@ def fork(
     argv: list[str],
     run_id: str | None = None,
     restart_data: bool = False,
+    decay_share: float | None = None,
     confirm: Callable[[Config], None] = lambda _: None,
 ) -> RunPaths:
     """Create a run that continues from another run's checkpoint.
@@ -49,6 +50,7 @@ def fork(
         at: a step, tokens with a unit (``200B``), or ``latest``.
         overrides: changes to the other run's amended configuration.
         restart_data: read the corpus from its beginning. A different corpus is always read from its beginning.
+        decay_share: only decay the learning rate, over this share of the new run's steps.
         confirm: called with the configuration before anything is created; raises an error to refuse it.
 
     Raises:
@@ -65,9 +67,16 @@ def fork(
     after = compose.amend(replace(before, fork=ForkConfig()), overrides)
     if after.fork != ForkConfig():
         raise ConfigError("fork: is set by the command", hint="--at names the checkpoint")
+    origin = ForkConfig(run=parent.run_id, step=manifest.step, tokens=manifest.tokens)
+    if decay_share is not None:
+        ending = decay(before, replace(after, fork=origin), decay_share)
+        after = compose.amend(replace(before, fork=ForkConfig()), [*overrides, *ending])
     fresh = restart_data or not is_of_data(before, after)
-    origin = ForkConfig(run=parent.run_id, step=manifest.step, tokens=manifest.tokens, restarts_data=fresh)
-    config = replace(after, fork=origin, data=replace(after.data, skip_steps=_skips(parent, before, after, fresh)))
+    config = replace(
+        after,
+        fork=replace(origin, restarts_data=fresh),
+        data=replace(after.data, skip_steps=_skips(parent, before, after, fresh)),
+    )
     check_continues(before, config, anew=lambda kept: train_like(parent, overrides, with_weights=kept))
     confirm(config)
     with _in_format_of(config, parent, manifest) as checkpoint:

@@ -133,8 +133,7 @@ def export(
 @app.command("merge")
 def merge(
     checkpoints: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN[@STEP]", help="Checkpoints; without @STEP the run's newest valid one."),
+        list[str], typer.Argument(metavar="RUN[@STEP]", help="Checkpoints; without @STEP the run's newest valid one.")
     ],
     to: Target,
     weights: Annotated[

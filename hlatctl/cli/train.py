@@ -367,6 +367,10 @@ def fork(
     at: Annotated[
         str, typer.Option(metavar="STEP|TOKENS|latest", help="The checkpoint, such as 5000 or 200B.")
     ] = "latest",
+    decay: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Only decay the learning rate, over this share of all steps, such as 10%."),
+    ] = None,
     restart_data: Annotated[bool, typer.Option("--restart-data", help="Read the corpus from its beginning.")] = False,
     run_id: Annotated[str | None, typer.Option(help="Id of the new run.  [default: made from name and time]")] = None,
     name: Name = None,
@@ -397,7 +401,16 @@ def fork(
         drivers = drivers_of(config, driver_as, detach=detach)
         confirm(of_training(config), config.cluster, "the rest of the training", yes=yes)
 
-    new = create(parent, at, overrides or [], argv=sys.argv, run_id=run_id, restart_data=restart_data, confirm=agree)
+    new = create(
+        parent,
+        at,
+        overrides or [],
+        argv=sys.argv,
+        run_id=run_id,
+        restart_data=restart_data,
+        decay_share=None if decay is None else _share(decay),
+        confirm=agree,
+    )
     write_label(new, labels, by=user_name())
     from conf.of_run import of_run
 
@@ -409,6 +422,16 @@ def fork(
         say(f"{key}: {before} -> {after}")
     say("data: from the beginning of the corpus" if origin.restarts_data else "data: continue after the checkpoint's")
     drive(new, detach=detach, drivers=drivers)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise ConfigError(f"--decay={text}: must be a share of all steps between 0 and 1", hint="--decay 10%")
+    return share
 
 
 #: Reads of the journal between two progress lines: 10 s.

@@ -6,9 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.fork import check_continues, have_same_tensors, is_of_data
-from conf.schema import CheckpointConfig, Config, DataConfig, EvalConfig, ForkConfig, SourceConfig, TrainConfig
+from conf.compose import amend
+from conf.fork import check_continues, decay, have_same_tensors, is_of_data
+from conf.schema import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvalConfig,
+    ForkConfig,
+    OptimizerConfig,
+    SourceConfig,
+    TrainConfig,
+)
 from conf.sizes import checkpoints_kept
+from conf.training_rules import learning_rate
 from hlatctl.run.errors import ConfigError
 
 PARENT = Config(train=TrainConfig(tokens=1_000_000, seq_len=512, global_batch_size=8))
@@ -91,3 +102,35 @@ def test_formats_with_master_weights_continue_each_other() -> None:
     assert have_same_tensors("fp32", "mixed")
     assert have_same_tensors("bf16", "bf16_sr")
     assert not have_same_tensors("mixed", "bf16_sr")
+
+
+STABLE = replace(PARENT, optimizer=OptimizerConfig(schedule="wsd", lr=1e-3, warmup_steps=10))
+
+
+@given(step=st.integers(10, 200), share=st.sampled_from([0.01, 0.1, 0.2, 1 / 3, 0.5]))
+def test_a_branch_decays_from_its_checkpoint_on_over_the_share_of_its_steps(step: int, share: float) -> None:
+    origin = ForkConfig(run="parent", step=step, tokens=STABLE.tokens_at(step))
+    branch = amend(STABLE, decay(STABLE, replace(STABLE, fork=origin), share))
+    branch = replace(branch, fork=origin)
+    last = branch.total_steps
+    rates = [learning_rate(each, branch) for each in range(step, last + 1)]
+    assert rates[0] == STABLE.optimizer.lr
+    assert rates == sorted(set(rates), reverse=True), "it decays at each step"
+    assert rates[-1] == STABLE.optimizer.lr * STABLE.optimizer.min_lr_fraction
+    assert abs((last - step) - share * last) <= 1
+
+
+@pytest.mark.parametrize(
+    ("step", "lr", "message"),
+    [
+        (5, 1e-3, r"at step 5 of parent it is 0\.0005 there, and its peak 0\.001"),
+        (240, 1e-3, r"at step 240 of parent it is"),
+        (100, 2e-3, r"it is 0\.001, here 0\.002"),
+    ],
+)
+def test_a_branch_begins_at_the_peak_of_the_learning_rate(step: int, lr: float, message: str) -> None:
+    origin = ForkConfig(run="parent", step=step, tokens=STABLE.tokens_at(step))
+    after = replace(STABLE, fork=origin, optimizer=replace(STABLE.optimizer, lr=lr))
+    with pytest.raises(ConfigError, match=message) as caught:
+        decay(STABLE, after, 0.1)
+    assert "--at" in str(caught.value.hint)

@@ -75,6 +75,8 @@ def test_a_run_whose_fork_has_lost_its_checkpoint_does_not_begin_anew(cli: Cli, 
         (("--at", "8", "train.global_batch_size=8"), 10, "--restart-data"),
         (("--at", "8", "precision.name=bf16_sr"), 10, "train.init_from="),
         (("--at", "8", "fork.step=3"), 10, "--at names the checkpoint"),
+        (("--at", "8", "--decay", "10%"), 10, "--decay: continues from the peak of the learning rate; at step 8"),
+        (("--at", "8", "--decay", "100%"), 10, "--decay=100%: must be a share"),
         (("--at", "8", "--driver", "slurm"), 10, "--driver=slurm: with cluster.launcher=local"),
     ],
 )
