@@ -1,7 +1,7 @@
-"""A run or an evaluation as a Prefect flow run: a view, which a thread of its own fills. Nothing waits for it.
+"""A run or an evaluation as a Prefect flow: every stage is a task. Nothing waits for Prefect.
 
-Every stage is a task run with the times at which it began and ended. A stage runs whether Prefect answers or not: what
-Prefect has not accepted is sent again until it does, or is copied from the journal later (``prefect_stale``).
+Prefect is a view. If it doesn't answer, or disappears during a run, the run continues without it, and what it has
+missed is copied from the journal later (``prefect_stale``).
 
 Cancelling or suspending a flow run in Prefect stops its run as `hlatctl stop` does. Prefect only marks the flow run as
 Cancelling or Suspended. The thread queries the state every few seconds, which is one request to Prefect's server and
@@ -10,14 +10,15 @@ none to the training processes.
 
 from __future__ import annotations
 
-import logging
+import contextvars
 import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -25,9 +26,10 @@ from uuid import UUID
 from conf.schema import Config
 from flows.runtime.context import FlowContext
 from flows.tracking import links, prefect_api, prefect_stale, ui_record
-from flows.tracking.prefect_stale import PRETRAIN, Task
+from flows.tracking.prefect_stale import PRETRAIN
 from hlatctl.run.errors import HlatctlError, RunBusyError, StoppedError, StorageError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
+from hlatctl.run.labels import marked
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
 from hlatctl.run.stopping import request
@@ -66,8 +68,21 @@ def _request_stop(run: RunPaths) -> bool:
     return False
 
 
+@dataclass(eq=False)
+class _Stage:
+    """A stage that runs in the driver, and the end of it for its task."""
+
+    name: str
+    ended: threading.Event = field(default_factory=threading.Event)
+    outcome: tuple[str, str] = ("running", "")
+
+
 class PrefectView:
-    """A flow run, and the caller of its stages. It is also an observer that passes progress on.
+    """A flow run in Prefect's engine that follows the driver's stages, and the caller of these stages.
+
+    The engine runs in a thread of its own: the flow begins as soon as the API answers, and each task waits for its
+    stage. So training waits for Prefect neither before nor during a run. A view is also an observer that passes
+    progress on.
 
     Args:
         name: the flow; only a ``PRETRAIN`` flow run can be cancelled, and continues that of the run's earlier drivers.
@@ -76,20 +91,17 @@ class PrefectView:
     def __init__(self, ctx: FlowContext, name: str = PRETRAIN) -> None:
         self._ctx, self._name = ctx, name
         self._inner = ctx.observer
-        #: What Prefect has not accepted yet. Other threads only append, and the view's thread removes from the front.
-        self._tasks: list[Task] = []
-        self._lines: list[dict[str, Any]] = []
-        self._artifacts: list[dict[str, Any]] = []
-        self._percent, self._shown_percent, self._shown_s = 0.0, 0.0, 0.0
-        self._progress_id: Any = None
+        #: What has happened in the driver. It only appends, and the flow reads on from where it was.
+        self._stages: list[_Stage] = []
+        self._lines: list[str] = []
+        self._percent = 0.0
         self._end: tuple[str, str] | None = None
-        self._flow_run_id: Any = None
-        self._stops, self._is_lost, self._was_missed = name == PRETRAIN, False, links.is_missed(ctx.run)
+        self._has_begun, self._is_lost = False, False
         self._wake, self._abandoned = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True, name="prefect")
 
     def start(self) -> bool:
-        """Start to report; return False if there is no Prefect for this run."""
+        """Start to follow; return False if there is no Prefect for this run."""
         # An API that the user names may answer late, so the thread asks it.
         if not prefect_api.is_named() and not self._begin():
             return False
@@ -105,19 +117,24 @@ class PrefectView:
         self._ctx.observer = self._inner
         self._ctx.message_sinks.remove(self._log)
         if not isinstance(error, SystemExit):  # SIGTERM: training continues, and so will the flow run
-            self._conclude(error)
+            self._end = _outcome_of(error)
+            self._wake.set()
 
     def call(self, name: str, stage: Callable[[], Any]) -> Any:
-        """Run a stage and report when it began and how it ended."""
-        task = Task(name, time.time())
-        self._add(task)
+        """Run a stage in this thread, and end its task as the stage ends."""
+        followed = _Stage(name)
+        self._stages.append(followed)
+        self._wake.set()
         try:
             result = stage()
         except BaseException as error:
-            self._add(task.ended(*_outcome_of(error)))
+            followed.outcome = _outcome_of(error)
             raise
-        self._add(task.ended("finished"))
-        return result
+        else:
+            followed.outcome = ("finished", "")
+            return result
+        finally:
+            followed.ended.set()
 
     def submit(self, choose: Callable[[], tuple[str, Callable[[], Any]]], *, most: int) -> Future[Any]:
         """Queue a stage that a worker thread chooses."""
@@ -132,138 +149,153 @@ class PrefectView:
         """Pass a message on to the wrapped observer."""
         self._inner.message(text)
 
-    def _conclude(self, error: BaseException | None) -> None:
-        from hlatctl.report.summary import summary_markdown
-
-        ctx, run_id = self._ctx, self._ctx.run.run_id
-        summary = summary_markdown(ctx.run, ctx.config)
-        self._artifacts.append({"key": "summary", "type": "markdown", "description": run_id, "data": summary})
-        ui = ui_record.read(Path(ctx.config.runs_dir))
-        if ui and (address := links.in_mlflow(ctx.run, ui.mlflow)):
-            self._artifacts.append({"key": "mlflow", "type": "markdown", "data": f"[{run_id}]({address})"})
-        self._end = _outcome_of(error)
-        self._wake.set()
-
     def finish(self, timeout_s: float) -> None:
         """Wait until Prefect has everything. What it hasn't in time is copied later, by `hlatctl sync` for example.
 
         Doesn't wait for a Prefect that is away, nor, if the run has failed, for one that is still starting.
         """
-        waits = self._end is not None and (self._flow_run_id is not None or self._end[0] == "finished")
+        waits = self._end is not None and (self._has_begun or self._end[0] == "finished")
         self._thread.join(timeout_s if waits and not self._is_lost else 0.0)
         self._abandoned.set()
         self._wake.set()
         if self._thread.is_alive():
             links.keep_missed(self._ctx.run, missed=True)
 
-    def _add(self, task: Task) -> None:
-        self._tasks.append(task)
-        self._wake.set()
-
     def _log(self, text: str) -> None:
-        at = datetime.now(UTC).isoformat()
-        self._lines.append({"name": "hlatctl", "level": logging.INFO, "message": text, "timestamp": at})
-
-    def _follow(self) -> None:
-        connected = False
-        while not self._abandoned.is_set():
-            try:
-                if not connected:
-                    if not self._begin():
-                        return
-                    prefect_api.connect()
-                    connected = True
-                elif not prefect_api.is_up():
-                    self._abandoned.wait(_POLL_S)
-                    continue
-                self._report()
-                if self._is_lost:
-                    links.keep_missed(self._ctx.run, missed=self._was_missed)
-                return
-            except Exception as error:  # a view: whatever happens to it, the run continues
-                if not self._abandoned.is_set():
-                    self._lose(f"{type(error).__name__}: {error}")
-                if not connected:
-                    return
+        self._lines.append(text)
 
     def _begin(self) -> bool:
         ctx = self._ctx
         return prefect_api.begin(Path(ctx.config.runs_dir), ctx.message, start=ctx.config.tracking.enabled)
 
+    def _follow(self) -> None:
+        try:
+            if self._begin():
+                prefect_api.connect()
+                self._run_flow()
+        except BaseException as error:  # a view: whatever happens to it, the run continues
+            self._lose(f"{type(error).__name__}: {error}")
+
     def _lose(self, why: str) -> None:
-        ctx, was_lost, self._is_lost = self._ctx, self._is_lost, True
+        if self._is_lost or self._abandoned.is_set():
+            return
+        ctx, self._is_lost = self._ctx, True
         links.keep_missed(ctx.run, missed=True)
-        if not was_lost:
-            message = f"Prefect failed ({why}); the run continues without it"
-            ctx.event("tracking_lost", what="prefect", message=message)
-            ctx.message(message)
+        message = f"Prefect failed ({why}); the run continues without it"
+        ctx.event("tracking_lost", what="prefect", message=message)
+        ctx.message(message)
 
-    def _report(self) -> None:
-        from prefect.client.orchestration import get_client
-
-        ctx = self._ctx
-        with get_client(sync_client=True) as client:
-            if self._flow_run_id is None:
-                lock = ctx.run.driver_lock if self._name == PRETRAIN else ctx.run.evaluator_lock
-                prefect_stale.mark_crashed(Path(ctx.config.runs_dir), ctx.message, lock)
-                self._flow_run_id = self._begun(client, os.fspath(lock))
-            while not self._abandoned.is_set():
-                self._wake.wait(_POLL_S)
-                self._wake.clear()
-                end = self._end
-                self._send(client)
-                if end is not None:
-                    client.set_flow_run_state(self._flow_run_id, prefect_stale.final(*end), force=True)
-                    return
-                if self._stops and _is_stopped(client, self._flow_run_id) and _request_stop(ctx.run):
-                    self._stops = False
-
-    def _begun(self, client: SyncPrefectClient, lock: str) -> UUID:
-        """Return the flow run: a child of the task run in ``PARENT_ENV`` if that is set, else the run's earlier one.
+    def _run_flow(self) -> None:
+        """Run the flow as a child of the task run in ``PARENT_ENV`` if that is set, else as the run's earlier flow run.
 
         A run that is resumed continues its flow run: stages that run again replace their earlier task runs, and further
         attempts and milestones are added.
         """
-        from prefect.states import Running
+        from prefect import flow, runtime
+        from prefect.client.orchestration import get_client
+        from prefect.flow_engine import run_flow
+        from prefect.states import Pending
 
-        ctx, parent = self._ctx, os.environ.get(PARENT_ENV)
-        flow_run_id: UUID = prefect_stale.flow_run_of(
-            client,
-            ctx.run,
-            ctx.config,
-            self._name,
-            lock,
-            simulated=ctx.state.simulated,
-            parent_task_run_id=UUID(parent) if parent else None,
-            again=self._name == PRETRAIN and not parent,
-        ).id
-        client.set_flow_run_state(flow_run_id, Running(), force=True)
+        ctx, parent, simulated = self._ctx, os.environ.get(PARENT_ENV), self._ctx.state.simulated
+        lock = ctx.run.driver_lock if self._name == PRETRAIN else ctx.run.evaluator_lock
+        prefect_stale.mark_crashed(Path(ctx.config.runs_dir), ctx.message, lock)
+
+        @flow(name=marked(self._name, simulated=simulated), persist_result=False, validate_parameters=False)
+        def follow(run_id: str, experiment: str, lock: str) -> Any:
+            return self._flow(UUID(runtime.flow_run.get_id()))
+
+        with get_client(sync_client=True) as client:
+            flow_run = prefect_stale.flow_run_of(
+                client,
+                ctx.run,
+                ctx.config,
+                self._name,
+                os.fspath(lock),
+                simulated=simulated,
+                parent_task_run_id=UUID(parent) if parent else None,
+                again=self._name == PRETRAIN and not parent,
+            )
+            client.set_flow_run_state(flow_run.id, Pending(), force=True)
+            flow_run = client.read_flow_run(flow_run.id)
+        self._has_begun = True
+        run_flow(follow, flow_run=flow_run, parameters=flow_run.parameters, return_type="state")
+
+    def _flow(self, flow_run_id: UUID) -> Any:
+        """Follow the stages until the driver's end."""
+        from prefect import get_run_logger
+        from prefect.artifacts import create_link_artifact, create_markdown_artifact
+        from prefect.client.orchestration import get_client
+
+        from hlatctl.report.summary import summary_markdown
+
+        ctx, logger, progress = self._ctx, get_run_logger(), _Progress()
+        stops, tasks, lines = self._name == PRETRAIN, list[threading.Thread](), 0
+        end: tuple[str, str] | None = None
         if self._name == PRETRAIN:
             links.keep_flow_run(ctx.run, flow_run_id)
-        return flow_run_id
+        with get_client(sync_client=True) as client:
+            while end is None:
+                self._wake.wait(_POLL_S)
+                self._wake.clear()
+                end = self._end
+                for stage in self._stages[len(tasks) :]:
+                    work = partial(contextvars.copy_context().run, self._run_task, stage)
+                    tasks.append(threading.Thread(target=work, daemon=True, name=f"prefect {stage.name}"))
+                    tasks[-1].start()
+                for text in self._lines[lines:]:
+                    logger.info(text)
+                    lines += 1
+                with prefect_api.tolerated(self._lose):
+                    progress.show(self._percent, now=end is not None)
+                    if stops and end is None and _is_stopped(client, flow_run_id) and _request_stop(ctx.run):
+                        stops = False
+        for task in tasks:
+            task.join()
+        with prefect_api.tolerated(self._lose):
+            summary = summary_markdown(ctx.run, ctx.config)
+            create_markdown_artifact(summary, key="summary", description=ctx.run.run_id)
+            ui = ui_record.read(Path(ctx.config.runs_dir))
+            if ui and (address := links.in_mlflow(ctx.run, ui.mlflow)):
+                create_link_artifact(address, link_text=ctx.run.run_id, key="mlflow")
+        return prefect_stale.final(*end)
 
-    def _send(self, client: SyncPrefectClient) -> None:
-        """Send what Prefect has not accepted yet; after an error, the same is sent again."""
-        from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+    def _run_task(self, stage: _Stage) -> None:
+        from prefect import task
+        from prefect.cache_policies import NO_CACHE
 
-        if tasks := self._tasks[:]:
-            prefect_stale.report_tasks(client, self._flow_run_id, tasks)
-            del self._tasks[: len(tasks)]
-        if lines := self._lines[:]:
-            client.create_logs([{**line, "flow_run_id": str(self._flow_run_id)} for line in lines])
-            del self._lines[: len(lines)]
-        percent, due = self._percent, self._end or time.monotonic() >= self._shown_s + _PROGRESS_EVERY_S
-        if percent != self._shown_percent and due:
-            if self._progress_id is None:
-                shown: dict[str, Any] = {"key": "training", "type": "progress", "description": "Optimizer steps"}
-                artifact = ArtifactCreate(flow_run_id=self._flow_run_id, data=percent, **shown)
-                self._progress_id = client.create_artifact(artifact).id
-            else:
-                client.update_artifact(self._progress_id, ArtifactUpdate(data=percent))
-            self._shown_percent, self._shown_s = percent, time.monotonic()
-        while self._artifacts:
-            client.create_artifact(ArtifactCreate(flow_run_id=self._flow_run_id, **self._artifacts[0]))
-            del self._artifacts[0]
+        def wait() -> Any:
+            stage.ended.wait()
+            return prefect_stale.final(*stage.outcome)
+
+        wait.__name__ = stage.name.replace(" ", "_")
+        try:
+            # The journal records what is done: Prefect doesn't cache, retry or keep results.
+            followed = task(name=stage.name, task_run_name=stage.name, cache_policy=NO_CACHE, persist_result=False)(
+                wait
+            )
+            followed(return_state=True)
+        except Exception as error:
+            self._lose(f"{type(error).__name__}: {error}")
+
+
+class _Progress:
+    """A progress artifact in Prefect."""
+
+    def __init__(self) -> None:
+        self._artifact: Any = None
+        self._shown_percent, self._shown_s = 0.0, 0.0
+
+    def show(self, percent: float, *, now: bool) -> None:
+        """Show a new number, at most every few seconds."""
+        from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+        if percent == self._shown_percent or not (now or time.monotonic() >= self._shown_s + _PROGRESS_EVERY_S):
+            return
+        self._shown_percent, self._shown_s = percent, time.monotonic()
+        if self._artifact is None:
+            self._artifact = create_progress_artifact(progress=percent, key="training", description="Optimizer steps")
+        else:
+            update_progress_artifact(self._artifact, progress=percent)
 
 
 def _outcome_of(error: BaseException | None) -> tuple[str, str]:
@@ -276,6 +308,6 @@ def _outcome_of(error: BaseException | None) -> tuple[str, str]:
 
 
 def begin(ctx: FlowContext, name: str = PRETRAIN) -> PrefectView | None:
-    """Return a view that has started to report; None if there is no Prefect for this run."""
+    """Return a view that has started to follow; None if there is no Prefect for this run."""
     view = PrefectView(ctx, name)
     return view if view.start() else None

@@ -14,13 +14,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid5
 
 from conf.of_run import of_run
 from conf.schema import Config
@@ -225,76 +221,6 @@ def flow_run_of(
         parent_task_run_id=parent_task_run_id,
         state=Pending(),
     )
-
-
-@dataclass(frozen=True)
-class Task:
-    """A task run at one moment: it runs, or it has ended with a status of :func:`final`."""
-
-    name: str
-    began_unix_s: float
-    status: str = ""
-    message: str = ""
-    ended_unix_s: float | None = None
-
-    def ended(self, status: str, message: str = "") -> Task:
-        """Return the task run that has just ended."""
-        return replace(self, status=status, message=message, ended_unix_s=time.time())
-
-
-def report_tasks(client: SyncPrefectClient, flow_run_id: UUID, tasks: Sequence[Task]) -> None:
-    """Add or change task runs of a flow run, in one request.
-
-    Prefect's engine reports its own task runs in this way: as events, which have the time of each state. A request that
-    sets a state gets the time of the request.
-    """
-    client.request("POST", "/events", json=[_event(flow_run_id, one) for one in tasks])
-
-
-def _event(flow_run_id: UUID, of: Task) -> dict[str, Any]:
-    """Return the event of a state, in the form of Prefect's ``emit_task_run_state_change_event``."""
-    from prefect import task
-    from prefect.states import Running
-
-    state = Running() if of.ended_unix_s is None else final(of.status, of.message)
-    began, ended = (None if at is None else _utc(at) for at in (of.began_unix_s, of.ended_unix_s))
-    task_run_id = uuid5(flow_run_id, of.name)
-    shown = {"type": state.type.value, "name": state.name, "message": state.message, "state_details": {}, "data": None}
-    return {
-        "id": str(state.id),
-        "event": f"prefect.task-run.{state.name}",
-        "occurred": ended or began,
-        "payload": {
-            "intended": {"from": None, "to": state.type.value},
-            "initial_state": None,
-            "validated_state": shown,
-            "task_run": {
-                "name": of.name,
-                "task_key": task(name=of.name)(_nothing).task_key,
-                "dynamic_key": of.name,
-                "run_count": 1,
-                "expected_start_time": began,
-                "start_time": began,
-                "end_time": ended,
-                "total_run_time": 0.0 if of.ended_unix_s is None else max(0.0, of.ended_unix_s - of.began_unix_s),
-            },
-        },
-        "resource": {
-            "prefect.resource.id": f"prefect.task-run.{task_run_id}",
-            "prefect.resource.name": of.name,
-            "prefect.run-count": "1",
-            "prefect.state-message": state.message or "",
-            "prefect.state-name": state.name or "",
-            "prefect.state-timestamp": ended or began,
-            "prefect.state-type": state.type.value,
-            "prefect.orchestration": "client",
-        },
-        "related": [{"prefect.resource.id": f"prefect.flow-run.{flow_run_id}", "prefect.resource.role": "flow-run"}],
-    }
-
-
-def _utc(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).isoformat()
 
 
 def _nothing() -> None:

@@ -170,11 +170,6 @@ def test_stages_attempts_and_evaluations_are_tasks_of_one_flow_run(
     drive(run, api=prefect_api_url)
     (flow,) = database("select name, state_name from run")
     tasks = database("select name, state_name from task")
-    ((begun,),) = database("select start_time from run")
-    times = database("select start_time, end_time from task order by start_time")
-    assert times[0][0] < begun, "the first stages ran before Prefect answered, and have their own times"
-    assert all(start <= end for start, end in times)
-    assert len({start for start, _ in times}) == len(times)
     lines = [text for (text,) in database("select message from log where flow_run_id in (select id from run)")]
     assert "attempt 1: started" in lines
     artifacts = {key for (key,) in database("select key from artifact where flow_run_id in (select id from run)")}
