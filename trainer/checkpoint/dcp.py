@@ -4,7 +4,7 @@ DCP's files are ``__RANK_N.distcp``: tensors and small states, each as ``torch.s
 ``.metadata`` is a pickle that says where each is. torch loads it, and the states, with an unpickler that runs any code.
 This module loads ``.metadata`` with an unpickler that knows DCP's classes only. It makes stand-ins of them, so a pickle
 can't call or change anything of torch. Tensors and states are loaded with torch's restricted unpickler, which accepts
-tensors and plain values.
+tensors and plain values. :func:`read_objects` makes stand-ins of all classes, for other trainers' settings.
 
 Importing torch.distributed.checkpoint takes seconds. Import this module only where a DCP checkpoint is read.
 """
@@ -17,16 +17,17 @@ import math
 import os
 import pickle
 import warnings
+import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -37,7 +38,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
 from conf.devices import DEVICES
@@ -54,6 +55,8 @@ METADATA = INDEX_FILES["dcp"]
 OPTIONAL = ("optimizer.param_groups.",)
 #: 70B on 2,048 processes has 370,000 chunks: about 100 MB.
 _MAX_METADATA_BYTES = 1 << 30
+#: Settings of a run of Megatron-LM have some 100 kB.
+_MAX_OBJECTS_BYTES = 64 << 20
 #: Longest list of a state dict that DCP divides into elements.
 _MAX_LIST = 1 << 20
 #: Parts of a tensor that are compared with each other; regular layouts have one per chunk.
@@ -86,6 +89,8 @@ _IN_METADATA = (
     "StorageMeta",
     "_MEM_FORMAT_ENCODING",
 )
+#: Megatron-core adds the plans of all processes to the metadata (``all_local_plans``); nothing reads them here.
+_IN_PLANS = ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")
 _PATHS = [
     (module, name)
     for module in ("pathlib", "pathlib._local")
@@ -97,6 +102,8 @@ _STAND_INS: dict[tuple[str, str], type] = {
     for module, name in (
         *(("torch.distributed.checkpoint.metadata", name) for name in _IN_METADATA),
         ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        *(("torch.distributed.checkpoint.planner", name) for name in _IN_PLANS),
+        *(("megatron.core.dist_checkpointing.strategies.torch", name) for name in ("MCoreMetadata", "MCoreSavePlan")),
         ("torch.serialization", "_get_layout"),
         *_PATHS,
     )
@@ -370,7 +377,9 @@ def load(
         raise CheckpointError(f"{folder}: can't be loaded ({why(error)})") from None
 
 
-def save(state: dict[str, Any], folder: Path, *, process_group: Any = None) -> None:
+def save(
+    state: dict[str, Any], folder: Path, *, process_group: Any = None, planner: DefaultSavePlanner | None = None
+) -> None:
     """Write a state dict durably into a folder that has no checkpoint; all processes of the group call this together.
 
     Without process groups, this process writes alone. Raises a StorageError if it can't be written.
@@ -378,7 +387,7 @@ def save(state: dict[str, Any], folder: Path, *, process_group: Any = None) -> N
     try:
         with _alone_is_fine(), torch.no_grad():
             writer = FileSystemWriter(folder, overwrite=False)
-            state_dict_saver.save(state, storage_writer=writer, process_group=process_group)
+            state_dict_saver.save(state, storage_writer=writer, planner=planner, process_group=process_group)
     except CheckpointException as error:
         first = _first_of(error)
         text = f"{folder}: {type(first).__name__}: {first_line(first)}"
@@ -402,6 +411,55 @@ def _first_of(error: CheckpointException) -> Exception:
     """Return the error of the first rank that failed. DCP's own is a BaseException, which threads don't catch."""
     first = next(iter(error.failures.values()))[0]
     return first if isinstance(first, Exception) else RuntimeError(str(first))
+
+
+class Block(NamedTuple):
+    """A block of a tensor to write.
+
+    Args:
+        name: the tensor's name.
+        whole: the tensor's shape and dtype, without values.
+        offsets: position of the block's first element.
+        sizes: size in each dimension.
+        values: returns the block; it is called when the block is written.
+    """
+
+    name: str
+    whole: torch.Tensor
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    values: Callable[[], torch.Tensor]
+
+
+class _BlockPlanner(DefaultSavePlanner):
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        super().__init__(flatten_state_dict=False)
+        self._blocks = {(block.name, block.offsets): block for block in blocks}
+
+    def create_local_plan(self) -> SavePlan:
+        plan = super().create_local_plan()
+        self.plan = SavePlan([*plan.items, *map(_write_item, self._blocks.values())])
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        block = None if index.offset is None else self._blocks.get((index.fqn, tuple(index.offset)))
+        return super().lookup_object(index) if block is None else block.values()
+
+
+def _write_item(block: Block) -> WriteItem:
+    offsets = torch.Size(block.offsets)
+    place = ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(block.sizes))
+    properties = TensorProperties(dtype=block.whole.dtype)
+    data = TensorWriteData(chunk=place, properties=properties, size=block.whole.shape)
+    return WriteItem(index=MetadataIndex(block.name, offsets), type=WriteItemType.SHARD, tensor_data=data)
+
+
+def save_blocks(blocks: Sequence[Block], objects: dict[str, Any], folder: Path) -> None:
+    """Write blocks of tensors, one after the other, and plain objects by name; this process has one block in memory.
+
+    Raises as :func:`save`.
+    """
+    save(objects, folder, planner=_BlockPlanner(blocks))
 
 
 class DcpFiles:
@@ -513,6 +571,127 @@ def read_tensor(folder: Path, metadata: Metadata, name: str) -> torch.Tensor:
     tensor = torch.empty(stored.size, dtype=stored.properties.dtype)
     load({name: tensor}, folder, metadata=metadata)
     return tensor
+
+
+class BlockReader:
+    """Reads blocks of a checkpoint's tensors; of each file only the chunks that a block needs.
+
+    ``tensors`` has each tensor by name, without values.
+    """
+
+    def __init__(self, folder: Path, metadata: Metadata) -> None:
+        self._folder, self._metadata = folder, metadata
+        described = describe_tensors(metadata)
+        self.tensors = {name: tensor for name, (tensor, _) in described.items()}
+        self._places = {name: {tuple(at): (file, first, size) for file, first, size, at in places}
+                        for name, (_, places) in described.items()}  # fmt: skip
+        #: By tensor, the last chunk that was read, if it is larger than the block: the next block is often in it too.
+        self._last: dict[str, tuple[tuple[int, ...], torch.Tensor]] = {}
+        self._whole: set[str] = set()
+
+    def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+        """Return a block of a tensor. Raises a CheckpointError if the tensor isn't whole, or can't be read."""
+        stored = self._metadata.state_dict_metadata[name]
+        assert isinstance(stored, TensorStorageMetadata)
+        if name not in self._whole and (reason := _why_not_whole(stored)):
+            raise CheckpointError(f"{self._folder}: {name}: {reason}", hint="copy the checkpoint again")
+        self._whole.add(name)
+        block = torch.empty(tuple(sizes), dtype=stored.properties.dtype)
+        for chunk in stored.chunks:
+            spans = [
+                (max(first, at), min(first + size, at + length))
+                for first, size, at, length in zip(offsets, sizes, chunk.offsets, chunk.sizes, strict=True)
+            ]
+            if all(low < high for low, high in spans):
+                theirs = tuple(slice(low - at, high - at) for (low, high), at in zip(spans, chunk.offsets, strict=True))
+                ours = tuple(slice(low - at, high - at) for (low, high), at in zip(spans, offsets, strict=True))
+                block[ours] = self._chunk(name, chunk)[theirs]
+                if math.prod(chunk.sizes) <= block.numel():
+                    del self._last[name]
+        return block
+
+    def _chunk(self, name: str, chunk: ChunkStorageMetadata) -> torch.Tensor:
+        offsets = tuple(chunk.offsets)
+        if (last := self._last.get(name)) and last[0] == offsets:
+            return last[1]
+        if offsets not in self._places[name]:
+            raise CheckpointError(f"{self._folder}: {name}: a chunk is in no file", hint="copy the checkpoint again")
+        file, first, length = self._places[name][offsets]
+        values = _load(_bytes_at(self._folder / file, first, length), f"{self._folder}: {name}")
+        if not isinstance(values, torch.Tensor) or values.shape != chunk.sizes:
+            raise CheckpointError(
+                f"{self._folder / file}: {name} isn't what {METADATA} describes", hint="copy the checkpoint again"
+            )
+        self._last[name] = (offsets, values)
+        return values
+
+
+def _bytes_at(path: Path, first: int, length: int) -> io.BytesIO:
+    try:
+        with path.open("rb") as file:
+            file.seek(first)
+            return io.BytesIO(file.read(length))
+    except OSError as error:
+        raise CheckpointError(f"{path}: can't be read ({why(error)})", hint="copy the checkpoint again") from None
+
+
+class _Inert(_Record):
+    """An object of any class, without its code: it takes what a pickle puts into it, and drops items."""
+
+    __slots__ = ()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def append(self, value: Any) -> None:
+        pass
+
+    def extend(self, values: Any) -> None:
+        pass
+
+
+class _InertUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return _Inert
+
+    def persistent_load(self, pid: Any) -> Any:
+        return None
+
+
+def read_objects(folder: Path, entry: tuple[str, Metadata] | str) -> Any:
+    """Return what ``torch.save`` wrote to a file, or as the state of this name in a checkpoint. No code of it is run.
+
+    Objects are stand-ins, whose attributes :func:`attributes` returns. Tensors are None.
+
+    Raises:
+        CheckpointError: it can't be read.
+        FileNotFoundError: there is no such file, or state.
+    """
+    path = folder / (entry if isinstance(entry, str) else METADATA)
+    try:
+        if isinstance(entry, str):
+            content = io.BytesIO(read_bytes(path, _MAX_OBJECTS_BYTES))
+        else:
+            info = entry[1].storage_data.get(MetadataIndex(entry[0]))
+            if info is None or info.length > _MAX_OBJECTS_BYTES:
+                raise FileNotFoundError(f"{path}: {entry[0]}")
+            path = folder / info.relative_path
+            content = _bytes_at(path, info.offset, info.length)
+        with zipfile.ZipFile(content) as archive:
+            (pickled,) = [each for each in archive.infolist() if each.filename.endswith("/data.pkl")]
+            if pickled.file_size > _MAX_OBJECTS_BYTES:
+                raise ValueError(f"its pickle has {pickled.file_size} bytes")
+            return _InertUnpickler(io.BytesIO(archive.read(pickled))).load()
+    except FileNotFoundError:
+        raise
+    except (OSError, EOFError, MemoryError, zipfile.BadZipFile, pickle.UnpicklingError, *DAMAGED) as error:
+        raise CheckpointError(f"{path}: can't be read ({why(error) or type(error).__name__})") from None
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object from :func:`read_objects`; empty for other values."""
+    state = value.state if isinstance(value, _Inert) else None
+    return {name: each for name, each in state.items() if isinstance(name, str)} if isinstance(state, dict) else {}
 
 
 def _load(content: io.BytesIO, name: str) -> Any:

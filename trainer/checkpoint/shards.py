@@ -21,7 +21,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -428,8 +428,32 @@ def save_tensors(tensors: Mapping[str, Tensor], folder: Path, *, number: int = 1
 
 def save_whole(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Write whole tensors as the only process, with their index; raises as :func:`save_tensors`."""
-    shard = save_tensors(tensors, folder)
-    write_text(folder / INDEX, compose({file_name(1): shard.chunks if shard else []}).text)
+    save_groups([tensors], folder)
+
+
+def save_groups(groups: Iterable[Mapping[str, Tensor]], folder: Path) -> None:
+    """Write groups of whole tensors as the only process, each to its file, with their index.
+
+    One group is in memory at a time. Raises as :func:`save_tensors`.
+    """
+    shards = {}
+    for number, tensors in enumerate(groups, 1):
+        shard = save_tensors(tensors, folder, number=number)
+        shards[file_name(number)] = shard.chunks if shard else []
+    write_text(folder / INDEX, compose(shards).text)
+
+
+def grouped(sizes: Mapping[str, int], most_bytes: int) -> list[list[str]]:
+    """Return names in groups of at most this many bytes, unless a single one is larger; ``sizes`` are in bytes."""
+    groups: list[list[str]] = []
+    filled = 0
+    for name, size in sizes.items():
+        if not groups or filled + size > most_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size
+    return groups
 
 
 def load_tensors(tensors: Mapping[str, Tensor], folder: Path, index: ShardIndex | None = None) -> None:

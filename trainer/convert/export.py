@@ -2,7 +2,8 @@
 
 Reads only the weights, a few gigabytes at a time. Splits the coalesced layers and changes nothing else, so logits are
 equal. With ``--link``, the folder also names the checkpoint; with ``--link=only`` it has no weights, and only ``eval``
-reads such a folder. Prints a summary as one line of JSON.
+reads such a folder. With ``--format megatron``, the folder is one that Megatron-LM loads. Prints a summary as one line
+of JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from hlatctl.run.errors import CheckpointError, DataError, run_main
 from hlatctl.run.files import DAMAGED, new_folder, why
 from hlatctl.run.model_folder import write_link
 from hlatctl.run.paths import RunPaths
-from trainer.checkpoint.shards import WEIGHTS, read_tensors
+from trainer.checkpoint.shards import WEIGHTS, grouped, read_tensors
 from trainer.convert.hugging_face import Weights
 
 DTYPES = ("float32", "bfloat16")
@@ -44,13 +45,15 @@ def export(
     dtype: str | None = None,
     *,
     link: Literal["", "also", "only"] = "",
+    layout: Literal["hf", "megatron"] = "hf",
 ) -> dict[str, Any]:
-    """Write the Hugging Face folder atomically.
+    """Write the folder atomically.
 
     Args:
         step: step of the checkpoint; None: the newest valid one.
         dtype: dtype of the exported weights, one of :data:`DTYPES`; None: the checkpoint's.
         link: link to the checkpoint, besides its weights or instead of them; linked ones keep the checkpoint's dtype.
+        layout: Hugging Face's, or Megatron's.
 
     Returns:
         ``{"step", "tokens", "to", "parameters", "dtype", "bytes", "left_out"}``; the last one are names of weights that
@@ -62,25 +65,35 @@ def export(
         StorageError: the folder exists, or can't be written.
     """
     tokenizer = tokenizer_of(run)
+    if layout == "megatron":
+        from trainer.convert.megatron import check_model  # takes seconds
+        from trainer.convert.megatron import write as write_megatron
+
+        check_model(config.model)
     with new_folder(target) as partial:
         folder = choose(run, step)
         manifest = read_manifest(folder)  # before the weights: training may delete the checkpoint while they are read
         weights = Weights.open(folder, config)
         stored = next(iter(weights.ours.values())).dtype
         named = dtype or str(stored).removeprefix("torch.")
-        shutil.copytree(tokenizer["path"], partial, dirs_exist_ok=True)
-        if link:
-            write_link(
-                partial,
-                run_dir=run.root,
-                step=manifest.step,
-                manifest_sha256=manifest.sha256,
-                left_out=weights.left_out,
+        if layout == "megatron":
+            size = write_megatron(
+                weights, partial, config=config, dtype=named, step=manifest.step, tokenizer=(tokenizer["path"], target)
             )
-        size = 0 if link == "only" else write_weights(weights, partial, named)
-        ids = {key: tokenizer[key] for key in ("bos_id", "eos_id")}
-        described = weights.config(seq_len=config.train.seq_len, dtype=named, **ids)
-        files.write_json(partial / "config.json", described)
+        else:
+            shutil.copytree(tokenizer["path"], partial, dirs_exist_ok=True)
+            if link:
+                write_link(
+                    partial,
+                    run_dir=run.root,
+                    step=manifest.step,
+                    manifest_sha256=manifest.sha256,
+                    left_out=weights.left_out,
+                )
+            size = 0 if link == "only" else write_weights(weights, partial, named)
+            ids = {key: tokenizer[key] for key in ("bos_id", "eos_id")}
+            described = weights.config(seq_len=config.train.seq_len, dtype=named, **ids)
+            files.write_json(partial / "config.json", described)
     parameters = sum(tensor.numel() for tensor in weights.ours.values())
     return {
         "step": manifest.step,
@@ -133,7 +146,8 @@ class _Readable(Protocol):
 def write_weights(weights: _Readable, target: Path, dtype: str) -> int:
     """Write files of up to ``_SHARD_BYTES``, with an index if there are several; return the weights' bytes."""
     number_format: torch.dtype = getattr(torch, dtype)
-    shards = _shards({name: tensor.numel() * number_format.itemsize for name, tensor in weights.ours.items()})
+    sizes = {name: tensor.numel() * number_format.itemsize for name, tensor in weights.ours.items()}
+    shards = grouped(sizes, _SHARD_BYTES)
     weight_map, total_bytes = {}, 0
     for number, names in enumerate(shards, 1):
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
@@ -145,18 +159,6 @@ def write_weights(weights: _Readable, target: Path, dtype: str) -> int:
         index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
         files.write_json(target / "model.safetensors.index.json", index)
     return total_bytes
-
-
-def _shards(sizes: dict[str, int]) -> list[list[str]]:
-    shards: list[list[str]] = []
-    filled = 0
-    for name, size in sizes.items():
-        if not shards or filled + size > _SHARD_BYTES:
-            shards.append([])
-            filled = 0
-        shards[-1].append(name)
-        filled += size
-    return shards
 
 
 def tokenizer_of(run: RunPaths) -> dict[str, Any]:
@@ -181,10 +183,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, required=True, help="new folder")
     parser.add_argument("--dtype", choices=DTYPES, help="of written weights; default: the checkpoint's")
     parser.add_argument("--link", choices=("also", "only"), default="", help="link to the checkpoint; only: no weights")
+    parser.add_argument("--format", choices=("hf", "megatron"), default="hf", help="default: Hugging Face's")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
-    target = arguments.to.absolute()
-    written = export(of_run(run), run, arguments.step, target, arguments.dtype, link=arguments.link)
+    target, choices = arguments.to.absolute(), {"link": arguments.link, "layout": arguments.format}
+    written = export(of_run(run), run, arguments.step, target, arguments.dtype, **choices)
     print(json.dumps(written))
     return 0
 

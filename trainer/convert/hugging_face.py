@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -204,7 +204,7 @@ def to_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[str,
         _, number, rest = name.split(".", 2)
         layer = f"model.layers.{number}."
         if rest == _QKV:
-            for part, cut in zip("qkv", _split_qkv(tensor, model), strict=True):
+            for part, cut in zip("qkv", split_qkv(tensor, model), strict=True):
                 named[f"{layer}self_attn.{part}_proj.weight"] = cut
         elif rest == _GATE_UP:
             for part, cut in zip(("gate", "up"), _split_gate_up(tensor, model), strict=True):
@@ -216,18 +216,27 @@ def to_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[str,
 
 def from_hugging_face(weights: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
     """Return weights by our names, the inverse of :func:`to_hugging_face`; a KeyError names a missing one."""
-    ours = {name: weights[theirs] for name, theirs in _NAMES.items() if name != "head.weight"}
-    if not model.tie_embeddings:
-        ours["head.weight"] = weights[_NAMES["head.weight"]]
-    layer_names = family_of(model).layer_names
-    for number in range(model.num_layers):
-        theirs, layer = f"model.layers.{number}.", f"layers.{number}."
-        ours |= {layer + name: weights[theirs + their_name] for name, their_name in layer_names.items()}
-        q, k, v = (weights[f"{theirs}self_attn.{part}_proj.weight"] for part in "qkv")
-        ours[layer + _QKV] = _join_qkv(q, k, v, model)
-        gate, up = (weights[f"{theirs}mlp.{part}_proj.weight"] for part in ("gate", "up"))
-        ours[layer + _GATE_UP] = _join_gate_up(gate, up, model)
-    return ours
+    return {name: joined(name, weights.__getitem__, model) for name in empty_weights(model)}
+
+
+def joined(name: str, read: Callable[[str], Tensor], model: ModelConfig) -> Tensor:
+    """Return our weight of this name; ``read`` returns Hugging Face's of a name."""
+    if name in _NAMES:
+        return read(_NAMES[name])
+    _, number, rest = name.split(".", 2)
+    layer = f"model.layers.{number}."
+    if rest == _QKV:
+        return join_qkv([read(f"{layer}self_attn.{part}_proj.weight") for part in "qkv"], model)
+    if rest == _GATE_UP:
+        gate, up = (read(f"{layer}mlp.{part}_proj.weight") for part in ("gate", "up"))
+        return _join_gate_up(gate, up, model)
+    return read(layer + family_of(model).layer_names[rest])
+
+
+def empty_weights(model: ModelConfig) -> dict[str, Tensor]:
+    """Return a model's weights by our names, without values."""
+    with torch.device("meta"):
+        return {name: parameter.detach() for name, parameter in Llama(model, 2).named_parameters()}
 
 
 def hugging_face_config(model: ModelConfig, *, seq_len: int, bos_id: int, eos_id: int, dtype: str) -> dict[str, Any]:
@@ -405,16 +414,18 @@ def _odd_shapes(model: ModelConfig) -> list[str]:
     return problems
 
 
-def _split_qkv(weight: Tensor, model: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
+def split_qkv(weight: Tensor, model: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values of a matrix that has them by groups: a group's queries, its key, its value."""
     queries = model.num_heads // model.num_kv_heads
     groups = weight.view(model.num_kv_heads, queries + 2, model.head_width, -1)
     q, k, v = (part.flatten(0, 2).contiguous() for part in torch.split(groups, [queries, 1, 1], dim=1))
     return q, k, v
 
 
-def _join_qkv(q: Tensor, k: Tensor, v: Tensor, model: ModelConfig) -> Tensor:
+def join_qkv(parts: Sequence[Tensor], model: ModelConfig) -> Tensor:
+    """Return the inverse of :func:`split_qkv`."""
     shape = (model.num_kv_heads, -1, model.head_width, model.hidden_size)
-    return torch.cat([part.view(shape) for part in (q, k, v)], dim=1).flatten(0, 2)
+    return torch.cat([part.view(shape) for part in parts], dim=1).flatten(0, 2)
 
 
 def _split_gate_up(weight: Tensor, model: ModelConfig) -> tuple[Tensor, Tensor]:
@@ -507,6 +518,34 @@ class Weights:
                 raise CheckpointError(f"{self._folder}: {WEIGHTS}{name} is missing")
             if (shape := tuple(self.ours[name].shape)) != (wanted := tuple(tensor.shape)):
                 raise CheckpointError(f"{self._folder}: {WEIGHTS}{name} has shape {shape}, expected {wanted}")
+
+
+class Parts:
+    """A model's tensors by Hugging Face's names, read one at a time. A tensor that contains several is read once.
+
+    ``tensors`` has each by name, without values.
+
+    Args:
+        places: each tensor without values, with what ``read`` takes to read it.
+        read: returns some tensors by name; those that nobody has asked for wait in memory.
+    """
+
+    def __init__(self, places: Mapping[str, tuple[Hashable, Tensor]], read: Callable[[Any], dict[str, Tensor]]) -> None:
+        self.tensors = {name: tensor for name, (_, tensor) in places.items()}
+        self._places = {name: place for name, (place, _) in places.items()}
+        self._read = read
+        self._waiting: dict[str, Tensor] = {}
+
+    @classmethod
+    def of(cls, weights: Weights) -> Parts:
+        """Return the tensors of one of our checkpoints."""
+        return cls(weights.described(), lambda ours: weights.read([ours]))
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor. Raises a CheckpointError if it can't be read."""
+        if name not in self._waiting:
+            self._waiting |= self._read(self._places[name])
+        return self._waiting.pop(name)
 
 
 def main() -> int:

@@ -25,28 +25,20 @@ from hlatctl.run import processes
 from hlatctl.run.checkpoint import read_manifest, why_invalid
 from hlatctl.run.errors import CheckpointError, HlatctlError, run_main, to_record
 from hlatctl.run.paths import RunPaths
-from trainer.convert.hugging_face import Weights
+from trainer.convert.hugging_face import Parts, Weights
 
 
-class Parts:
-    """The tensors of a checkpoint, one at a time, by Hugging Face's names."""
+def described(parts: Parts) -> dict[str, dict[str, Any]]:
+    """Return dtype (torch's name) and shape of each tensor."""
+    return {
+        name: {"dtype": str(part.dtype).removeprefix("torch."), "shape": list(part.shape)}
+        for name, part in parts.tensors.items()
+    }
 
-    def __init__(self, weights: Weights) -> None:
-        self._weights, self._described = weights, weights.described()
-        self._waiting: dict[str, Tensor] = {}
 
-    def described(self) -> dict[str, dict[str, Any]]:
-        """Return dtype (torch's name) and shape of each tensor."""
-        return {
-            name: {"dtype": str(part.dtype).removeprefix("torch."), "shape": list(part.shape)}
-            for name, (_, part) in self._described.items()
-        }
-
-    def take(self, name: str, slices: list[list[int | None]]) -> Tensor:
-        """Return a tensor, or a block of it. Raises a CheckpointError if it can't be read."""
-        if name not in self._waiting:
-            self._waiting |= self._weights.read([self._described[name][0]])
-        return self._waiting.pop(name)[tuple(slice(*bounds) for bounds in slices)].contiguous()
+def take(parts: Parts, name: str, slices: list[list[int | None]]) -> Tensor:
+    """Return a tensor, or a block of it. Raises a CheckpointError if it can't be read."""
+    return parts.read(name)[tuple(slice(*bounds) for bounds in slices)].contiguous()
 
 
 def open_weights(run: RunPaths, step: int, manifest_sha256: str) -> Weights:
@@ -70,10 +62,10 @@ def _serve(arguments: argparse.Namespace, output: BinaryIO) -> None:
         output.flush()
 
     try:
-        parts = Parts(open_weights(RunPaths(arguments.run_dir.absolute()), arguments.step, arguments.manifest))
-        say(tensors=parts.described())
+        parts = Parts.of(open_weights(RunPaths(arguments.run_dir.absolute()), arguments.step, arguments.manifest))
+        say(tensors=described(parts))
         for line in sys.stdin:
-            values = parts.take(**json.loads(line))
+            values = take(parts, **json.loads(line))
             say(shape=list(values.shape))
             output.write(_bytes_of(values))
             output.flush()

@@ -57,12 +57,17 @@ class TitanWeights(Weights):
 
     Raises a CheckpointError if torchtitan can't convert the family, the checkpoint has other weights than the model, or
     it can't be read.
+
+    Args:
+        folder: the checkpoint's.
+        spec: its model.
+        prefix: of the weights' names; torchtitan's own have none, others store the model as ``model``.
     """
 
-    def __init__(self, folder: Path, spec: ModelSpec) -> None:
-        self._folder, self._spec, self._adapter = folder, spec, adapter_of(spec)
+    def __init__(self, folder: Path, spec: ModelSpec, prefix: str = "") -> None:
+        self._folder, self._spec, self._adapter, self._prefix = folder, spec, adapter_of(spec), prefix
         self._metadata = dcp.read_metadata(folder)
-        stored = _described(self._metadata)
+        stored = _described(self._metadata, prefix)
         for name, tensor in _expected(spec).items():
             if name not in stored:
                 raise CheckpointError(f"{folder}: {name} is missing")
@@ -81,7 +86,8 @@ class TitanWeights(Weights):
         return {**hugging_face_config(self._spec), **settings}
 
     def _load(self, values: dict[str, Tensor]) -> None:
-        dcp.load(dict(values), self._folder, metadata=self._metadata)
+        named = {f"{self._prefix}{name}": tensor for name, tensor in values.items()}
+        dcp.load(named, self._folder, metadata=self._metadata)
 
     def _to_hugging_face(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         own = {name: tensor for name, tensor in weights.items() if name not in _tied(self._spec)}
@@ -164,11 +170,15 @@ def _tied(spec: ModelSpec) -> set[str]:
     return {_TIED_HEAD} if spec.model.enable_weight_tying else set()
 
 
-def _described(metadata: Metadata) -> dict[str, Tensor]:
+def _described(metadata: Metadata, prefix: str = "") -> dict[str, Tensor]:
     """Return the weights by name, without values: torchtitan stores them at the top level of the state dict."""
     paths = metadata.planner_data or {}
     tensors = dcp.describe_tensors(metadata)
-    return {name: tensor for name, (tensor, _) in tensors.items() if len(paths.get(name, (name,))) == 1}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, (tensor, _) in tensors.items()
+        if (name.startswith(prefix) if prefix else len(paths.get(name, (name,))) == 1)
+    }
 
 
 def _expected(spec: ModelSpec) -> dict[str, Tensor]:

@@ -17,8 +17,8 @@ from hlatctl.run.errors import CheckpointError
 from hlatctl.run.paths import RunPaths
 from tests.sharded_checkpoint import STEP, TINY, write_run
 from trainer.convert.export import export
-from trainer.convert.hugging_face import Weights
-from trainer.convert.serve import Parts, open_weights
+from trainer.convert.hugging_face import Parts, Weights
+from trainer.convert.serve import described, open_weights, take
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +38,15 @@ def _open(run: RunPaths, sha256: str | None = None) -> Weights:
 def test_each_tensor_and_its_blocks_are_those_of_the_exported_file(run: RunPaths, tmp_path: Path) -> None:
     export(of_run(run), run, STEP, tmp_path / "hf")
     expected = load_file(tmp_path / "hf" / "model.safetensors")
-    parts = Parts(_open(run))
-    assert parts.described() == {
+    parts = Parts.of(_open(run))
+    assert described(parts) == {
         name: {"dtype": "float32", "shape": list(tensor.shape)} for name, tensor in expected.items()
     }
     for name in sorted(expected, reverse=True):
-        assert torch.equal(parts.take(name, []), expected[name])
+        assert torch.equal(take(parts, name, []), expected[name])
         block = [[4, 12, None]] + [[None, 7, None]] * (expected[name].ndim - 1)
         assert torch.equal(
-            parts.take(name, block), expected[name][4:12, ..., :7] if len(block) > 1 else expected[name][4:12]
+            take(parts, name, block), expected[name][4:12, ..., :7] if len(block) > 1 else expected[name][4:12]
         )
 
 
@@ -59,9 +59,9 @@ def test_a_coalesced_tensor_is_read_once(run: RunPaths, monkeypatch: pytest.Monk
         return whole(names)
 
     monkeypatch.setattr(weights, "read", counted)
-    parts = Parts(weights)
-    for name in parts.described():
-        parts.take(name, [])
+    parts = Parts.of(weights)
+    for name in described(parts):
+        take(parts, name, [])
     assert sorted(read) == sorted(weights.ours)
 
 
@@ -94,7 +94,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_tensor(run: RunPaths)
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_named(copied: RunPaths) -> None:
-    parts = Parts(_open(copied))
+    parts = Parts.of(_open(copied))
     shutil.rmtree(copied.checkpoint(STEP))
     with pytest.raises(CheckpointError, match=f"{copied.checkpoint(STEP)}: was removed while it was read"):
-        parts.take("model.norm.weight", [])
+        take(parts, "model.norm.weight", [])
