@@ -193,6 +193,10 @@ class Launcher(Protocol):
         """Return in words what the scheduler will interrupt jobs for; empty: nothing, or it does not answer."""
         return ""
 
+    def stops(self, config: Config) -> PlannedStops:
+        """Return when the scheduler will end jobs of training, as far as it is known now."""
+        return PlannedStops()
+
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the hosts that a job on this many nodes can use, including spare ones."""
 
@@ -234,6 +238,19 @@ class Launcher(Protocol):
         None: unknown, or each node reports its own count in its record of the end.
         """
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStops:
+    """When a scheduler ends jobs of training.
+
+    Args:
+        after_s: time after which each job is asked to stop; None: never.
+        maintenance_unix_s: begin and end of the next maintenance that leaves too few nodes; None: none is known.
+    """
+
+    after_s: int | None = None
+    maintenance_unix_s: tuple[float, float] | None = None
 
 
 class Drivers(Protocol):
