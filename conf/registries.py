@@ -28,7 +28,7 @@ class LauncherKind(Row):
         copies_graphs: each job may get nodes without the graphs that were compiled before, and copies them there.
         check: ``check(config)`` yields the checks of the cluster for `hlatctl doctor --cluster`.
         drill: ``drill(config)`` returns a ``flows.drill.arena.Reach``; empty: jobs can't be disturbed on purpose.
-        drivers: ``drivers(config)`` returns a ``flows.launch.base.Drivers``; empty: a driver can't be a job.
+        drivers: ``drivers()`` returns a ``flows.launch.base.Drivers``; empty: a driver can't be a job.
         script: what the text of a job is called.
         device_hint: how a job of an evaluation asks for a device.
     """

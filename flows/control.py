@@ -89,7 +89,7 @@ def end_driver_jobs(run: RunPaths, *, running: bool = False) -> Drivers | None:
     chain = driver_job(run)
     if chain is None:
         return None
-    drivers = drivers_for(of_run(run), chain.launcher)
+    drivers = drivers_for(chain.launcher)
     (drivers.end if running else drivers.end_waiting)(run)
     return drivers
 

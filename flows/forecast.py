@@ -13,6 +13,7 @@ from typing import Any
 
 from conf.schema import Config, SimulationConfig
 from flows import pretrain
+from flows.launch.base import launcher_for
 from flows.runtime.driver import Clock
 from hlatctl.report import goodput as measured
 from hlatctl.report.forecast import Simulation
@@ -26,6 +27,20 @@ from hlatctl.run.paths import RunPaths
 
 #: Shared memory, because creating and deleting a thousand small files a second on a disk would dominate the run time.
 _IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def with_stops(config: Config, settings: SimulationConfig, now_unix_s: float) -> SimulationConfig:
+    """Return the settings of the simulated cluster with the time limit and the maintenance of the configured one.
+
+    Only where the settings don't have their own.
+    """
+    stops = launcher_for(config).stops(config)
+    if settings.time_limit_s is None and stops.after_s is not None:
+        settings = replace(settings, time_limit_s=float(stops.after_s))
+    if settings.maintenance_after_s is None and stops.maintenance_unix_s:
+        begin_s, end_s = stops.maintenance_unix_s
+        settings = replace(settings, maintenance_after_s=begin_s - now_unix_s, maintenance_s=end_s - begin_s)
+    return settings
 
 
 def variants(config: Config, settings: SimulationConfig) -> dict[str, tuple[Config, SimulationConfig]]:

@@ -63,6 +63,14 @@ class SimulationConfig:
     """Time until a dead driver is started again."""
     start_s: NonNegativeFloat = 240.0
     """Time from a training job's submission until its processes load the checkpoint."""
+    time_limit_s: PositiveFloat | None = None
+    """Time after which a training job is asked to stop; the next one continues. None: no limit. A forecast takes it
+    from `cluster.slurm` and the partition."""
+    maintenance_after_s: NonNegativeFloat | None = None
+    """Time from the run's creation to a planned maintenance: the job is asked to stop, and no node is available
+    during it. None: no maintenance. A forecast takes it from Slurm's reservations."""
+    maintenance_s: PositiveFloat = 28_800.0
+    """Duration of the planned maintenance."""
     storage_bytes_per_s: PositiveFloat = 5e9
     """Bandwidth of the shared storage, for all nodes together."""
     host_copy_bytes_per_s: PositiveFloat = 10e9

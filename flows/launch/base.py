@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from conf.registries import LAUNCHERS
-from conf.schema import Config
+from conf.schema import ClusterConfig, Config
+from hlatctl.driver_job import driver_job
 from hlatctl.run.errors import ConfigError, LaunchError, cannot_write
 from hlatctl.run.paths import RunPaths
 
@@ -194,6 +195,10 @@ class Launcher(Protocol):
         """Return in words what the scheduler will interrupt jobs for; empty: nothing, or it does not answer."""
         return ""
 
+    def stops(self, config: Config) -> PlannedStops:
+        """Return when the scheduler will end jobs of training, as far as it is known now."""
+        return PlannedStops()
+
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the hosts that a job on this many nodes can use, including spare ones."""
 
@@ -244,10 +249,23 @@ class Launcher(Protocol):
         return None
 
 
-class Drivers(Protocol):
-    """Runs a run's driver as a job of the scheduler, which the next such job replaces (``hlatctl.driver_job``)."""
+@dataclass(frozen=True, kw_only=True)
+class PlannedStops:
+    """When a scheduler ends jobs of training.
 
-    def check(self) -> None:
+    Args:
+        after_s: time after which each job is asked to stop; None: never.
+        maintenance_unix_s: begin and end of the next maintenance that leaves too few nodes; None: none is known.
+    """
+
+    after_s: int | None = None
+    maintenance_unix_s: tuple[float, float] | None = None
+
+
+class Drivers(Protocol):
+    """Runs the driver of a run or a sweep as a job, which the next such job replaces (``hlatctl.driver_job``)."""
+
+    def check(self, cluster: ClusterConfig) -> None:
         """Check that the scheduler can start such a job.
 
         Raises:
@@ -255,8 +273,8 @@ class Drivers(Protocol):
             LaunchError: it does not answer, or is not installed.
         """
 
-    def submit(self, run: RunPaths) -> str:
-        """Submit a run's driver in place of any earlier one; return the job's name for people.
+    def submit(self, run: RunPaths, cluster: ClusterConfig) -> str:
+        """Submit the driver of a run or a sweep in place of any earlier one; return the job's name for people.
 
         Raises:
             StorageError: its files can't be written.
@@ -287,7 +305,7 @@ def launcher_for(config: Config) -> Launcher:
     return launcher
 
 
-def drivers_for(config: Config, name: str) -> Drivers:
+def drivers_for(name: str) -> Drivers:
     """Return what runs drivers as jobs of a launcher.
 
     Raises:
@@ -297,8 +315,21 @@ def drivers_for(config: Config, name: str) -> Drivers:
     if name not in LAUNCHERS or not (make := LAUNCHERS.part(name, "drivers")):
         hint = "--detach runs the driver in the background; in a Kubernetes cluster, use deploy/kubernetes/driver.yaml"
         raise ConfigError(f"--driver={name}: must be {' or '.join(able)}", hint=hint)
-    drivers: Drivers = make(config)
+    drivers: Drivers = make()
     return drivers
+
+
+def driver_jobs(run: RunPaths) -> str | None:
+    """Return where the jobs that drive a run or a sweep are, in words; None if it is not driven by jobs.
+
+    Empty if no job is left although the run has not ended, such as after somebody cancelled all of them.
+
+    Raises:
+        LaunchError: the scheduler does not answer, or its commands are not installed here.
+        ConfigError: the launcher's package is not installed here.
+    """
+    chain = driver_job(run)
+    return None if chain is None else drivers_for(chain.launcher).state(run)
 
 
 @contextmanager

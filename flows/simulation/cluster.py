@@ -314,6 +314,10 @@ class SimulatedCluster:
         self._failures = Failures(self.settings.failures, self.hosts, self.random("failures"))
         self._repairs = self.random("mending")
         self._draws_failures = False
+        if self.settings.maintenance_after_s is not None:
+            begins_s = START_UNIX_S + self.settings.maintenance_after_s
+            if begins_s > start_unix_s:
+                self.clock.at(begins_s, self._maintain)
 
     def launcher(self) -> Launcher:
         """Return a launcher for the current driver; those of dead drivers do nothing."""
@@ -398,10 +402,17 @@ class SimulatedCluster:
     def _schedule_failure(self) -> None:
         failure = self._failures.next()
         if failure:
-            self.clock.at(self.clock.now_unix_s() + failure.after_s, partial(self._break, failure))
+            self.clock.at(self.clock.now_unix_s() + failure.after_s, partial(self._fail, failure))
+
+    def _maintain(self) -> None:
+        self._break(Failure(kind="upgrade", host="", after_s=0.0))
+        self.no_nodes_until_s = self.clock.now_unix_s() + self.settings.maintenance_s
+
+    def _fail(self, failure: Failure) -> None:
+        self._schedule_failure()
+        self._break(failure)
 
     def _break(self, failure: Failure) -> None:
-        self._schedule_failure()
         now_s, settings = self.clock.now_unix_s(), self.settings
         with self.journal(CLUSTER_WRITER) as journal:
             journal.append("failure_simulated", failure=failure.kind, host=failure.host)

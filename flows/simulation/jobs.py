@@ -269,6 +269,11 @@ class Training:
     def _begin(self) -> Any:
         wait_s = max(0.0, self._cluster.no_nodes_until_s - self._clock.now_unix_s())
         yield from self._pause(wait_s + self._settings.start_s)
+        if limit_s := self._settings.time_limit_s:
+            process = self._cluster.process(os.fspath(self._job.launch_dir), self._job.name)
+            assert process is not None
+            asked_s = self._clock.now_unix_s() - self._settings.start_s + limit_s
+            self._clock.at(asked_s, partial(process.inject, Fault("upgrade", "")))
         broken = self._cluster.broken_among(self._hosts)
         if broken:
             raise _EndedError(_broken_device(broken[0]))

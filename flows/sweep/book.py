@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from conf import space as spaces
-from conf.space import Variations
+from conf.schema import Config
+from conf.space import Space, Variations
 from flows import control
 from flows.sweep.study import Study, objective
 from hlatctl.run import files, stopping
@@ -36,9 +37,7 @@ class Book:
         self.settings = self.space.settings
         self.state = SweepState()
         self.lock = threading.RLock()
-        self.variations = Variations(
-            self.space.overrides, Path(self.space.folder), os.fspath(sweep.root.parent), self.space.config_dirs
-        )
+        self.variations = _variations(sweep, self.space)
         self._tail = JournalTail(sweep)
         self._journal = JournalWriter(sweep, FLOW_WRITER)
         self.refresh()
@@ -139,11 +138,25 @@ class Book:
         return f"{len(self.state.trials)} of {self.space.trials} trials" + (f": {', '.join(counts)}" if counts else "")
 
 
+def example(sweep: SweepPaths) -> Config:
+    """Return the configuration of one arm of a sweep.
+
+    Raises:
+        ConfigError: ``sweep.yaml`` is damaged.
+    """
+    space = spaces.load(sweep.space)
+    return _variations(sweep, space).compose(space.example())
+
+
+def _variations(sweep: SweepPaths, space: Space) -> Variations:
+    return Variations(space.overrides, Path(space.folder), os.fspath(sweep.root.parent), space.config_dirs)
+
+
 def request_stop(sweep: SweepPaths, *, by: str, wait_s: float) -> SweepState:
     """Ask a sweep to stop all its trials, each with a checkpoint, and wait for it.
 
     The sweep's driver reads the request from the journal. If the driver is dead, the trials that still run are asked
-    directly; they continue when the sweep is resumed.
+    directly; they continue when the sweep is resumed. Jobs that wait to drive the sweep are cancelled first.
 
     Args:
         by: name of the requester, for the journals.
@@ -152,6 +165,7 @@ def request_stop(sweep: SweepPaths, *, by: str, wait_s: float) -> SweepState:
     Returns:
         The state after the wait.
     """
+    as_job = control.end_driver_jobs(sweep)
     with files.created_like(sweep.root), JournalWriter(sweep, OPERATOR_WRITER) as journal:
         stopping.request(sweep, journal, by=by)
         if driver_pid(sweep) is None:
@@ -160,4 +174,6 @@ def request_stop(sweep: SweepPaths, *, by: str, wait_s: float) -> SweepState:
                     journal.append("trial_paused", durable=True, trial=number)
                     control.request_stop(sweep.trial(number), by=by, wait_s=wait_s)
     wait_until_undriven(sweep, wait_s)
+    if as_job and driver_pid(sweep) is None:
+        as_job.end(sweep)  # one that has started and doesn't drive yet
     return fold(read_events(sweep))

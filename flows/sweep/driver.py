@@ -32,6 +32,7 @@ from flows.sweep.book import Book
 from flows.sweep.study import check
 from flows.tracking.follower import conclude_sweep
 from flows.tracking.prefect_sweep import PrefectView
+from hlatctl.driver_job import CHAIN_ENV
 from hlatctl.run import files, stopping
 from hlatctl.run.checkpoint import folder_steps
 from hlatctl.run.errors import ConfigError, HlatctlError, LaunchError, RunBusyError, StoppedError, TrainingError
@@ -83,6 +84,16 @@ class Trial:
         if self._process is not None and self._process.poll() is None:
             return True
         return driver_pid(self.run) is not None
+
+    @property
+    def was_started_here(self) -> bool:
+        """Whether this process has started its driver, rather than an earlier driver of the sweep."""
+        return self._process is not None or self._played is not None
+
+    def leave(self) -> None:
+        """End its driver, if this process has started it and it still drives; training continues."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
 
     def refresh(self) -> RunState:
         """Apply what is new in its journal to its state, and return the state."""
@@ -248,6 +259,9 @@ class _Driver:
         except SystemExit:  # SIGTERM: trials have driver processes of their own
             name = self._book.sweep.run_id
             self._say(f"the sweep's driver ends, its trials continue; `hlatctl resume {name}` continues the sweep")
+            if CHAIN_ENV in os.environ:  # a job, whose end kills the trials' drivers; the next job starts them again
+                for trial in self._running.values():
+                    trial.leave()
             raise
         return self._finish()
 
@@ -439,7 +453,13 @@ class _Driver:
             self._unreported = ConfigError(why, hint=f"it reports {', '.join(reported) or 'loss alone'}")
 
     def _conclude_lost(self, trial: Trial, asked: TrialState) -> None:
-        """Restart a trial whose driver died without a reason in its journal; after several deaths the trial fails."""
+        """Restart a trial whose driver died without a reason in its journal; after several deaths the trial fails.
+
+        A driver of an earlier process of the sweep is not counted: it may have died with that process's node.
+        """
+        if not trial.was_started_here:
+            self._waiting.insert(0, asked.number)
+            return
         self._book.event("trial_head_lost", trial=asked.number)
         if asked.lost_drivers >= _MAX_LOST_DRIVERS:
             trial.end_job()

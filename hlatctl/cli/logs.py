@@ -7,9 +7,11 @@ lines, so the first read starts in the last MiB of each journal file.
 from __future__ import annotations
 
 import codecs
+import math
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -96,6 +98,8 @@ def _recent(run: RunPaths) -> dict[str, int]:
 
 
 _POLL_S = 0.5
+#: Seconds between two questions to a scheduler.
+_ASK_S = 30.0
 _BLOCK_BYTES = 1 << 16
 #: Longer unfinished lines are printed as they are.
 _MAX_LINE_BYTES = 1 << 20
@@ -135,13 +139,37 @@ def logs(
     printer.print_new()
     if not follow and not printer.printed:
         _nothing(printer)
+    jobs = _DriverJobs(paths)
     while follow:
         # Checked first, so that the last output is printed.
-        ended = driver_pid(paths) is None and driver_job(paths) is None
+        ended = driver_pid(paths) is None and not jobs.are_left
         printer.print_new()
         if ended:
             return
         time.sleep(_POLL_S)
+
+
+class _DriverJobs:
+    """Whether a scheduler's job still drives a run or will do so. Asks the scheduler every 30 s."""
+
+    def __init__(self, run: RunPaths) -> None:
+        self._run, self._asked_s, self._left = run, -math.inf, True
+
+    @property
+    def are_left(self) -> bool:
+        chain = driver_job(self._run)
+        if chain is None:
+            return False
+        if time.monotonic() - self._asked_s >= _ASK_S:
+            from flows.launch.base import driver_jobs
+
+            with suppress(HlatctlError):  # the scheduler is away, or can't be asked here: nothing is known
+                self._left = driver_jobs(self._run) != ""
+            if not self._left:
+                again = f"`hlatctl resume {self._run.run_id} --driver {chain.launcher}` submits one"
+                say(f"none of the jobs that drive the run waits or runs any more; {again}")
+            self._asked_s = time.monotonic()
+        return self._left
 
 
 def _check_stage(run: RunPaths, stage: str) -> None:

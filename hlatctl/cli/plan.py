@@ -29,7 +29,7 @@ from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, TrainingError
 from hlatctl.run.labels import MARK, WARNING
 from hlatctl.run.paths import RunPaths
-from hlatctl.units import counted
+from hlatctl.units import counted, duration
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -244,7 +244,14 @@ def forecast(
 
     typed, settings = simulation.split(with_runs_dir(overrides, runs_dir))
     config = compose(typed)
+    real = compose([text for text in typed if text != simulation.OVERRIDE], to_start=False)
+    settings = simulations.with_stops(real, settings, time.time())
     say(WARNING)
+    if settings.time_limit_s is not None:
+        say(f"time limit: each training job is asked to stop after {duration(settings.time_limit_s)}")
+    if settings.maintenance_after_s is not None:
+        begins = f"begins {duration(settings.maintenance_after_s)} after the start"
+        say(f"maintenance: {begins} and takes {duration(settings.maintenance_s)}")
 
     def tell(variant: str) -> None:
         say(f"{counted(seeds, 'simulation')}: {variant}")

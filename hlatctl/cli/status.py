@@ -23,7 +23,7 @@ from hlatctl.run.errors import HlatctlError
 from hlatctl.run.evaluations import in_words, skipped_in_words
 from hlatctl.run.labels import LabelState, noted
 from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
-from hlatctl.run.paths import SweepPaths
+from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.reader import INTERRUPTED
 from hlatctl.run.runs import LATEST
 from hlatctl.run.state import MilestoneState, RunState
@@ -81,7 +81,7 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     yield "status", view.status + (f" ({driver})" if driver else "")
     if view.problem:
         yield "problem", view.problem
-    if text := driver_job_text(view):
+    if text := driver_job_text(view.run):
         yield "driver's job", text
     if state.message:
         yield "message", state.message
@@ -120,17 +120,16 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
         yield "report", str(view.run.report / "index.html")
 
 
-def driver_job_text(view: RunView) -> str:
-    """Return the state of the jobs that drive a run; empty if it is not driven by jobs."""
-    chain = driver_job(view.run)
-    if chain is None or view.config is None:
+def driver_job_text(run: RunPaths) -> str:
+    """Return the state of the jobs that drive a run or a sweep; empty if it is not driven by jobs."""
+    chain = driver_job(run)
+    if chain is None:
         return ""
-    from flows.launch.base import AwayError, drivers_for
+    from flows.launch.base import AwayError, driver_jobs
 
-    submit = f"`hlatctl resume {view.run.run_id} --driver {chain.launcher}` submits one"
+    submit = f"`hlatctl resume {run.run_id} --driver {chain.launcher}` submits one"
     try:
-        found = drivers_for(view.config, chain.launcher).state(view.run)
-        return found or f"all of its jobs were cancelled; {submit}"
+        return driver_jobs(run) or f"none of its jobs waits or runs any more; {submit}"
     except AwayError:
         return "unknown: the scheduler does not answer"
     except HlatctlError as error:
@@ -287,7 +286,7 @@ def _record(view: RunView) -> dict[str, Any]:
         "status": view.status,
         "head_pid": view.driver_pid,
         "head_elsewhere": view.driver_elsewhere or None,
-        "head_job": driver_job_text(view) or None,
+        "head_job": driver_job_text(view.run) or None,
         "simulated": state.simulated,
         "step": state.step,
         "total_steps": view.total_steps,
@@ -312,11 +311,14 @@ def _sweep_status(sweep: SweepPaths, *, as_json: bool) -> None:
 
     state, pid = view_sweep(sweep)
     if as_json:
-        print_json({**dataclasses.asdict(state), "path": str(sweep.root), "head_pid": pid})
+        driven = {"head_pid": pid, "head_job": driver_job_text(sweep) or None}
+        print_json({**dataclasses.asdict(state), "path": str(sweep.root), **driven})
         return
     labels = [list(fact) for fact in label_rows(state.labels)]
+    if text := driver_job_text(sweep):
+        labels.append(["driver's job", text])
     write(columns([*labels, *(list(fact) for fact in report.facts(state))]))
     if state.trials:
         write("\n" + columns([report.header(state), *report.rows(state)]))
-    if pid is None and state.status in _RESUMABLE:
+    if pid is None and state.status in _RESUMABLE and not driver_job(sweep):
         say(f"hint: `hlatctl resume {sweep.run_id}` continues the sweep ({_RESUMABLE[state.status]})")

@@ -11,6 +11,7 @@ import typer
 from hlatctl.cli.common import (
     ConfigDirs,
     Detach,
+    DriverAs,
     Name,
     Note,
     Overrides,
@@ -24,7 +25,7 @@ from hlatctl.cli.common import (
     with_runs_dir,
     write,
 )
-from hlatctl.cli.train import drive
+from hlatctl.cli.train import drive, submit_of
 from hlatctl.run.labels import WARNING, change, write_label
 from hlatctl.run.processes import user_name
 
@@ -40,6 +41,7 @@ def sweep(
     note: Note = "",
     yes: Yes = False,
     detach: Detach = False,
+    driver_as: DriverAs = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Start runs that differ in a few keys, and compare them.
@@ -53,28 +55,32 @@ def sweep(
 
     labels = change(name=name, tags=tag or (), note=note)
     if extend is not None:
-        _extend(extend, overrides or [], runs_dir, yes=yes, detach=detach)
+        _extend(extend, overrides or [], runs_dir, yes=yes, detach=detach, driver_as=driver_as)
         return
     prepared = create.prepare(with_runs_dir(overrides, runs_dir), folder=Path.cwd(), simulated=dry_run)
+    submit = submit_of(prepared.cluster, driver_as, detach=detach)
     if dry_run:
         say(WARNING)
     say(prepared.plan.text())
     confirm(prepared.plan.expense, prepared.cluster, "the sweep", yes=yes, dry_run=dry_run)
     made = create.make(prepared, sweep_id=sweep_id, argv=sys.argv)
     write_label(made, labels, by=user_name())
-    drive(made, detach=detach)
+    drive(made, detach=detach, submit=submit)
 
 
-def _extend(name: str, overrides: list[str], runs_dir: Path | None, *, yes: bool, detach: bool) -> None:
+def _extend(
+    name: str, overrides: list[str], runs_dir: Path | None, *, yes: bool, detach: bool, driver_as: str | None
+) -> None:
     from flows.sweep import create
 
     extended = find_sweep_only(name, runs_dir, "--extend")
     prepared = create.prepare_more(extended, overrides)
+    submit = submit_of(prepared.cluster, driver_as, detach=detach)
     announce(extended)
     say(prepared.plan.text())
     confirm(prepared.plan.expense, prepared.cluster, "the sweep", yes=yes, dry_run=prepared.simulated)
     create.extend(extended, prepared, argv=sys.argv)
-    drive(extended, detach=detach)
+    drive(extended, detach=detach, submit=submit)
 
 
 def sweep_report(

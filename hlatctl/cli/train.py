@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,20 +48,21 @@ from hlatctl.run.state import ProfileState
 from hlatctl.units import size
 
 if TYPE_CHECKING:
-    from conf.schema import Config
-    from flows.launch.base import Drivers
+    from conf.schema import ClusterConfig, Config
 
 
+#: Submits the driver of a run or a sweep as a job, and returns the job's name.
+Submit = Callable[[RunPaths], str]
 #: Arms of a sweep that are shown when it has ended.
 _MOST_ROWS = 20
 
 
-def drive(run: RunPaths, *, detach: bool, drivers: Drivers | None = None) -> None:
+def drive(run: RunPaths, *, detach: bool, submit: Submit | None = None) -> None:
     """Print the id of a run or a sweep and drive it to its end: here, in a separate process, or as a job."""
     write(run.run_id)
     sys.stdout.flush()
-    if drivers:
-        _submit(run, drivers)
+    if submit:
+        _submit(run, submit)
     elif detach:
         _detach(run)
     elif isinstance(run, SweepPaths):
@@ -74,8 +77,7 @@ def _detach(run: RunPaths) -> None:
     from flows.runtime import programs
 
     driver = programs.start_driver(run)
-    what = "sweep" if isinstance(run, SweepPaths) else "run"
-    say(f"the {what}'s driver is process {driver.pid}; it continues if this terminal closes")
+    say(f"the {_what(run)}'s driver is process {driver.pid}; it continues if this terminal closes")
     _follow(run)
 
 
@@ -86,7 +88,7 @@ def _follow(run: RunPaths) -> None:
     say(f"hlatctl stop {run.run_id}       stops it with a checkpoint")
 
 
-def drivers_of(config: Config, name: str | None, *, detach: bool) -> Drivers | None:
+def submit_of(cluster: ClusterConfig, name: str | None, *, detach: bool) -> Submit | None:
     """Return what submits the driver that ``--driver`` names, after checking its job; None without that option."""
     if name is None:
         return None
@@ -94,22 +96,26 @@ def drivers_of(config: Config, name: str | None, *, detach: bool) -> Drivers | N
         raise ConfigError(f"--driver={name}: the driver can't also run here in the background", hint="omit --detach")
     from flows.launch.base import drivers_for
 
-    drivers = drivers_for(config, name)
-    if name != config.cluster.launcher:
+    drivers = drivers_for(name)
+    if name != cluster.launcher:
         raise ConfigError(
-            f"--driver={name}: with cluster.launcher={config.cluster.launcher}, the run's jobs would start inside the "
+            f"--driver={name}: with cluster.launcher={cluster.launcher}, the run's jobs would start inside the "
             "driver's job",
             hint=f"add cluster={name}, or use --detach to run the driver in the background",
         )
-    drivers.check()
-    return drivers
+    drivers.check(cluster)
+    return partial(drivers.submit, cluster=cluster)
 
 
-def _submit(run: RunPaths, drivers: Drivers) -> None:
+def _submit(run: RunPaths, submit: Submit) -> None:
     if holder := driver(run):
-        raise RunBusyError(f"run {run.run_id}: {holder} drives it", hint=f"`hlatctl status {run.run_id}`")
-    say(f"the run's driver is {drivers.submit(run)}; this command may end now, and so may the login session")
+        raise RunBusyError(f"{_what(run)} {run.run_id}: {holder} drives it", hint=f"`hlatctl status {run.run_id}`")
+    say(f"the {_what(run)}'s driver is {submit(run)}; this command may end now, and so may the login session")
     _follow(run)
+
+
+def _what(run: RunPaths) -> str:
+    return "sweep" if isinstance(run, SweepPaths) else "run"
 
 
 def _drive_run(run: RunPaths) -> None:
@@ -179,7 +185,7 @@ def train(
     from flows.runtime.spending import of_training
     from flows.stages.validate import refuse_simulation
 
-    drivers = drivers_of(config, driver_as, detach=detach)
+    submit = submit_of(config.cluster, driver_as, detach=detach)
     if not dry_run:
         refuse_simulation(config, hint=_SIMULATE)
     made_from = origins(typed, config)
@@ -190,7 +196,7 @@ def train(
     run = pretrain.create(config, argv=sys.argv, run_id=run_id, origins=made_from, simulated=simulated, confirm=agree)
     write_label(run, labels, by=user_name())
     announce(run)
-    drive(run, detach=detach, drivers=drivers)
+    drive(run, detach=detach, submit=submit)
 
 
 Why = Annotated[str, typer.Option("--why", help="Reason, for the journal.")]
@@ -266,21 +272,21 @@ def resume(
             f"{overrides[0]}: a sweep's configuration can't change, because its trials are compared",
             hint=f"`hlatctl sweep --extend {sweep.run_id}` adds arms; `hlatctl resume TRIAL key=value` amends a trial",
         )
-    if sweep and driver_as:
-        raise ConfigError(
-            f"--driver={driver_as}: a sweep has a driver for each trial, which one job can't hold",
-            hint=f"`hlatctl resume {sweep.run_id} --detach`",
-        )
     paths = sweep or find_run(run, runs_dir)
-    drivers = None
-    if not sweep:
+    submit = None
+    if sweep:
+        if driver_as:
+            from flows.sweep.book import example
+
+            submit = submit_of(example(sweep).cluster, driver_as, detach=detach)
+    else:
         from conf.compose import amend as amended
         from conf.of_run import of_run
 
         config = of_run(paths)
         if overrides and not driver(paths):  # refused below
             config = amended(config, overrides)
-        drivers = drivers_of(config, driver_as, detach=detach)
+        submit = submit_of(config.cluster, driver_as, detach=detach)
         from flows.control import cost_of_rest
 
         if expense := cost_of_rest(paths, config):
@@ -288,9 +294,9 @@ def resume(
     if overrides:
         _amend(paths, overrides, why)
     announce(paths)
-    if not drivers and (taken := _take_over(paths)):
+    if not submit and (taken := _take_over(paths)):
         say(taken)
-    drive(paths, detach=detach, drivers=drivers)
+    drive(paths, detach=detach, submit=submit)
 
 
 def _take_over(run: RunPaths) -> str:
@@ -301,7 +307,7 @@ def _take_over(run: RunPaths) -> str:
     from flows.control import end_driver_jobs
 
     end_driver_jobs(run, running=True)
-    return f"run {run.run_id}: the jobs that were to drive it are cancelled, because this process does now"
+    return f"{_what(run)} {run.run_id}: the jobs that were to drive it are cancelled, because this process does now"
 
 
 def _amend(run: RunPaths, overrides: list[str], why: str) -> None:
@@ -348,7 +354,8 @@ def _stop_sweep(sweep: SweepPaths, wait_s: float) -> None:
     from flows.sweep.book import request_stop
 
     before, driver = view_sweep(sweep)
-    if driver is None and before.status in ("finished", "failed", "stopped") and not before.count("running"):
+    at_rest = driver is None and before.status in ("finished", "failed", "stopped") and not before.count("running")
+    if at_rest and not driver_job(sweep):
         say(f"{sweep.run_id}: is already {before.status}")
         return
     state = request_stop(sweep, by=user_name(), wait_s=wait_s)
@@ -394,11 +401,11 @@ def fork(
 
     labels = change(name=name, tags=tag or (), note=note)
     parent = find_run(run, runs_dir)
-    drivers: Drivers | None = None
+    submit: Submit | None = None
 
     def agree(config: Config) -> None:
-        nonlocal drivers
-        drivers = drivers_of(config, driver_as, detach=detach)
+        nonlocal submit
+        submit = submit_of(config.cluster, driver_as, detach=detach)
         confirm(of_training(config), config.cluster, "the rest of the training", yes=yes)
 
     new = create(
@@ -421,7 +428,7 @@ def fork(
     for key, (before, after) in differences(parent, new).items():
         say(f"{key}: {before} -> {after}")
     say("data: from the beginning of the corpus" if origin.restarts_data else "data: continue after the checkpoint's")
-    drive(new, detach=detach, drivers=drivers)
+    drive(new, detach=detach, submit=submit)
 
 
 def _share(text: str) -> float:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conf.schema import ClusterConfig, Config, ContainerConfig, SlurmConfig
+from conf.schema import ClusterConfig, ContainerConfig, SlurmConfig
 from flows.launch.base import Job
 from flows.launch.slurm import launcher, limits
 from flows.launch.slurm.drivers import SlurmDrivers
@@ -139,7 +139,7 @@ def test_a_drivers_job_runs_the_python_of_a_bundle_and_asks_for_nothing_of_the_n
 ) -> None:
     monkeypatch.setenv("HLATCTL_PYTHON", "/shared/bundle/hlatctl-python")
     monkeypatch.setattr(limits, "partitions", lambda: [SimpleNamespace(name="gpu", max_time_s=3600)])
-    text = SlurmDrivers(Config(cluster=EVERYTHING)).script(RunPaths(Path("/runs/golden")))
+    text = SlurmDrivers().script(RunPaths(Path("/runs/golden")), EVERYTHING)
     assert "exec /shared/bundle/hlatctl-python -P -m hlatctl.driver_job" in text
     options = {line.split()[1].partition("=")[0] for line in text.splitlines() if line.startswith("#SBATCH")}
     assert {"--partition", "--account", "--qos", "--time", "--mem"} < options

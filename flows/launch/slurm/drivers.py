@@ -10,10 +10,9 @@ import os
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
 from conf.cluster_rules import SIGNAL_EARLY_S
-from conf.schema import Config
+from conf.schema import ClusterConfig
 from flows.launch.base import quote
 from flows.launch.slurm import limits
 from flows.launch.slurm.commands import RUNS, WAITS, SlurmJob, own_jobs, scancel, slurm
@@ -29,36 +28,32 @@ _NAME = "slurm"
 _RENEW_BEFORE_S = 120
 #: A shorter job would be replaced as soon as it drives.
 _LEAST_S = 2 * (_RENEW_BEFORE_S + SIGNAL_EARLY_S)
+#: Slurm may shorten the job to this part of its limit, an hour of a day. Slurm 22.05's backfill scheduler was seen to
+#: give the jobs that it started their least time, even without a reservation. A shorter one means frequent handovers.
+_SHORTEST_PART = 24
 
 
 class SlurmDrivers:
     """Runs drivers as Slurm jobs."""
 
-    def __init__(self, config: Config) -> None:
-        self._cluster = config.cluster
-
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """Return those of a configuration (``conf.registries.LAUNCHERS``)."""
-        return cls(config)
-
-    def check(self) -> None:
+    def check(self, cluster: ClusterConfig) -> None:
         """Check the job's shape with the scheduler."""
-        limits.check_driver(self._cluster, self._shape(), least_s=_LEAST_S)
+        limits.check_driver(cluster, _shape(cluster), least_s=_LEAST_S)
 
-    def script(self, run: RunPaths) -> str:
-        """Return the batch script of a run's driver."""
-        selection = limits.driver_cluster(self._cluster).slurm.selection
+    def script(self, run: RunPaths, cluster: ClusterConfig) -> str:
+        """Return the batch script of a driver."""
+        selection, limit_s = limits.driver_cluster(cluster).slurm.selection, _limit_s(cluster)
         options = [
             f"--job-name={_job_name(run)}",
             "--no-requeue",
             "--open-mode=append",
             f"--output={pattern(run.root, run.head_log)}",
             *(f"--{name}={value}" for name, value in selection.items()),
-            f"--time={clock(self._limit_s())}",
-            f"--time-min={clock(_LEAST_S)}",  # so that it can start before a reservation
+            f"--time={clock(limit_s)}",
+            # So that it can start before a reservation.
+            f"--time-min={clock(max(_LEAST_S, limit_s // _SHORTEST_PART))}",
             f"--signal=B:{RENEW.name.removeprefix('SIG')}@{_RENEW_BEFORE_S}",
-            *self._shape(),
+            *_shape(cluster),
         ]
         program = (node_python(), "-P", "-m", "hlatctl.driver_job", os.fspath(run.root), os.fspath(_script(run)))
         return f"""#!/bin/bash
@@ -67,13 +62,13 @@ export PYTHONUNBUFFERED=1
 exec {quote(program)}
 """
 
-    def submit(self, run: RunPaths) -> str:
+    def submit(self, run: RunPaths, cluster: ClusterConfig) -> str:
         """Submit the driver in place of any earlier one."""
         self.end_waiting(run)
         token, path = uuid.uuid4().hex, _script(run)
         with files.created_like(run.root):
             run.head_log.parent.mkdir(exist_ok=True)
-            files.write_text(path, self.script(run))
+            files.write_text(path, self.script(run, cluster))
             DriverJob(launcher=_NAME, token=token).write(run)
         try:
             number = slurm(*submission(os.fspath(path), token))
@@ -102,16 +97,18 @@ exec {quote(program)}
         run.driver_job.unlink(missing_ok=True)
         _cancel(run, (*WAITS, *RUNS))
 
-    def _limit_s(self) -> int:
-        """Return the time limit: the configured one, or that of the partition if it is shorter."""
-        may = limits.chosen(limits.driver_cluster(self._cluster), limits.partitions(), where="cluster.slurm.driver")
-        limit_s = self._cluster.slurm.driver.time_limit_s
-        return min(limit_s, *(partition.max_time_s or limit_s for partition in may))
 
-    def _shape(self) -> list[str]:
-        own = self._cluster.slurm.driver
-        memory = [f"--mem={own.memory_gib}G"] if own.memory_gib else []
-        return ["--nodes=1", "--ntasks=1", f"--cpus-per-task={own.cpus}", *memory, *own.extra]
+def _limit_s(cluster: ClusterConfig) -> int:
+    """Return the time limit: the configured one, or that of the partition if it is shorter."""
+    may = limits.chosen(limits.driver_cluster(cluster), limits.partitions(), where="cluster.slurm.driver")
+    limit_s = cluster.slurm.driver.time_limit_s
+    return min(limit_s, *(partition.max_time_s or limit_s for partition in may))
+
+
+def _shape(cluster: ClusterConfig) -> list[str]:
+    own = cluster.slurm.driver
+    memory = [f"--mem={own.memory_gib}G"] if own.memory_gib else []
+    return ["--nodes=1", "--ntasks=1", f"--cpus-per-task={own.cpus}", *memory, *own.extra]
 
 
 def _script(run: RunPaths) -> Path:

@@ -23,10 +23,10 @@ from flows.launch.base import Allocation, AwayError, Job, JobPlan
 from flows.launch.endings import give_up, read_token, token_file
 from flows.launch.slurm import script as scripts
 from flows.launch.slurm.commands import RUNS, WAITS, Queue, SlurmJob, hosts_of, node_states, patiently, scancel, slurm
-from flows.launch.slurm.limits import least_time_s, maintenances, seconds
+from flows.launch.slurm.limits import least_time_s, maintenances, next_maintenance, seconds, useful_s
 from hlatctl.allocation import TOKEN_ENV, UNUSABLE, Order, Round, rounds
 from hlatctl.run import files
-from hlatctl.run.errors import LaunchError
+from hlatctl.run.errors import HlatctlError
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import TRAIN_JOB
@@ -155,6 +155,8 @@ def round_file(base: Path) -> Path:
 _POLL_S = 0.2
 #: Seconds between two looks for maintenance on the nodes of a running job.
 _LOOK_EVERY_S = 300.0
+#: A part of Slurm's reason for a job that only a maintenance keeps from starting.
+_FOR_MAINTENANCE = "maintenance"
 _STARTED = re.compile(r"\bStartTime=(\S+)")
 #: Time for an allocation's program to accept a round.
 _TAKES_S = 30.0
@@ -239,15 +241,22 @@ class KeptNodes:
         return folder
 
     def end_before_maintenance(self, row: SlurmJob) -> None:
-        """Shorten a running job that would reach into a maintenance on its nodes, so that Slurm asks it to stop before.
+        """Shorten a job that would reach into a maintenance, so that Slurm starts it and asks it to stop before.
 
+        One that waits was submitted before the maintenance was announced, or else Slurm could shorten it by itself.
         Slurm reserves nodes of running jobs only if an administrator told it to ignore them.
         """
         now_s = time.monotonic()
         if now_s - self._looked_s < _LOOK_EVERY_S:
             return
         self._looked_s = now_s
-        with contextlib.suppress(LaunchError):
+        with contextlib.suppress(HlatctlError):
+            if row.state in WAITS:
+                if _FOR_MAINTENANCE in row.reason and (found := next_maintenance(self._cluster, time.time())):
+                    left_s = int(found[0].start_unix_s - time.time()) - 60  # Slurm counts in minutes
+                    if left_s > useful_s(self._cluster):
+                        slurm("scontrol", "update", f"JobId={row.id}", f"TimeLimit={left_s // 60}")
+                return
             coming = maintenances(time.time())
             hosts = set(hosts_of(row.nodes))
             starts = [one.start_unix_s for one in coming if hosts.intersection(hosts_of(one.hosts))]

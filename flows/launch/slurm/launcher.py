@@ -19,7 +19,7 @@ from typing import Self
 
 from conf.cluster_rules import SIGNAL_EARLY_S
 from conf.schema import ClusterConfig, Config
-from flows.launch.base import Allocation, AwayError, Handle, Job, JobPlan, Launcher, Status, writing
+from flows.launch.base import Allocation, AwayError, Handle, Job, JobPlan, Launcher, PlannedStops, Status, writing
 from flows.launch.endings import (
     NodeRecord,
     base_of,
@@ -103,6 +103,10 @@ class SlurmLauncher(Launcher):
         except HlatctlError:
             return ""
 
+    def stops(self, config: Config) -> PlannedStops:
+        """Return the time limit of a job of training, and the next maintenance reservation."""
+        return limits.stops(config.cluster, time.time())
+
     def hosts(self, nodes: int) -> tuple[str, ...]:
         """Return the partition's nodes that can run jobs, whether or not one is running there now."""
         if time.monotonic() - self._hosts_asked_s >= _HOSTS_FOR_S:
@@ -165,6 +169,8 @@ class SlurmLauncher(Launcher):
         if round_ and code is not None and row and row.state == "RUNNING":
             return None  # the verdict of a job that is ending follows later
         if row and row.state in WAITS:
+            if round_:
+                self._kept.end_before_maintenance(row)
             return Status(state="queued", reason=row.reason, expected_start_unix_s=_expected_start(row))
         if row and row.state in PAUSES:
             return Status(state="queued", reason=row.state.lower())

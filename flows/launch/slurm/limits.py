@@ -10,13 +10,14 @@ import math
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from conf.cluster_rules import SIGNAL_EARLY_S
 from conf.schema import ClusterConfig, Config, EvalClusterConfig
-from flows.launch.base import AwayError
+from flows.launch.base import AwayError, PlannedStops
 from flows.launch.slurm.commands import hosts_of, slurm
 from flows.launch.slurm.script import device_options
 from hlatctl.cache.environment import Layout
@@ -197,6 +198,19 @@ def maintenance_text(cluster: ClusterConfig, now_unix_s: float) -> str:
     )
 
 
+def stops(cluster: ClusterConfig, now_unix_s: float) -> PlannedStops:
+    """Return when jobs of training end (``Launcher.stops``), or what is configured if the cluster does not answer."""
+    limit_s: float = cluster.slurm.time_limit_s or math.inf
+    found = None
+    with suppress(HlatctlError):
+        limit_s = min(_limit_s(cluster, partition) for partition in chosen(cluster, partitions()))
+        found = next_maintenance(cluster, now_unix_s)
+    return PlannedStops(
+        after_s=None if limit_s == math.inf else int(max(1, limit_s - cluster.slurm.stop_before_limit_s)),
+        maintenance_unix_s=(found[0].start_unix_s, found[0].end_unix_s) if found else None,
+    )
+
+
 def least_time_s(cluster: ClusterConfig, now_unix_s: float) -> int | None:
     """Return how far Slurm may shorten a job of training so that it ends before a maintenance; None if none is known.
 
@@ -207,10 +221,13 @@ def least_time_s(cluster: ClusterConfig, now_unix_s: float) -> int | None:
     except HlatctlError:
         return None
     half_s = int(found[0].start_unix_s - now_unix_s) // 2 if found else 0
-    settings = cluster.slurm
-    longest_s = settings.time_limit_s or half_s
-    useful_s = settings.stop_before_limit_s + SIGNAL_EARLY_S + _USEFUL_S
-    return min(half_s, longest_s) if half_s > useful_s else None
+    longest_s = cluster.slurm.time_limit_s or half_s
+    return min(half_s, longest_s) if half_s > useful_s(cluster) else None
+
+
+def useful_s(cluster: ClusterConfig) -> int:
+    """Return the time limit below which a job of training isn't worth its start."""
+    return cluster.slurm.stop_before_limit_s + SIGNAL_EARLY_S + _USEFUL_S
 
 
 def _limit_s(cluster: ClusterConfig, partition: Partition) -> float:

@@ -117,6 +117,18 @@ def test_after_a_driver_dies_the_next_one_re_attaches_to_running_training(tmp_pa
     assert {m.status for m in fold(events).milestones.values()} == {"evaluated"}
 
 
+def test_time_limits_and_a_maintenance_end_attempts_with_a_checkpoint(tmp_path: Path) -> None:
+    hour_s = 3600.0
+    times = {"time_limit_s": 12 * hour_s, "maintenance_after_s": 20 * hour_s, "maintenance_s": 5 * hour_s}
+    events = read_events(drive(campaign(tmp_path), cluster(start_s=60.0, **times)))
+    ends = [event for event in events if event["kind"] == "attempt_ended"]
+    assert [event["cause"] for event in ends] == ["preempted"] * 4 + ["finished"]
+    begin_s = events[0]["time_unix_s"] + times["maintenance_after_s"]
+    steps = [(event["time_unix_s"], event["step"]) for event in events if event["kind"] == "step"]
+    assert len({step for _, step in steps}) == len(steps), "none is repeated"
+    assert not [step for at_s, step in steps if begin_s + 1 < at_s < begin_s + times["maintenance_s"]]
+
+
 def test_a_full_disk_at_a_milestone_stops_the_run_until_a_person_resumes_it(tmp_path: Path) -> None:
     events = read_events(drive(campaign(tmp_path), cluster(only("disk_full", 120.0))))
     causes = [event["cause"] for event in events if event["kind"] == "attempt_ended"]

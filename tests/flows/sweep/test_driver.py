@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +29,7 @@ from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.runs import find_sweep
 from hlatctl.run.sweep import SweepState, fold
 from hlatctl.run.sweep import apply as apply_to_sweep
-from tests.waiting import wait_for
+from tests.waiting import WAIT_S, wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -262,6 +264,7 @@ def test_no_more_trials_than_the_sweep_says_run_at_once(tmp_path: Path) -> None:
 def test_a_trial_whose_driver_dies_three_times_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.sweep.driver._POLL_S", 0.01)
     monkeypatch.setattr("flows.tracking.prefect_sweep.PrefectView.begin", lambda self: None)
+    monkeypatch.setattr("flows.sweep.report.build", lambda sweep: sweep.report)
     monkeypatch.setattr("flows.runtime.programs.start_driver", lambda run, env: subprocess.Popen(["true"]))
     ended: list[str] = []
     monkeypatch.setattr("flows.control.request_stop", lambda run, by, wait_s: ended.append(run.run_id))
@@ -272,6 +275,48 @@ def test_a_trial_whose_driver_dies_three_times_has_failed(tmp_path: Path, monkey
     assert kinds(sweep)["trial_head_lost"] == 9
     assert ended == ["s-t0000", "s-t0001", "s-t0002"], "a job that the drivers left would run beside the next trial"
     assert state_of(sweep).status == "failed"
+
+
+def test_a_driver_in_a_job_hands_its_trials_over_and_counts_no_death_of_their_drivers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.sweep.driver._POLL_S", 0.01)
+    monkeypatch.setattr("flows.tracking.prefect_sweep.PrefectView.begin", lambda self: None)
+    monkeypatch.setattr("flows.sweep.report.build", lambda sweep: sweep.report)
+    monkeypatch.setenv("HLATCTL_DRIVER_JOB", "t")
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(run: RunPaths, env: dict[str, str]) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sleep", "600"]))
+        if len(started) == 2:
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return started[-1]
+
+    monkeypatch.setattr("flows.runtime.programs.start_driver", start)
+    arguments = [*SMALL, f"runs_dir={tmp_path}", "optimizer.lr=1e-3,3e-3", "sweep.parallel=2"]
+    sweep = create.make(create.prepare(arguments, folder=tmp_path, simulated=False), sweep_id="s", argv=[])
+    try:
+        with pytest.raises(SystemExit):
+            drive(sweep, silent)
+        assert [driver.wait(WAIT_S) for driver in started] == [-signal.SIGTERM] * 2
+    finally:
+        for driver in started:
+            driver.kill()
+
+    # The next job finds drivers whose leases are not stale yet, and which died with the last job's node.
+    found = iter((1, 1))
+    monkeypatch.setattr("flows.sweep.driver.driver_pid", lambda run: next(found, None))
+    again: list[str] = []
+
+    def dies(run: RunPaths, env: dict[str, str]) -> subprocess.Popen[bytes]:
+        again.append(run.run_id)
+        return subprocess.Popen(["true"])
+
+    monkeypatch.setattr("flows.control.request_stop", lambda run, by, wait_s: None)
+    monkeypatch.setattr("flows.runtime.programs.start_driver", dies)
+    with pytest.raises(TrainingError, match=r"its driver died 3 times"):
+        drive(sweep, silent)
+    assert Counter(again) == {"s-t0000": 3, "s-t0001": 3}
 
 
 def test_an_arm_of_a_real_sweep_is_never_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

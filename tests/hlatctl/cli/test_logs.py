@@ -15,9 +15,11 @@ from hlatctl.cli import common
 from hlatctl.cli import logs as logs_command
 from hlatctl.cli.logs import JournalLines
 from hlatctl.cli.main import main
+from hlatctl.driver_job import DriverJob
 from hlatctl.run.journal import JournalWriter, eval_writer
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
+from tests.hlatctl.cli.conftest import FakeSlurm
 from tests.hlatctl.conftest import MakeRun
 from tests.waiting import WAIT_S
 
@@ -199,6 +201,23 @@ def test_following_continues_over_a_restart_and_ends_with_the_run(
     out = capsys.readouterr().out
     assert out.index("evaluation at") < out.index("first\n") < out.index("third\n")
     assert out.endswith("third\n")
+
+
+@pytest.mark.processes
+def test_following_ends_when_all_jobs_that_would_drive_the_run_were_cancelled(
+    run: RunPaths, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DriverJob(launcher="slurm", token="t").write(run)
+    monkeypatch.setattr(logs_command, "_ASK_S", 0.01)
+    codes: list[int] = []
+    follower = threading.Thread(target=lambda: codes.append(main(["logs", "example", "-f"])))
+    follower.start()
+    follower.join(0.3)
+    assert follower.is_alive(), "a job waits"
+    slurm.forget()
+    follower.join(WAIT_S)
+    assert codes == [0]
+    assert "`hlatctl resume example --driver slurm` submits one" in capsys.readouterr().err
 
 
 def test_a_log_can_not_command_the_terminal(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:

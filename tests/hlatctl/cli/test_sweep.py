@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from hlatctl.cli.main import main
+from hlatctl.run.paths import SweepPaths
+from tests.hlatctl.cli.conftest import FakeSlurm
 
 HARDWARE = [
     f"cluster.hardware.{name}=1e10"
@@ -59,6 +62,32 @@ def test_the_commands_know_a_sweep_by_its_name(swept: Path, capsys: pytest.Captu
     assert "SWEEP=rates-t0000: rates-t0000 is a run, not a sweep" in capsys.readouterr().err
     assert main(["stop", "rates"]) == 0
     assert "rates: is already finished" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_a_sweep_is_driven_by_a_job_that_status_stop_and_resume_know(
+    runs_dir: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sweep", "--sweep-id", "s", *SMALL, "seed=1,2", "--driver", "slurm"]
+    assert main(words) == 10
+    assert "with cluster.launcher=local, the run's jobs would start inside" in capsys.readouterr().err
+    assert main([*words, "cluster=slurm", "--yes"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "s\n"
+    assert "the sweep's driver is Slurm job 7; this command may end now" in captured.err
+    sweep = SweepPaths(runs_dir / "s")
+    assert os.fspath(sweep.root) in sweep.driver_job.with_suffix(".sh").read_text()
+    assert main(["status", "s"]) == 0
+    captured = capsys.readouterr()
+    assert "Slurm job 7 waits in the queue (Dependency)" in captured.out
+    assert "hlatctl resume" not in captured.err
+    slurm.forget()
+    assert main(["status", "s"]) == 0
+    assert "`hlatctl resume s --driver slurm` submits one" in capsys.readouterr().out
+    assert main(["resume", "s", "--driver", "slurm"]) == 0
+    assert "the sweep's driver is Slurm job 7" in capsys.readouterr().err
+    assert main(["stop", "s", "--wait", "1"]) == 0
+    assert not sweep.driver_job.exists()
 
 
 def test_unknown_or_great_cost_needs_a_yes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

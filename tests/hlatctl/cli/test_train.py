@@ -15,7 +15,7 @@ import pytest
 
 import conf.load
 from conf import simulation
-from conf.schema import Config
+from conf.schema import ClusterConfig, Config
 from hlatctl.cli.main import main
 from hlatctl.cli.progress import LiveObserver, PlainObserver, describe, observer_for
 from hlatctl.driver_job import DriverJob
@@ -26,6 +26,7 @@ from hlatctl.run.journal import JournalWriter, read_events
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
+from tests.hlatctl.cli.conftest import FakeSlurm
 from tests.hlatctl.conftest import MakeRun, example_config
 from tests.waiting import WAIT_S
 
@@ -315,20 +316,6 @@ def test_stopping_a_run_whose_job_may_run_without_a_driver_asks_the_job(
     assert "example: stopped at step 130; newest checkpoint: step 100" in capsys.readouterr().err
 
 
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Slurm's commands with a job of a driver that waits; the file with what was cancelled."""
-    (tmp_path / "bin").mkdir()
-    for name, line in (
-        ("squeue", "echo '7|PENDING|Dependency|t|||||x'"),
-        ("scancel", f"echo $* >>{tmp_path}/cancelled"),
-    ):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    return tmp_path / "cancelled"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -348,7 +335,7 @@ def test_a_driver_that_can_not_be_a_job_is_refused(
 
 @pytest.mark.processes
 def test_a_job_that_waits_to_drive_a_run_is_shown_and_stopped(
-    make_run: MakeRun, slurm: Path, capsys: pytest.CaptureFixture[str]
+    make_run: MakeRun, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(until="killed")
     DriverJob(launcher="slurm", token="t").write(run)
@@ -357,13 +344,13 @@ def test_a_job_that_waits_to_drive_a_run_is_shown_and_stopped(
     assert "Slurm job 7 waits in the queue (Dependency)" in shown.out
     assert "hlatctl resume" not in shown.err
     assert main(["stop", "example", "--wait", "1"]) == 0
-    assert slurm.read_text().split()[0] == "7"
+    assert slurm.cancelled[0] == "7"
     assert not run.driver_job.exists()
 
 
 @pytest.mark.processes
 def test_a_driver_here_cancels_the_job_that_waits(
-    make_run: MakeRun, slurm: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(until="killed")
     DriverJob(launcher="slurm", token="t").write(run)
@@ -373,7 +360,7 @@ def test_a_driver_here_cancels_the_job_that_waits(
     assert run.driver_job.exists(), "the job itself drives the run"
     monkeypatch.delenv("HLATCTL_DRIVER_JOB")
     assert main(["resume", "example"]) == 0
-    assert (slurm.read_text(), run.driver_job.exists()) == ("7\n", False)
+    assert (slurm.cancelled, run.driver_job.exists()) == (["7"], False)
     assert "the jobs that were to drive it are cancelled" in capsys.readouterr().err
 
 
@@ -382,11 +369,11 @@ def test_the_job_of_a_driver_has_the_settings_that_resume_changes(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(until="killed")
-    checked: list[Config] = []
-    monkeypatch.setattr("hlatctl.cli.train.drivers_of", lambda config, name, detach: checked.append(config))
+    checked: list[ClusterConfig] = []
+    monkeypatch.setattr("hlatctl.cli.train.submit_of", lambda cluster, name, detach: checked.append(cluster))
     monkeypatch.setattr("flows.pretrain.drive", lambda run, observer: None)
     assert main(["resume", "example", "--driver", "slurm", "cluster.slurm.driver.partition=long"]) == 0
-    assert [config.cluster.slurm.driver.partition for config in checked] == ["long"]
+    assert [cluster.slurm.driver.partition for cluster in checked] == ["long"]
 
 
 @pytest.mark.processes
