@@ -188,7 +188,7 @@ def train(
     made_from = origins(typed, config)
 
     def agree() -> None:
-        confirm(of_training(config), config.cluster, "the run", yes=yes, dry_run=dry_run)
+        confirm(of_training(config, typed=typed), config.cluster, "the run", yes=yes, dry_run=dry_run)
 
     run = pretrain.create(config, argv=sys.argv, run_id=run_id, origins=made_from, simulated=simulated, confirm=agree)
     write_label(run, labels, by=user_name())
@@ -335,7 +335,7 @@ def resume(
         if overrides and not driver(paths):  # refused below
             config = amended(config, overrides)
         drivers = drivers_of(config, driver_as, detach=detach)
-        _confirm_rest(paths, config, yes=yes)
+        _confirm_rest(paths, config, overrides or [], yes=yes)
     if overrides:
         _amend(paths, overrides, why)
     announce(paths)
@@ -355,14 +355,14 @@ def _take_over(run: RunPaths) -> str:
     return f"run {run.run_id}: the jobs that were to drive it are cancelled, because this process does now"
 
 
-def _confirm_rest(run: RunPaths, config: Config, *, yes: bool) -> None:
+def _confirm_rest(run: RunPaths, config: Config, overrides: list[str], *, yes: bool) -> None:
     """Refuse a run whose budget is used up, and ask before an expensive one, unless there is nothing to submit.
 
     Args:
-        config: the run's configuration with the amendments to make.
+        config: the run's configuration with the amendments to make, which are ``overrides``.
     """
     from conf.of_run import of_run
-    from flows.runtime.spending import of_training, used_up
+    from flows.runtime.spending import of_training, typed_in, used_up
     from flows.stages.attempt import next_attempt
 
     state = read_state(run)
@@ -375,7 +375,8 @@ def _confirm_rest(run: RunPaths, config: Config, *, yes: bool) -> None:
     if state.attempt and state.attempt.ended_unix_s is None and not state.queued:
         return  # its job was running, so the driver takes it over
     if not state.simulated:
-        confirm(of_training(config, done=state.step), config.cluster, "the rest of the run", yes=yes)
+        typed = [*typed_in(run), *overrides]
+        confirm(of_training(config, done=state.step, typed=typed), config.cluster, "the rest of the run", yes=yes)
 
 
 def _amend(run: RunPaths, overrides: list[str], why: str) -> None:
@@ -460,7 +461,7 @@ def fork(
     """
     from flows.fork import differences
     from flows.fork import fork as create
-    from flows.runtime.spending import of_training
+    from flows.runtime.spending import of_training, typed_in
 
     labels = change(name=name, tags=tag or (), note=note)
     parent = find_run(run, runs_dir)
@@ -469,7 +470,8 @@ def fork(
     def agree(config: Config) -> None:
         nonlocal drivers
         drivers = drivers_of(config, driver_as, detach=detach)
-        confirm(of_training(config), config.cluster, "the rest of the training", yes=yes)
+        typed = [*typed_in(parent), *(overrides or [])]
+        confirm(of_training(config, typed=typed), config.cluster, "the rest of the training", yes=yes)
 
     new = create(parent, at, overrides or [], argv=sys.argv, run_id=run_id, restart_data=restart_data, confirm=agree)
     write_label(new, labels, by=user_name())
