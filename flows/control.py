@@ -15,7 +15,7 @@ from conf.of_run import of_run
 from conf.schema import Config
 from flows.launch.base import Drivers, drivers_for, launcher_for
 from flows.runtime.context import is_simulated, live_training
-from flows.runtime.spending import Expense, of_training, used_up
+from flows.runtime.spending import Expense, of_training, typed_in, used_up
 from flows.stages.attempt import STOP_GRACE_S, next_attempt
 from hlatctl.driver_job import driver_job
 from hlatctl.run import files, stopping
@@ -59,11 +59,11 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
     return read_state(run)
 
 
-def cost_of_rest(run: RunPaths, config: Config) -> Expense | None:
+def cost_of_rest(run: RunPaths, config: Config, overrides: Sequence[str] = ()) -> Expense | None:
     """Return what the rest of a run's training costs; None if continuing the run submits nothing, or is refused anyway.
 
     Args:
-        config: the run's configuration, with the amendments to make.
+        config: the run's configuration, with the amendments to make, which are ``overrides``.
 
     Raises:
         BudgetError: the run's budget is used up.
@@ -77,7 +77,7 @@ def cost_of_rest(run: RunPaths, config: Config) -> Expense | None:
         raise over
     if state.simulated or (state.attempt and state.attempt.ended_unix_s is None and not state.queued):
         return None  # nothing runs, or its job was running, so the driver takes it over
-    return of_training(config, done=state.step)
+    return of_training(config, done=state.step, typed=[*typed_in(run), *overrides])
 
 
 def end_driver_jobs(run: RunPaths, *, running: bool = False) -> Drivers | None:

@@ -9,11 +9,13 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from conf.schema import Config, SimulationConfig
+from conf.schema import BudgetConfig, Config, SimulationConfig
 from conf.sizes import flops_per_token
 from flows import pretrain, tidy
 from flows.pretrain import PlainCaller
+from flows.runtime import spending
 from flows.runtime.driver import Observer
 from hlatctl.machine_speed import measure
 from hlatctl.plan.calibration import Point, SpeedTest, conditions, fit
@@ -61,16 +63,19 @@ def measure_speed(
 ) -> SpeedTest:
     """Run each configuration to its end, fewest nodes first, and return what was measured.
 
-    Their checkpoints are removed.
+    Their checkpoints are removed. A budget holds for all of them together.
 
     Raises:
         HlatctlError: a run failed, was stopped, or could not start.
     """
     points, fits = [], []
-    for config in configs:
+    budget = configs[0].budget
+    for each in configs:
+        config = replace(each, budget=budget)
         run = pretrain.create(config, argv=argv, simulated=simulated)
         say(f"{config.cluster.nodes} of {config.cluster.name}: run {run.run_id}")
         pretrain.drive(run, observer, caller_of=lambda ctx: PlainCaller(ctx.clock))
+        budget = _rest_of(budget, run, config)
         planned, _ = measured(config, measure)
         point = _point(run, planned)
         tidy.archive(run, keeps=None, by="speedtest")
@@ -85,6 +90,15 @@ def measure_speed(
         points=points,
         fitted=fit(fits),
     )
+
+
+def _rest_of(budget: BudgetConfig, run: RunPaths, config: Config) -> BudgetConfig:
+    """Return what a run has left of a budget; never nothing, so that the next run stops at its start."""
+    rest = {
+        one.key.removeprefix("budget."): max(1e-9, one.limit - one.used)
+        for one in spending.spent(read_state(run), config)
+    }
+    return replace(budget, **rest)
 
 
 def _point(run: RunPaths, planned: Config) -> Point:
@@ -105,6 +119,7 @@ def _point(run: RunPaths, planned: Config) -> Point:
         exchanges = {name: min(w[name] for w in workers) for name in _EXCHANGES if all(name in w for w in workers)}
     return Point(
         nodes=planned.cluster.nodes,
+        devices=planned.world_size,
         tokens_per_s=tokens_per_s,
         step_s=step_s,
         mfu_fraction=tokens_per_s * flops_per_token(planned.model, planned.train.seq_len) / peak if peak else None,

@@ -1,14 +1,15 @@
 """What a submission would cost, whether a person must confirm it, and the budget at which a run stops.
 
 The predicted time of a step is that of an earlier run with the same shapes and number of processes. If there is none,
-``hlatctl.plan`` predicts it from the hardware and the cluster's speed test. What a run has used so far is counted in
-one place, ``hlatctl.report.numbers``.
+or if the command line has numbers of the hardware, ``hlatctl.plan`` predicts it from the hardware and the cluster's
+speed test. What a run has used so far is counted in one place, ``hlatctl.report.numbers``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conf.fingerprint import graph_fingerprint
@@ -18,9 +19,12 @@ from hlatctl.plan.budget import Cost, cost
 from hlatctl.plan.evaluation import evaluation_cost
 from hlatctl.plan.step_time import step_time_s
 from hlatctl.report.numbers import cost_usd, node_hours
+from hlatctl.run import files
 from hlatctl.run.errors import BudgetError, HlatctlError
+from hlatctl.run.files import DAMAGED
 from hlatctl.run.fold import read_state
 from hlatctl.run.pace import median_s
+from hlatctl.run.paths import RunPaths
 from hlatctl.run.runs import list_runs
 from hlatctl.run.state import RunState
 
@@ -65,11 +69,33 @@ class Pace:
         return self._configs
 
 
-def planned_step_s(config: Config) -> float | None:
-    """Return the seconds of a step as `hlatctl plan` shows them, with the cluster's speed test; None if unknown."""
-    from hlatctl.plan.calibration import calibrated  # late: drivers import this module, and predict nothing
+def step_time_of(config: Config, pace: Pace, typed: Sequence[str] = ()) -> tuple[float | None, str]:
+    """Return the predicted seconds of a step, and what they are from; None if unknown.
 
-    return step_time_s(calibrated(config)[0])
+    Args:
+        typed: overrides of the command line. Numbers of ``cluster.hardware`` among them have priority over earlier runs
+            and over the cluster's speed test.
+    """
+    from hlatctl.plan.calibration import calibrated, typed_hardware  # late: drivers import this, and predict nothing
+
+    own = typed_hardware(typed)
+    if not own and (step_s := pace.step_s(config)):
+        return step_s, "an earlier run's speed"
+    planned, test = calibrated(config, typed)
+    numbers = [f"cluster.hardware.{name} as given" for name in own]
+    numbers += [f"the speed test of {test.date}"] if test and test.fitted else []
+    return step_time_s(planned), f"the plan's speed{' with ' * bool(numbers)}{' and '.join(numbers)}"
+
+
+def typed_in(run: RunPaths) -> list[str]:
+    """Return the overrides of the hardware that a run was created with, without their values; empty if unknown."""
+    for path, place in ((run.origins, ()), (run.provenance, ("origins",))):
+        with suppress(OSError, *DAMAGED):
+            found = files.read_json(path)
+            for key in place:
+                found = found[key]
+            return [f"{key}=" for key, by in found["keys"].items() if by == "command line" and ".hardware." in key]
+    return []
 
 
 def _shape(config: Config) -> tuple[str, int, int]:
@@ -84,32 +110,43 @@ class Expense:
         node_hours: None if the time of a step is unknown.
         usd: None if that or the price of a node is unknown.
         priced: the nodes have a price.
+        source: what the time of a training's step is from; empty: it isn't one training.
     """
 
     node_hours: float | None = None
     usd: float | None = None
     priced: bool = False
+    source: str = ""
 
     def why_ask(self, cluster: ClusterConfig, what: str) -> str:
         """Return why a person must confirm the submission; empty: it needs no confirmation."""
         usd, hours = cluster.confirm_above_usd, cluster.confirm_above_node_hours
         if self.priced and self.usd is None:
             return f"cluster.confirm_above_usd={usd:g}: {what} has an unknown cost"
+        if self.node_hours is None and cluster.jobs_run == "cluster":
+            return f"cluster.confirm_above_node_hours={hours:g}: {what} takes unknown node-hours at an unknown price"
         if self.usd is not None and self.usd > usd:
             return f"cluster.confirm_above_usd={usd:g}: {what} costs {self.usd:,.2f} USD"
         if self.node_hours is not None and self.node_hours > hours:
             return f"cluster.confirm_above_node_hours={hours:g}: {what} takes {self.node_hours:,.0f} node-hours"
         return ""
 
+    @property
+    def hint(self) -> str:
+        """How to confirm it."""
+        if self.node_hours is None and self.source:
+            return "pass --yes to confirm, or set budget.node_hours to stop training there"
+        return "pass --yes to confirm, or raise the limit in the cluster's configuration"
+
     def text(self) -> str:
         """Return the expense in words, and which keys are missing for it."""
-        hours = f"{self.node_hours:,.3g} node-hours" if self.node_hours is not None else ""
-        if self.usd is not None:
-            return f"{hours}, {self.usd:,.2f} USD"
-        if hours:
-            return f"{hours}; the dollars are unknown: {_SET_PRICE}"
-        how = "`hlatctl plan` names the keys that it needs"
-        return f"unknown: {how}" + ("" if self.priced else f"; {_SET_PRICE} for dollars")
+        if self.node_hours is None:
+            how = "unknown: `hlatctl plan` names the keys that it needs"
+            return how + ("" if self.priced else f"; no price: {_SET_PRICE} for dollars")
+        hours = f"{self.node_hours:,.3g} node-hours"
+        usd = f", {self.usd:,.2f} USD" if self.usd is not None else ""
+        source = f" ({self.source})" if self.source else ""
+        return f"{hours}{usd}{source}" + ("" if usd else f"; no price: {_SET_PRICE} for dollars")
 
 
 def total(costs: Iterable[Cost | None], *, times: float = 1.0, priced: bool) -> Expense:
@@ -122,18 +159,44 @@ def total(costs: Iterable[Cost | None], *, times: float = 1.0, priced: bool) -> 
     return Expense(node_hours=hours, usd=times * sum(usd) if len(usd) == len(known) else None, priced=priced)
 
 
-def of_training(config: Config, *, done: int = 0) -> Expense:
+def of_training(config: Config, *, done: int = 0, typed: Sequence[str] = ()) -> Expense:
     """Return the expense of training to the last step, from the step after ``done``; nothing on this machine for free.
 
-    Earlier runs are read only where nodes have a price or come from a scheduler.
+    Earlier runs are read only where nodes have a price or come from a scheduler. The run's budget is an upper bound.
+
+    Args:
+        typed: overrides of the command line (:func:`step_time_of`).
     """
     cluster = config.cluster
     priced = bool(cluster.price_usd_per_node_hour)
     if not priced and cluster.jobs_run != "cluster":
         return Expense(node_hours=0.0)
-    step_s = Pace(Path(config.runs_dir)).step_s(config) or planned_step_s(config)
+    step_s, source = step_time_of(config, Pace(Path(config.runs_dir)), typed)
     steps = max(0, config.total_steps - max(done, config.fork.step))
-    return total([None if step_s is None else cost(config, step_s, steps=steps)], priced=priced)
+    found = total([None if step_s is None else cost(config, step_s, steps=steps)], priced=priced)
+    return _within_budget(replace(found, source=source), config)
+
+
+def _within_budget(expense: Expense, config: Config) -> Expense:
+    price, hours, usd = config.cluster.price_usd_per_node_hour, config.budget.node_hours, config.budget.usd
+    limits = [*([hours] if hours is not None else []), *([usd / price] if usd is not None and price else [])]
+    if not limits or (expense.node_hours is not None and expense.node_hours <= min(limits)):
+        return expense
+    most = min(limits)
+    return replace(expense, node_hours=most, usd=most * price if price else None, source="the whole budget")
+
+
+def of_several(expenses: Sequence[Expense]) -> Expense:
+    """Return the expense of several submissions; unknown if one of them is."""
+    hours, usd = [one.node_hours for one in expenses], [one.usd for one in expenses]
+    known_hours = [one for one in hours if one is not None]
+    known_usd = [one for one in usd if one is not None]
+    return Expense(
+        node_hours=sum(known_hours) if len(known_hours) == len(hours) else None,
+        usd=sum(known_usd) if len(known_usd) == len(usd) else None,
+        priced=any(one.priced for one in expenses),
+        source=", ".join(dict.fromkeys(one.source for one in expenses)),
+    )
 
 
 def of_evaluations(config: Config, milestones: int) -> Expense:

@@ -193,15 +193,25 @@ class Attempt:
         return status
 
     def _take_notice(self) -> None:
-        ctx = self._ctx
+        """Journal new notices: one event and one write to the ledger for all nodes with notices of a kind."""
+        ctx, attempt = self._ctx, self._ctx.state.attempts[-1]
+        found: dict[str, dict[str, notices.Notice]] = {}
         for notice in self._notices.new():
-            newest = ctx.state.attempts[-1]
-            if notice.message in ctx.state.warnings:
-                continue  # an earlier driver has journalled it
-            ctx.event("node_notice", **dataclasses.asdict(notice))
-            ctx.message(notice.message)
-            if notice.ends_unix_s is not None:
-                ctx.hold_against([notice.host], "leaving", notice.message, attempt=newest.number)
+            if notice.host not in attempt.noticed_hosts.get(
+                notice.what, ()
+            ):  # else an earlier driver has journalled it
+                found.setdefault(notice.what, {})[notice.host] = notice
+        for what, by_host in found.items():
+            first, *others = by_host.values()
+            message = first.message
+            if others:
+                message = f"{message}; the same for {host_names([other.host for other in others])}"
+            ends = [one.ends_unix_s for one in by_host.values() if one.ends_unix_s is not None]
+            hosts, ends_unix_s = list(by_host), max(ends, default=None)
+            ctx.event("node_notice", what=what, hosts=hosts, ends_unix_s=ends_unix_s, message=message)
+            ctx.message(message)
+            if ends:
+                ctx.hold_against(hosts, "leaving", message, attempt=attempt.number)
 
     def _note_recovery(self) -> None:
         """Journal the phases of a recovery once the attempt has made its first step."""

@@ -15,7 +15,7 @@ from conf.compose import local_cores, local_processes
 from conf.schema import ClusterConfig, Config, SimulationConfig
 from conf.space import Space, Variations
 from flows.runtime.programs import ask_about
-from flows.runtime.spending import Expense, Pace, planned_step_s, total
+from flows.runtime.spending import Expense, Pace, step_time_of, total
 from flows.stages.validate import check as check_inputs
 from flows.stages.validate import check_shape, refuse_simulation
 from flows.sweep.study import Objective, check, objective
@@ -81,7 +81,7 @@ def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> SweepPlan:
     known, pace = list(arms), Pace(runs_dir)
     each = space.trials / len(known)
     measured = [pace.step_s(config) for config in known]
-    step_times = [step_s or planned_step_s(config) for step_s, config in zip(measured, known, strict=True)]
+    step_times = [step_time_of(config, pace, space.overrides)[0] for config in known]
     costs = [cost(config, step_s) for step_s, config in zip(step_times, known, strict=True) if step_s is not None]
     complete = len(costs) == len(known)
     days = sum(one.days for one in costs)

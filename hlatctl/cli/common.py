@@ -219,8 +219,7 @@ def confirm(expense: Expense, cluster: ClusterConfig, what: str, *, yes: bool, d
     if yes or dry_run or not why:
         return
     if not sys.stdin.isatty():
-        hint = "pass --yes to confirm, or raise the limit in the cluster's configuration"
-        raise ConfigError(f"{why}; that must be confirmed, and input is not a terminal", hint=hint)
+        raise ConfigError(f"{why}; that must be confirmed, and input is not a terminal", hint=expense.hint)
     if not typer.confirm(f"{why}. Start?", err=True):
         raise ConfigError(f"{why}; that was not confirmed, and nothing was started", hint="answer y, or pass --yes")
 

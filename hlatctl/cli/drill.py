@@ -63,7 +63,7 @@ def drill(
     if not any(override.lstrip("+").startswith(_EXPERIMENT) for override in chosen):
         chosen = [f"{_EXPERIMENT}drill", *chosen]
     config = compose(chosen, to_start=False)  # refuse what can't be drilled before anything else
-    confirm(of_training(config), config.cluster, "the drill's run", yes=yes)
+    confirm(of_training(config, typed=chosen), config.cluster, "the drill's run", yes=yes)
     folder = new_folder(Path(config.runs_dir))
     try:
         run = exercise(config, folder, fault or offered(config), argv=sys.argv, say=say)

@@ -15,7 +15,9 @@ from hlatctl.cli.common import (
     Json,
     Overrides,
     RunsDir,
+    Yes,
     columns,
+    confirm,
     find_run,
     no_effects,
     place,
@@ -278,21 +280,25 @@ def speedtest(
     config_dir: ConfigDirs = None,
     steps: Annotated[int, typer.Option(min=10, help="Steps to train on each number of nodes.")] = 20,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Simulate it; nothing is trained or kept.")] = False,
+    yes: Yes = False,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
     """Measure a cluster's speed, and calibrate the planner.
 
     Trains a few steps of the configuration on one node, on two and on all, one run after the other, with the same batch
-    per node. Prints tokens per second, MFU, scaling and the bandwidth of exchanges, next to the plan's. The result is
-    kept in your own folder; `hlatctl plan` uses it for this cluster with the same engine, device and precision.
+    per node. Prints tokens per second, MFU, scaling and the bandwidth of exchanges, next to the plan's and to the speed
+    of the most similar published run. A budget holds for all runs together. The result is kept in your own folder;
+    `hlatctl plan` uses it for this cluster with the same engine, device and precision.
     """
     from conf import simulation
     from conf.compose import compose
     from flows import speedtest as tests
+    from flows.runtime.spending import of_several, of_training
     from flows.stages.validate import refuse_simulation
     from hlatctl.cli.progress import observer_for
     from hlatctl.plan.calibration import keep, speed_section
+    from hlatctl.plan.published import nearest
 
     typed, simulated = with_runs_dir(overrides, runs_dir), None
     if dry_run:
@@ -312,14 +318,17 @@ def speedtest(
             problem = error.message
         if problem:
             say(f"note: cluster.nodes={nodes} is not tested: {problem}")
+    expense = of_several([of_training(config, typed=typed) for config in configs])
+    confirm(expense, whole.cluster, "the speed test", yes=yes, dry_run=dry_run)
     with observer_for(sys.stderr) as observer:
         test = tests.measure_speed(configs, argv=sys.argv, observer=observer, simulated=simulated, say=say)
     if not dry_run:
         keep(test)
+    published = nearest(configs[-1], compose)
     if as_json:
-        print_json(dataclasses.asdict(test))
+        print_json({**dataclasses.asdict(test), "published": published and published.speed})
         return
-    section = speed_section(test, planned="planned")
+    section = speed_section(test, planned="planned", published=published)
     figures = section.figures[:-1] if dry_run else section.figures
     write(f"# {section.title}{' (simulated, not kept)' if dry_run else ''}")
     write(columns([[figure.name, figure.kind, figure.text] for figure in figures]))

@@ -191,7 +191,7 @@ def train(
     made_from = origins(typed, config)
 
     def agree() -> None:
-        confirm(of_training(config), config.cluster, "the run", yes=yes, dry_run=dry_run)
+        confirm(of_training(config, typed=typed), config.cluster, "the run", yes=yes, dry_run=dry_run)
 
     run = pretrain.create(config, argv=sys.argv, run_id=run_id, origins=made_from, simulated=simulated, confirm=agree)
     write_label(run, labels, by=user_name())
@@ -289,7 +289,7 @@ def resume(
         submit = submit_of(config.cluster, driver_as, detach=detach)
         from flows.control import cost_of_rest
 
-        if expense := cost_of_rest(paths, config):
+        if expense := cost_of_rest(paths, config, overrides or []):
             confirm(expense, config.cluster, "the rest of the run", yes=yes)
     if overrides:
         _amend(paths, overrides, why)
@@ -397,7 +397,7 @@ def fork(
     """
     from flows.fork import differences
     from flows.fork import fork as create
-    from flows.runtime.spending import of_training
+    from flows.runtime.spending import of_training, typed_in
 
     labels = change(name=name, tags=tag or (), note=note)
     parent = find_run(run, runs_dir)
@@ -406,7 +406,8 @@ def fork(
     def agree(config: Config) -> None:
         nonlocal submit
         submit = submit_of(config.cluster, driver_as, detach=detach)
-        confirm(of_training(config), config.cluster, "the rest of the training", yes=yes)
+        typed = [*typed_in(parent), *(overrides or [])]
+        confirm(of_training(config, typed=typed), config.cluster, "the rest of the training", yes=yes)
 
     new = create(
         parent,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema import Config
-from hlatctl.plan.sections import CALIBRATED, DERIVED, MEASURED, Figure, Section
+from hlatctl.plan.published import PublishedRun
+from hlatctl.plan.sections import CALIBRATED, DERIVED, GIVEN, MEASURED, Figure, Section
 from hlatctl.plan.step_time import step_time_s
 from hlatctl.run import files
 from hlatctl.run.errors import StorageError
@@ -19,6 +20,7 @@ from hlatctl.run.errors import StorageError
 #: Bounds of fitted shares of a peak. A share that changes a step by less than ``_MATTERS`` is not fitted.
 _LEAST, _MOST, _MATTERS = 0.02, 1.0, 0.01
 _VERSION = 1
+_HARDWARE = "cluster.hardware."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,7 @@ class Point:
     """A short training on some nodes.
 
     Args:
+        devices: number of processes, each with a device of its own.
         step_s: median time of a step, without the first ones.
         mfu_fraction: share of the devices' peak; None if the peak is unknown.
         planned_tokens_per_s: what the plan said before this test; None: unknown hardware.
@@ -33,6 +36,7 @@ class Point:
     """
 
     nodes: int
+    devices: int
     tokens_per_s: float
     step_s: float
     mfu_fraction: float | None
@@ -105,9 +109,17 @@ def calibrated(config: Config, typed: Sequence[str] = ()) -> tuple[Config, Speed
     test = kept(config.cluster.name)
     if test is None or test.conditions != conditions(config):
         return config, None
-    own = {text.lstrip("+~").partition("=")[0] for text in typed}
-    fitted = {name: share for name, share in test.fitted.items() if f"cluster.hardware.{name}" not in own}
+    own = typed_hardware(typed)
+    fitted = {name: share for name, share in test.fitted.items() if name not in own}
     return _with(config, fitted), dataclasses.replace(test, fitted=fitted)
+
+
+def typed_hardware(typed: Sequence[str]) -> list[str]:
+    """Return the names of the numbers of ``cluster.hardware`` that overrides set."""
+    from conf.origins import overridden_keys  # late: imports Hydra
+
+    keys = (key for text in typed if "hardware" in text for key in overridden_keys(text))
+    return [key.removeprefix(_HARDWARE) for key in keys if key.startswith(_HARDWARE)]
 
 
 def fit(points: Sequence[tuple[Config, float]]) -> dict[str, float]:
@@ -135,12 +147,13 @@ def fit(points: Sequence[tuple[Config, float]]) -> dict[str, float]:
     return found
 
 
-def speed_section(test: SpeedTest, *, planned: str = "the plan then") -> Section:
-    """Return a test's figures: speed, scaling and exchanges, next to what the plan said before."""
+def speed_section(test: SpeedTest, *, planned: str = "the plan then", published: PublishedRun | None = None) -> Section:
+    """Return a test's figures: speed, scaling and exchanges, next to the plan's before it and to a published speed."""
     first = test.points[0]
     figures = []
     for point in test.points:
-        text = f"{point.tokens_per_s:,.0f} tokens/s, a step {point.step_s:.3g} s"
+        text = f"{point.tokens_per_s:,.0f} tokens/s, {point.tokens_per_s / point.devices:,.0f} a device"
+        text += f", a step {point.step_s:.3g} s"
         text += f", MFU {point.mfu_fraction:.1%}" if point.mfu_fraction is not None else ""
         if point is not first:
             share = point.tokens_per_s * first.nodes / first.tokens_per_s / point.nodes
@@ -150,6 +163,8 @@ def speed_section(test: SpeedTest, *, planned: str = "the plan then") -> Section
         figures.append(Figure(f"{test.model}, nodes: {point.nodes}", point.tokens_per_s, text, MEASURED))
         for name, value in point.exchanges.items():
             figures.append(Figure(f"{name}, nodes: {point.nodes}", value, f"{value:,.1f}", MEASURED))
+    if published:
+        figures.append(Figure("published, nearest", published.name, published.speed, GIVEN))
     for name, value in test.fitted.items():
         figures.append(Figure(f"cluster.hardware.{name}", value, f"{value:.4g}, fitted to it", CALIBRATED))
     figures.append(

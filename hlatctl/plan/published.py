@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import BackendConfig, ClusterConfig, Config, ModelConfig, ParallelConfig, PrecisionConfig, TrainConfig
+from conf.sizes import parameters
 from hlatctl.plan.budget import cost
 from hlatctl.plan.execution import Execution
 from hlatctl.plan.memory import Memory, memory
@@ -82,6 +84,15 @@ class PublishedRun:
             return self.time.total_s * self.time.mfu_fraction / self.mfu_fraction
         assert self.tokens_per_s_per_device is not None
         return self.config.tokens_per_step / self.config.world_size / self.tokens_per_s_per_device
+
+    @property
+    def speed(self) -> str:
+        """The published speed in words, with the run and the source."""
+        step_s, of = self.published_step_s, self.config
+        tokens_per_s = of.tokens_per_step / of.world_size / step_s
+        mfu_fraction = self.time.mfu_fraction * self.time.total_s / step_s
+        what = f"{of.model.name} on {of.world_size:,} of {self.device}, precision {of.precision.name}"
+        return f"{tokens_per_s:,.0f} tokens/s a device, MFU {mfu_fraction:.1%}: {what} ({self.source})"
 
     @property
     def step_error_fraction(self) -> float:
@@ -193,14 +204,9 @@ def points(compose: Compose, cluster: str = "") -> list[Point]:
     if not all(_is_known(config) for config in (small, large, gpu)):
         return []
     few = changed(_on(large, 4), pipeline_parallel_size=4)
-    composed = {config.cluster.name: config.cluster for config in (small, gpu)}
-
-    def cluster_of(name: str) -> ClusterConfig:
-        return composed.get(name) or compose([f"cluster={name}", "train.global_batch_size=1024"]).cluster
-
     devices = {device for device, name in clusters().items() if name in (small.cluster.name, cluster)}
     return [
-        *(_speed(run) for run in published_runs(cluster_of, devices)),
+        *(_speed(run) for run in published_runs(_cluster_of(compose), devices)),
         # The slides' scaling begins where Figure 4 does, with four nodes.
         Point("7B on 32 nodes, of the speed of 4", 0.87, _scaling(small, 32), False),
         Point("7B on 64 nodes, of the speed of 4", 0.72, _scaling(small, 64), False),
@@ -209,6 +215,37 @@ def points(compose: Compose, cluster: str = "") -> list[Point]:
         Point("70B fits 4 nodes at TP 32 x PP 4", False, bool(memory(few).fits), True),
         Point("70B fits 8 nodes at TP 32 x PP 8", True, bool(memory(_on(large, 8)).fits), True),
     ]
+
+
+def _cluster_of(compose: Compose) -> ClusterOf:
+    return lambda name: compose([f"cluster={name}", "train.global_batch_size=1024"]).cluster
+
+
+#: Devices whose peaks differ by less than this share are of one kind.
+_SAME_PEAK = 0.05
+
+
+def nearest(config: Config, compose: Compose) -> PublishedRun | None:
+    """Return the published run that is most like a configuration; None if there is none on devices of its kind.
+
+    It has devices with the same peak in BF16, then the same precision, the nearest number of parameters and the nearest
+    number of devices.
+
+    Args:
+        compose: returns the configuration for overrides (this package doesn't import Hydra).
+    """
+    peak, size = config.cluster.hardware.bf16_flops_per_s, parameters(config.model).total
+
+    def unlike(run: PublishedRun) -> tuple[bool, float, float]:
+        of_model = abs(math.log(parameters(run.config.model).total / size))
+        of_devices = abs(math.log(run.config.world_size / config.world_size))
+        return run.config.precision.name != config.precision.name, of_model, of_devices
+
+    def is_alike(run: PublishedRun) -> bool:
+        theirs = run.config.cluster.hardware.bf16_flops_per_s
+        return bool(peak and theirs) and abs(theirs / peak - 1.0) < _SAME_PEAK
+
+    return min(filter(is_alike, published_runs(_cluster_of(compose))), key=unlike, default=None)
 
 
 def _speed(run: PublishedRun) -> Point:

@@ -284,8 +284,8 @@ OF_RUNS: dict[str, Kind] = {
         _message,
     ),
     "node_notice": _kind(
-        "flow: the provider takes a node back, or may do so",
-        "what text (`spot`, `rebalance` or `capacity`); host text; ends_unix_s number (null: it may stay); "
+        "flow: the provider takes nodes back, or may do so",
+        "what text (`spot`, `rebalance` or `capacity`); hosts list; ends_unix_s number (null: they may stay); "
         "message text",
         _message,
     ),

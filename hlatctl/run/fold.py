@@ -358,9 +358,12 @@ def _hang(state: RunState, event: Event) -> None:
 
 def _node_notice(state: RunState, event: Event) -> None:
     attempt = _attempt_of(state, event)
+    hosts = [str(host) for host in event["hosts"]]
+    if attempt:
+        attempt.noticed_hosts.setdefault(str(event["what"]), []).extend(hosts)
     if attempt and event.get("ends_unix_s") is not None:
         attempt.notice = str(event["message"])
-        attempt.leaving_hosts.append(str(event["host"]))
+        attempt.leaving_hosts += hosts
         attempt.leaves_unix_s = max(attempt.leaves_unix_s, float(event["ends_unix_s"]))
     _warning(state, event)
 

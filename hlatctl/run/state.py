@@ -65,7 +65,8 @@ class AttemptState:
         stragglers: events that name a slow process.
         corruption: which of its processes compute wrong numbers; empty if none was found.
         corrupt_hosts: nodes that certainly have such a process.
-        notice: the newest notice that the provider takes one of its nodes back; empty if there is none.
+        noticed_hosts: nodes with a notice of the provider, by its kind.
+        notice: the newest notice that the provider takes some of its nodes back; empty if there is none.
         leaving_hosts: nodes with such a notice.
         leaves_unix_s: when the last of them is taken back.
         hosts: nodes of the attempt; empty until it starts, or if the launcher doesn't report them.
@@ -105,6 +106,7 @@ class AttemptState:
     corruption: str = ""
     corrupt_hosts: list[str] = field(default_factory=list)
     notice: str = ""
+    noticed_hosts: dict[str, list[str]] = field(default_factory=dict)
     leaving_hosts: list[str] = field(default_factory=list)
     leaves_unix_s: float = 0.0
     hosts: list[str] = field(default_factory=list)

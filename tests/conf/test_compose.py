@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from conf.compose import CONF_DIR, RUNS_DIR_ENV, compose, default_runs_dir, groups, local_processes, override_eval
 from conf.environment import collisions
-from conf.load import decode, dump, load
+from conf.load import decode, dump, load, parse_yaml
 from conf.schema import Config
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
@@ -120,6 +120,14 @@ def test_a_slurm_cluster_of_gpus_asks_for_them() -> None:
     cluster = compose(["cluster=slurm_h100", "backend.device=cuda", "cluster.nodes=1"]).cluster
     assert (cluster.launcher, cluster.slurm.gpus_per_node) == ("slurm", 8)
     assert cluster.hardware.bf16_flops_per_s == 989.5e12
+
+
+@pytest.mark.parametrize("path", sorted((Path(CONF_DIR) / "cluster").glob("*.yaml")), ids=lambda path: path.stem)
+def test_each_cluster_of_a_scheduler_has_a_price_or_says_that_it_has_none(path: Path) -> None:
+    values = parse_yaml(path.read_text()) or {}
+    files = [path, *(path.with_name(f"{name}.yaml") for name in values.get("defaults", ()) if name != "_self_")]
+    if values.get("launcher") not in ("local", "simulated"):
+        assert any("price_usd_per_node_hour" in (parse_yaml(file.read_text()) or {}) for file in files)
 
 
 def test_there_are_experiments_and_groups_to_test() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from conf.schema import Config, SimulationConfig
 from flows import control, pretrain
 from flows.launch.base import Job
 from flows.launch.local import LocalLauncher
+from flows.recovery import node_ledger
 from flows.runtime.context import open_context
 from flows.simulation.cluster import Script, SimulatedCluster, VirtualClock
 from flows.simulation.jobs import SCRIPTS, argument
@@ -108,6 +109,7 @@ def test_a_node_that_is_taken_back_with_a_notice_is_replaced_without_blame(
         for notice in (
             Notice(what="rebalance", host="simulated-0", message="EC2 may end simulated-0"),
             Notice(what="spot", host="simulated-1", message="EC2 ends simulated-1", ends_unix_s=ends),
+            *(Notice(what="spot", host=f"far-{n}", message=f"EC2 ends far-{n}", ends_unix_s=ends) for n in range(2047)),
         ):
             append(job.launch_dir / job.name, notice)
         with cluster.journal(train_writer(0), 1) as journal:
@@ -119,12 +121,25 @@ def test_a_node_that_is_taken_back_with_a_notice_is_replaced_without_blame(
 
     monkeypatch.setitem(SCRIPTS, "train", first(noticed, "train"))
     cluster = dataclasses.replace(simulated_config.cluster, nodes=2)  # and two spare ones
+    written, record = list[int](), node_ledger.record
+
+    def recorded(path: Path, entries: Iterable[node_ledger.Entry]) -> None:
+        found = list(entries)
+        written.append(sum(entry.kind == "leaving" for entry in found))
+        record(path, found)
+
+    monkeypatch.setattr(node_ledger, "record", recorded)
     run = pretrain.create(dataclasses.replace(simulated_config, cluster=cluster), argv=[])
     assert pretrain.drive(run, recorder).status == "finished"
-    assert [event["what"] for event in of_kind(run, "node_notice")] == ["rebalance", "spot"]
+    assert [(event["what"], len(event["hosts"])) for event in of_kind(run, "node_notice")] == [
+        ("rebalance", 1),
+        ("spot", 2048),
+    ]
+    assert [count for count in written if count] == [2048], "one write, however many nodes are taken back"
     ended, _finished = of_kind(run, "attempt_ended")
+    spot = "EC2 ends simulated-1; the same for far-0, far-1, far-2, far-3, far-4, far-5, far-6, far-7 and 2,039 more"
     saved = "checkpoint written" if has_checkpoint else "it ended before it could write a checkpoint"
-    assert (ended["cause"], ended["evidence"]) == ("reclaimed", f"EC2 ends simulated-1; {saved}")
+    assert (ended["cause"], ended["evidence"]) == ("reclaimed", f"{spot}; {saved}")
     assert (ended["decision"], ended["blamed_hosts"]) == ("restart_without", [])
     assert of_kind(run, "attempt_started")[1]["left_out_hosts"] == ["simulated-1"]
 

@@ -13,7 +13,7 @@ import pytest
 
 from hlatctl.run import files
 from hlatctl.run.fold import read_state
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import LIMIT, Cli
 from tests.e2e.driver import Driver, Held
 from tests.kubernetes.lab import Lab
 from tests.waiting import wait_for
@@ -57,7 +57,7 @@ def on_the_cluster(cli: Cli) -> tuple[str, ...]:
     kubernetes = {"image": "none", "python": sys.executable, "grace_s": 5, "lost_after_s": 1}
     settings = (f"cluster.kubernetes.{key}={value}" for key, value in kubernetes.items())
     claim = f"+cluster.kubernetes.claims.shared={cli.folder}"
-    return ("cluster=kubernetes", "cluster.nodes=2", "cluster.processes_per_node=1", claim, *settings)
+    return ("cluster=kubernetes", "cluster.nodes=2", "cluster.processes_per_node=1", LIMIT, claim, *settings)
 
 
 def test_a_run_survives_a_killed_driver_an_absent_server_and_a_lost_node(driver: Driver, lab: Lab, cli: Cli) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hlatctl.run import files
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import read_events
-from tests.e2e.conftest import Cli
+from tests.e2e.conftest import LIMIT, Cli
 from tests.slurm.lab import Lab, held, release
 from tests.waiting import wait_for
 
@@ -35,7 +35,7 @@ def check_preflight(cli: Cli) -> None:
 def test_two_nodes_train_and_evaluate_beside_it_with_the_losses_of_one_machine(lab: Lab, tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     lab.wait_until_idle()
-    cluster = ("cluster=slurm", "cluster.nodes=2", "cluster.processes_per_node=1")
+    cluster = ("cluster=slurm", "cluster.nodes=2", "cluster.processes_per_node=1", LIMIT)
     beside = ("eval.cluster.partition=scavenge", "eval.cluster.extra=['--hold']", f"eval.every_tokens={MILESTONE}")
     run = cli.start_train(RUN, *SMALL, *ENGINE, TASKS, *cluster, *beside)
 
@@ -75,7 +75,7 @@ PAUSED = ("eval.enabled=true", "eval.tasks=[validation]", "eval.validation_token
 def test_the_nodes_of_training_evaluate_between_two_attempts(lab: Lab, tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     lab.wait_until_idle()
-    cluster = ("cluster=slurm", "cluster.nodes=1", "cluster.processes_per_node=1")
+    cluster = ("cluster=slurm", "cluster.nodes=1", "cluster.processes_per_node=1", LIMIT)
     result = cli.train("one", *PAUSED, *cluster, "eval.placement=between", "eval.every_tokens=2048")
     assert result.returncode == 0, result.stderr
     ends = cli.events("one", "attempt_ended")

@@ -31,7 +31,7 @@ def test_trials_do_not_wait_for_the_first_in_the_queue_and_a_killed_driver_costs
         return fold(read_events(SweepPaths(cli.runs_dir / SWEEP)))
 
     axis = ("optimizer.beta2=0.9,0.95", "sweep.parallel=2", "train.max_steps=4")
-    driver = cli.start("sweep", "--sweep-id", SWEEP, *cli.overrides, *ON_ONE_NODE, *axis)
+    driver = cli.start("sweep", "--yes", "--sweep-id", SWEEP, *cli.overrides, *ON_ONE_NODE, *axis)
     try:
         wait_for(lambda: len(held(lab)) == 2 or driver.poll() is not None)
         assert all(any(job.of(trial) for job in held(lab)) for trial in TRIALS)

@@ -13,7 +13,7 @@ import pytest
 from flows.recovery.node_ledger import Entry, record
 from hlatctl.run.fold import read_state
 from hlatctl.run.paths import nodes_file
-from tests.e2e.conftest import Cli, Paced
+from tests.e2e.conftest import LIMIT, Cli, Paced
 from tests.e2e.driver import Driver
 from tests.slurm.lab import Lab
 from tests.waiting import wait_for
@@ -30,7 +30,7 @@ SMALL_DRIVER = ("cluster.slurm.driver.cpus=1", "cluster.slurm.driver.memory_gib=
 def cli(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Cli:
     """The command on the lab, with one corpus for all runs."""
     cli = Paced(tmp_path_factory.mktemp("slurm"))
-    cli.overrides += ["cluster=slurm", "cluster.nodes=2", "cluster.processes_per_node=1"]
+    cli.overrides += ["cluster=slurm", "cluster.nodes=2", "cluster.processes_per_node=1", LIMIT]
     return cli
 
 

@@ -246,8 +246,8 @@ def _node_notice(event: Event, run: RunPaths) -> Note:
     leaves = event.get("ends_unix_s") is not None
     return Note(
         kind="alarm",
-        title=f"{event['host']} {'is taken back' if leaves else 'may be taken back'}",
-        key=f"node_notice {event['what']} {event['host']}",
+        title=f"{host_names(event['hosts'])} {'taken back' if leaves else 'may be taken back'}",
+        key=f"node_notice {event['what']} {event['hosts'][0]}",
         happened=str(event["message"]),
         decided="training saves a checkpoint and restarts" if leaves else "training continues",
         command=f"hlatctl status {run.run_id}",

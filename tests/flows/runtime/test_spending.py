@@ -9,9 +9,11 @@ import pytest
 
 from conf.compose import compose
 from conf.schema import BudgetConfig, ClusterConfig, Config
-from flows.runtime.spending import Expense, of_evaluations, of_training, spent, used_up, warning
+from flows.runtime.spending import Expense, of_evaluations, of_several, of_training, spent, typed_in, used_up, warning
 from hlatctl.plan.calibration import SpeedTest, conditions, keep
+from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
+from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
 
 
@@ -31,9 +33,24 @@ def test_only_an_expensive_submission_or_one_of_unknown_price_is_confirmed(expen
     assert expense.why_ask(ClusterConfig(confirm_above_usd=limit), "it") == why
 
 
+def test_an_unknown_time_on_a_cluster_without_a_price_is_confirmed_unless_a_budget_limits_it(tmp_path: Path) -> None:
+    config = compose(["cluster=slurm", f"runs_dir={tmp_path}", "eval.enabled=false"])
+    unknown, asks = of_training(config), "cluster.confirm_above_node_hours=100: the run takes unknown node-hours at"
+    assert unknown.why_ask(config.cluster, "the run") == f"{asks} an unknown price"
+    assert "set budget.node_hours" in unknown.hint
+    assert Expense().why_ask(config.cluster, "the sweep").startswith("cluster.confirm_above_node_hours=100: the sweep")
+    limited = dataclasses.replace(config, budget=BudgetConfig(node_hours=5.0))
+    assert of_training(limited).why_ask(config.cluster, "the run") == ""
+    assert of_training(limited).text().startswith("5 node-hours (the whole budget); no price: set cluster.price_usd")
+    known = on_p5(tmp_path)
+    assert of_training(dataclasses.replace(known, budget=BudgetConfig(usd=55.04))).node_hours == 1.0
+    assert of_several([of_training(known), of_training(config)]).node_hours is None
+    assert of_several([of_training(known)] * 2).usd == 2 * (of_training(known).usd or 0.0)
+
+
 def test_a_missing_price_is_named_with_the_key_that_sets_it() -> None:
     assert Expense(node_hours=12.0).text() == (
-        "12 node-hours; the dollars are unknown: set cluster.price_usd_per_node_hour"
+        "12 node-hours; no price: set cluster.price_usd_per_node_hour for dollars"
     )
     assert Expense().text().endswith("set cluster.price_usd_per_node_hour for dollars")
     assert Expense(node_hours=2.0, usd=110.08, priced=True).text() == "2 node-hours, 110.08 USD"
@@ -66,7 +83,22 @@ def test_a_speed_test_of_the_cluster_changes_the_prediction_as_it_changes_the_pl
     half = {"compute_efficiency": (config.cluster.hardware.compute_efficiency or 0.0) / 2}
     same = {"cluster": "slurm_p5", "model": "llama31_8b", "conditions": conditions(config)}
     keep(SpeedTest(unix_s=0.0, points=[], fitted=half, **same))  # type: ignore[arg-type]
-    assert (of_training(config).node_hours or 0.0) > 1.3 * before
+    tested = of_training(config)
+    assert (tested.node_hours or 0.0) > 1.3 * before
+    assert tested.source == "the plan's speed with the speed test of 1970-01-01"
+    name = "cluster.hardware.compute_efficiency"
+    typed = of_training(config, typed=[f"{name}={config.cluster.hardware.compute_efficiency}"])
+    assert typed.node_hours == before, "a typed number has priority over the speed test"
+    assert typed.source == f"the plan's speed with {name} as given"
+
+
+def test_a_typed_number_of_the_hardware_is_known_when_the_run_is_resumed(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "run")
+    run.root.mkdir()
+    assert typed_in(run) == []
+    keys = {"cluster.hardware.link_bytes_per_s": "command line", "cluster.nodes": "command line"}
+    files.write_json(run.provenance, {"origins": {"keys": keys}})
+    assert typed_in(run) == ["cluster.hardware.link_bytes_per_s="]
 
 
 def test_this_machine_is_free_without_a_price() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -240,3 +241,19 @@ def test_a_simulated_speed_test_agrees_with_the_plan_and_is_not_kept(
     assert all(p["tokens_per_s"] == pytest.approx(p["planned_tokens_per_s"]) for p in test["points"])
     assert test["fitted"] == pytest.approx({"compute_efficiency": 0.6699, "collective_efficiency": 0.75}, abs=0.01)
     assert calibration.kept("slurm_h100") is None
+
+
+@pytest.mark.processes
+def test_a_speed_test_is_confirmed_like_a_run_and_its_runs_share_a_budget(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["speedtest", "cluster=slurm", "cluster.nodes=2"]) == 10
+    told = capsys.readouterr().err
+    assert "cluster.confirm_above_node_hours=100: the speed test takes unknown node-hours at an unknown price" in told
+    assert "hint: pass --yes to confirm, or set budget.node_hours" in told
+    assert not runs_dir.exists()
+    where = ("cluster=slurm_h100", "cluster.nodes=2", "backend.device=cuda", "precision=mixed", "parallel=fsdp")
+    size = ("model=llama31_8b", "train.global_batch_size=16", "parallel.activation_checkpointing=selective")
+    assert main(["speedtest", "--dry-run", "--steps=10", *where, *size, "budget.node_hours=0.9"]) == 26
+    told = capsys.readouterr().err
+    assert re.search(r"2 of slurm_h100: run .*speedtest", told), "the first run is within the budget"

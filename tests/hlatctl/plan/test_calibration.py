@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from conf.compose import compose
 from conf.schema import Config
 from hlatctl.plan.calibration import Point, SpeedTest, calibrated, conditions, fit, keep, place, speed_section
+from hlatctl.plan.published import nearest
 from hlatctl.plan.step_time import step_time_s
 from hlatctl.run.errors import StorageError
 
@@ -35,8 +37,9 @@ def measured(nodes: int, **hardware: float) -> tuple[Config, float]:
 
 
 def a_test(fitted: dict[str, float]) -> SpeedTest:
-    point = Point(nodes=1, tokens_per_s=900.0, step_s=1.0, mfu_fraction=0.4, planned_tokens_per_s=1000.0, exchanges={})
-    four = dataclasses.replace(point, nodes=4, tokens_per_s=3240.0, exchanges={"allreduce_mib_per_s": 5.0})
+    of_one = {"step_s": 1.0, "mfu_fraction": 0.4, "planned_tokens_per_s": 1000.0}
+    point = Point(nodes=1, devices=8, tokens_per_s=900.0, exchanges={}, **of_one)
+    four = dataclasses.replace(point, nodes=4, devices=32, tokens_per_s=3240.0, exchanges={"allreduce_mib_per_s": 5.0})
     return SpeedTest(
         cluster="slurm_h100",
         unix_s=1_790_000_000.0,
@@ -68,7 +71,8 @@ def test_a_kept_test_changes_plans_of_its_cluster_with_the_same_conditions() -> 
     assert found == test
     assert planned == config(2, compute_efficiency=0.5)
     typed = config(2, compute_efficiency=0.9)
-    assert calibrated(typed, ["cluster.hardware.compute_efficiency=0.9"])[0] == typed
+    for text in ("cluster.hardware.compute_efficiency=0.9", "cluster.hardware={compute_efficiency: 0.9}"):
+        assert calibrated(typed, [text])[0] == typed
     other = dataclasses.replace(config(2), precision=dataclasses.replace(config(2).precision, name="fp8"))
     assert calibrated(other) == (other, None)
     place("slurm_h100").write_text("{}")
@@ -76,13 +80,23 @@ def test_a_kept_test_changes_plans_of_its_cluster_with_the_same_conditions() -> 
         calibrated(config(2))
 
 
-def test_its_section_shows_scaling_and_how_far_the_plan_was_off() -> None:
-    section = speed_section(a_test({"compute_efficiency": 0.5}))
+def test_its_section_shows_scaling_how_far_the_plan_was_off_and_the_nearest_published_speed() -> None:
+    on_two = config(2)
+    published = nearest(on_two, compose)
+    assert published is not None
+    assert published.config.model.name == "Llama 3.1 8B"
+    section = speed_section(a_test({"compute_efficiency": 0.5}), published=published)
     assert section.title == "speed test of slurm_h100 on 2026-09-21"
     texts = {figure.name: figure.text for figure in section.figures}
     assert texts["llama31_8b, nodes: 1"] == (
-        "900 tokens/s, a step 1 s, MFU 40.0%; the plan then: 1,000 tokens/s (+11%)"
+        "900 tokens/s, 112 a device, a step 1 s, MFU 40.0%; the plan then: 1,000 tokens/s (+11%)"
     )
+    assert re.match(
+        r"[\d,]+ tokens/s a device, MFU [\d.]+%: Llama 3.1 8B on [\d,]+ of H100 500 W, precision mixed \(\w",
+        texts["published, nearest"],
+    )
+    unknown = dataclasses.replace(on_two, cluster=compose(["cluster=lumi_g"]).cluster)
+    assert nearest(unknown, compose) is None, "no run on such devices is published"
     assert "90% of linear scaling" in texts["llama31_8b, nodes: 4"]
     assert texts["allreduce_mib_per_s, nodes: 4"] == "5.0"
     assert texts["cluster.hardware.compute_efficiency"] == "0.5, fitted to it"
