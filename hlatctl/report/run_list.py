@@ -17,6 +17,7 @@ import dataclasses
 import math
 import os
 import re
+import string
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,8 @@ from hlatctl.units import count, number, queued
 
 #: Options whose value can look like an override.
 _WITH_VALUE = ("--tag", "--note", "--name", "--run-id", "--sweep-id", "--config-dir")
+#: Points of a sparkline, and its heights.
+_SPARK_POINTS, _HEIGHTS = 40, string.digits + string.ascii_lowercase
 #: Size and time of each file that an entry depends on, by name.
 Files = dict[str, list[int]]
 
@@ -56,6 +59,7 @@ class RunRow:
         scores: headline scores of the newest evaluated milestone.
         node_hours: node-hours used (``numbers.node_hours``).
         cost_usd: None if the price of a node is unknown.
+        parent: the run that it was forked from; empty if there is none.
     """
 
     run_id: str
@@ -77,6 +81,7 @@ class RunRow:
     scores: dict[str, float]
     node_hours: float
     cost_usd: float | None
+    parent: str
     path: str
     problem: str | None
 
@@ -87,11 +92,13 @@ class Entry:
 
     Args:
         driven: status while a process drives the run; None: it has ended, so a driver doesn't matter.
+        spark: its :func:`sparkline`.
     """
 
     files: Files
     row: dict[str, Any]
     driven: str | None
+    spark: str
 
 
 def rows(runs_dir: Path) -> list[RunRow]:
@@ -156,8 +163,29 @@ def row_of(view: RunView) -> RunRow:
         scores=_scores(state),
         node_hours=node_hours(state, view.config) if view.config else 0.0,
         cost_usd=cost_usd(state, view.config) if view.config else None,
+        parent=(view.config.fork.run or "") if view.config else "",
         path=str(view.run.root),
         problem=view.problem or None,
+    )
+
+
+def sparkline(losses: Sequence[float]) -> str:
+    """Return a curve for a picture of a few pixels: a digit of base 36 for each height, a space where there is none.
+
+    The top is the largest mean after the first tenth, so that the first steps don't flatten the rest, and at least 5 %
+    above the bottom, so that noise looks small.
+    """
+    points = min(len(losses), _SPARK_POINTS)
+    edges = [index * len(losses) // points for index in range(points)] if points > 1 else []
+    groups = [losses[start:stop] for start, stop in zip(edges, [*edges[1:], len(losses)], strict=False)]
+    means = [math.fsum(finite) / len(finite) if (finite := list(filter(math.isfinite, g))) else None for g in groups]
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return ""
+    low, high = min(known), max([mean for mean in means[points // 10 :] if mean is not None] or known)
+    scale = (len(_HEIGHTS) - 1) / (max(high - low, 0.05 * abs(low)) or 1.0)
+    return "".join(
+        " " if mean is None else _HEIGHTS[min(len(_HEIGHTS) - 1, round((mean - low) * scale))] for mean in means
     )
 
 
@@ -179,7 +207,8 @@ def entry_of(view: RunView, now: Files | None) -> Entry | None:
         return None
     driven, undriven = status_of(view.state, is_driven=True), status_of(view.state, is_driven=False)
     row = {**dataclasses.asdict(row_of(view)), "status": undriven}
-    return Entry(files=now, row=row, driven=driven if driven != undriven else None)
+    spark = sparkline(view.state.steps.losses())
+    return Entry(files=now, row=row, driven=driven if driven != undriven else None, spark=spark)
 
 
 def files_of(run: RunPaths) -> Files | None:

@@ -109,6 +109,7 @@ def _keep(run: RunPaths, state: RunState, tail: JournalTail) -> None:
             "others": rows.others,
             "segments": [[segment.crc, segment.columns] for segment in rows.segments],
             "rows": len(rows.tail[0]),
+            "thinned": [rows.stride, list(rows.thinned)],
         }
         body = [json.dumps(head, default=vars).encode() + b"\n", *(column.tobytes() for column in rows.tail)]
         write_derived(run.fold / "state", [b"%08x\n" % _crc(body), *body])
@@ -149,6 +150,7 @@ def _restore(rows: Rows, folder: Path, head: dict[str, Any], columns: memoryview
         Segment(folder / segment_name(number, crc), crc, count) for number, (crc, count) in enumerate(head["segments"])
     ]
     rows.others = head["others"]
+    rows.stride, rows.thinned = head["thinned"][0], array("d", head["thinned"][1])
     rows.tail += [array("d") for _ in rows.others]
     length = 8 * head["rows"]
     for number, column in enumerate(rows.tail):

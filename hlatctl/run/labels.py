@@ -67,8 +67,8 @@ def change(*, name: str | None = None, tags: Iterable[str] = (), untag: Iterable
     Raises:
         ConfigError: a label breaks a rule; names both.
     """
-    _check_text("--name", name or "", _MAX_NAME)
-    _check_text("--note", note, _MAX_NOTE, lines=True)
+    _check_text("name", name or "", _MAX_NAME)
+    _check_text("note", note, _MAX_NOTE, lines=True)
     return Change(
         name=None if name is None else hide(name.strip()),
         tags=dict(map(_tag, tags)),
@@ -107,19 +107,23 @@ def _tag(text: str) -> tuple[str, str]:
     key, _, value = text.partition("=")
     if not _TAG_KEY.fullmatch(key):
         raise ConfigError(
-            f"--tag={text}: its key must be 1 to 63 letters, digits, '_', '.' or '-'", hint="--tag model=small"
+            f"tag = {text!a:.80}: its key must be 1 to 63 letters, digits, '_', '.' or '-'",
+            hint="a tag such as model=small",
         )
     if key.startswith(_RESERVED):
-        raise ConfigError(f"--tag={text}: keys of hlatctl and MLflow are reserved", hint="choose another key")
-    _check_text(f"--tag {key}", value, _MAX_VALUE)
+        raise ConfigError(
+            f"tag = {text:.80}: keys that begin with {' or '.join(_RESERVED)} are reserved",
+            hint="a tag such as model=small",
+        )
+    _check_text(f"tag {key}", value, _MAX_VALUE)
     return key, hide(value)
 
 
-def _check_text(option: str, text: str, most: int, *, lines: bool = False) -> None:
+def _check_text(label: str, text: str, most: int, *, lines: bool = False) -> None:
     if len(text) > most:
-        raise ConfigError(f"{option}: has {len(text)} characters, at most {most} are allowed")
+        raise ConfigError(f"{label}: has {len(text)} characters, at most {most} are allowed")
     if not all(char.isprintable() or (lines and char in "\n\t") for char in text):
-        raise ConfigError(f"{option}={text!a:.80}: must not contain control characters")
+        raise ConfigError(f"{label} = {text!a:.80}: must not contain control characters")
 
 
 #: Mark in names, progress lines and lists.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -61,6 +62,52 @@ def test_the_range_without_the_start_keeps_late_spikes(page: Page) -> None:
 )
 def test_quantities_have_few_digits_and_units(page: Page, expression: str, text: str) -> None:
     assert call(page, "format", expression) == text
+
+
+def items(page: Page, rows: list[dict[str, Any]], **options: Any) -> list[tuple[Any, ...]]:
+    given = {"sort": "created", "group": "sweep", **options}
+    found = call(page, "rows", f"m.items({json.dumps(rows)}, {{...{json.dumps(given)}, open: () => true}})")
+    return [(item.get("group"), len(item["rows"])) if "group" in item else (item["row"]["run_id"],) for item in found]
+
+
+def test_runs_are_grouped_by_tag_and_fork_and_others_follow(page: Page) -> None:
+    rows = [
+        {"run_id": "a", "status": "finished", "loss": 2, "tags": {"team": "x"}, "cost_usd": 1},
+        {"run_id": "b", "status": "failed", "loss": 4, "parent": "a", "cost_usd": 2},
+        {"run_id": "c", "status": "finished", "loss": None, "tags": {"team": "x"}},
+    ]
+    assert items(page, rows, group="tag:team") == [("x", 2), ("a",), ("c",), ("b",)]
+    assert items(page, rows, group="fork") == [("a", 2), ("a",), ("b",), ("c",)]
+    assert items(page, rows, group="none", sort="-loss") == [("b",), ("a",), ("c",)]
+    group = call(
+        page, "rows", f"m.items({json.dumps(rows)}, {{sort: 'loss', group: 'fork', open: () => false}})[0].row"
+    )
+    assert [group[key] for key in ("loss", "low", "high", "cost_usd", "status")] == [3, 2, 4, 3, "failed"]
+
+
+def test_settings_that_vary_are_known_and_sort_as_numbers(page: Page) -> None:
+    given = (["lr=1e-2", "a=1"], ["lr=0.004", "a=1"], ["a=1"], ["lr=none", "a=1"])
+    rows = [{"run_id": str(n), "overrides": each} for n, each in enumerate(given)]
+    assert call(page, "rows", f"m.varying({json.dumps(rows)})") == [{"key": "lr", "amount": 3}]
+    assert items(page, rows, sort="set:lr") == [("1",), ("0",), ("3",), ("2",)]
+    assert items(page, rows, sort="-set:lr") == [("3",), ("0",), ("1",), ("2",)]
+
+
+def test_archived_runs_are_hidden_until_they_are_asked_for(page: Page) -> None:
+    rows = json.dumps([{"run_id": "a", "status": "finished"}, {"run_id": "b", "status": "archived", "parent": "a"}])
+    cases: list[tuple[dict[str, str], list[str]]] = [
+        ({}, ["a"]),
+        ({"q": "archived:yes"}, ["b"]),
+        ({"q": "archived:no"}, ["a"]),
+        ({"q": "status:archived"}, ["b"]),
+        ({"status": "archived"}, ["b"]),
+        ({"arch": "1"}, ["a", "b"]),
+        ({"q": "group:none a"}, ["a"]),
+        ({"q": "fork:a", "arch": "1"}, ["b"]),
+    ]
+    given = json.dumps([params for params, _ in cases])
+    found = call(page, "rows", f"{given}.map((params) => m.filtered({rows}, params).kept.map((row) => row.run_id))")
+    assert found == [kept for _, kept in cases]
 
 
 def test_an_address_survives_being_read_and_written(page: Page) -> None:

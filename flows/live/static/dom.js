@@ -79,6 +79,14 @@ export function check(label, checked, onchange) {
   return h("label", { class: "check" }, box, label);
 }
 
+/** Show a dialog with a title; closing it removes it. Returns it. */
+export function openDialog(title, ...children) {
+  const dialog = h("dialog", { "aria-labelledby": "dialog-title", onclose: () => dialog.remove() }, h("h2", { id: "dialog-title" }, title), ...children);
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}
+
 let toastTimer = 0;
 
 /** Show a message for some seconds. */

@@ -29,13 +29,13 @@ from hlatctl.report.run_list import (
     Entry,
     Files,
     RunRow,
-    differing,
     entry_of,
     files_of,
     live_row,
     read_index,
     row_from,
     row_of,
+    sparkline,
     write_index,
 )
 from hlatctl.report.run_view import RunView, view_run
@@ -393,7 +393,7 @@ class LiveIndex:
             if known and known.row["status"] == row.status not in ALIVE:
                 return known.row
             if row.status not in ALIVE:
-                return self._keep(run, json_row(row), now, stored)
+                return self._keep(run, json_row(row, spark=stored.spark), now, stored)
         elif known and known.files is not None and known.files == now and known.row["status"] not in ALIVE:
             return known.row
         view = self._view(run)
@@ -434,8 +434,12 @@ class LiveIndex:
         return row
 
 
-def json_row(row: RunRow, view: RunView | None = None) -> JsonRow:
-    """Return a row as JSON, with the fields of `hlatctl watch` for a running run."""
+def json_row(row: RunRow, view: RunView | None = None, *, spark: str = "") -> JsonRow:
+    """Return a row as JSON, with the fields of `hlatctl watch` for a running run.
+
+    Args:
+        spark: its :func:`sparkline` if there is no view.
+    """
     live = live_row(view) if view else None
     used = view.state.used.get("mfu") if view else None
     return {
@@ -443,7 +447,7 @@ def json_row(row: RunRow, view: RunView | None = None) -> JsonRow:
         "loss": _known(row.loss),
         "validation_loss": _known(row.validation_loss),
         "scores": {name: _known(value) for name, value in row.scores.items()},
-        "differs": differing([_EMPTY, row])[1] if row.overrides else "",
+        "spark": sparkline(view.state.steps.losses()) if view else spark,
         "tokens_per_s": live.tokens_per_s if live else None,
         "mfu": used if live and row.status in ALIVE else None,
         "left_s": live.left_s if live else None,
@@ -478,6 +482,7 @@ _EMPTY = RunRow(
     scores={},
     node_hours=0.0,
     cost_usd=None,
+    parent="",
     path="",
     problem=None,
 )

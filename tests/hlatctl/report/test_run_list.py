@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from hlatctl.report import run_list
-from hlatctl.report.run_list import Filter, RunRow, age, differing, ordered, rows, since, tag_filter
+from hlatctl.report.run_list import Filter, RunRow, age, differing, ordered, rows, since, sparkline, tag_filter
 from hlatctl.report.run_view import view_run
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
@@ -161,6 +162,7 @@ ROW = RunRow(
     scores={},
     node_hours=1.0,
     cost_usd=None,
+    parent="",
     path="/a",
     problem=None,
 )
@@ -214,6 +216,16 @@ def test_an_age_or_a_date_is_a_time() -> None:
     for text in ("soon", "7", "2023-14-11", "-1d"):
         with pytest.raises(ConfigError, match="--since"):
             since(text, NOW)
+
+
+def test_a_sparkline_has_the_range_after_the_start_and_shows_gaps_and_noise_as_they_are() -> None:
+    fall = sparkline([9.0, 9.0, 9.0, 9.0, *(3 - step / 100 for step in range(36)), math.nan])
+    assert fall[:5] == "zzzzz"
+    assert fall[-1] == "0"
+    assert list(fall[4:]) == sorted(fall[4:], reverse=True)
+    assert sparkline([3.0, math.nan, 2.0]) == "z 0"
+    assert max(sparkline([3.0, 3.01] * 100)) < "4", "less than a tenth of the height"
+    assert (sparkline([]), sparkline([1.0]), sparkline([math.nan] * 9)) == ("", "", "")
 
 
 def test_an_age_has_one_unit() -> None:

@@ -41,7 +41,7 @@ def test_secrets_are_masked(run: RunPaths) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"tags": ["=x"]}, "its key must be"),
+        ({"tags": ["=x"]}, "^tag = '=x': its key must be"),
         ({"tags": ["mlflow.user=x"]}, "reserved"),
         ({"tags": ["a=" + "x" * 251]}, "251 characters"),
         ({"name": "x" * 101}, "at most 100"),

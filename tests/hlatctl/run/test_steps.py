@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,18 @@ def test_the_newest_steps_cross_restarts(restarted: StepSeries) -> None:
     assert [event["loss"] for event in restarted.last(5)] == [609.0, 608.0, 607.0, 606.0, 405.0]
     assert len(list(restarted.last(100))) == 9
     assert list(StepSeries().until(0, 5)) == []
+
+
+def test_a_few_evenly_spaced_losses_cross_restarts() -> None:
+    series = StepSeries()
+    for first, last in ((1, 1000), (501, 3000)):
+        series.supersede(first - 1)
+        for step in range(first, last + 1):
+            series.add({"kind": "step", "step": step, "tokens": step, "loss": float(step)})
+    losses = series.losses()
+    assert 64 <= len(losses) < 128
+    assert {after - before for before, after in pairwise(losses)} <= {32.0, 44.0}, "44 is where rows were dropped"
+    assert StepSeries().losses() == []
 
 
 def test_numbers_without_a_row_of_the_table_are_columns_from_where_they_came(restarted: StepSeries) -> None:

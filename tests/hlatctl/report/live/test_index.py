@@ -39,6 +39,7 @@ def runs_dir(make_run: MakeRun) -> Path:
 def _look_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_index, "SCAN_S", 0.0)
     monkeypatch.setattr(live_index, "_SCAN_SHARE", 0)
+    monkeypatch.setattr(live_index, "_READ_S", 60.0)
 
 
 def _append(run: RunPaths, step: int, attempt: int = 1, *, loss: float = 1.0) -> None:
@@ -140,6 +141,7 @@ def test_a_known_index_is_answered_without_reading_runs(runs_dir: Path, monkeypa
     monkeypatch.setattr(run_list, "view_run", lambda run: pytest.fail(f"{run} was read"))
     monkeypatch.setattr(live_index, "view_run", lambda run: pytest.fail(f"{run} was read"))
     index = _polled(runs_dir)
+    assert all(len(row["spark"]) == 40 for row in index.rows())
     assert [row["run_id"] for row in index.rows()] == [row.run_id for row in expected]
     assert index.complete
 
