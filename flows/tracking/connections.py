@@ -30,8 +30,8 @@ SILENT_S = 10.0
 MOST_CONNECTIONS = 400
 #: Connections that are accepted simultaneously, before any of them can be closed.
 BACKLOG = 100
-#: Connections that wait to be accepted; the kernel allows fewer if its `somaxconn` is smaller. With a full queue it drops
-#: further ones, and a browser tries again after 1 s, 3 s and 7 s: the owner's must find room among a stranger's.
+#: Connections that wait to be accepted; the kernel allows fewer if its `somaxconn` is smaller. A full queue drops more,
+#: and a browser tries again after 1 s, 3 s and 7 s: the owner's must find room among those of a stranger.
 _QUEUE = 4096
 
 
