@@ -132,7 +132,7 @@ def _serving(app: Any, listener: socket.socket, watcher: Watcher) -> Iterator[No
     """Answer requests in a separate thread, because the main thread handles signals."""
     import uvicorn
 
-    from flows.tracking.connections import BACKLOG, Connection
+    from flows.tracking.connections import BACKLOG, Connection, Server
 
     # Open event streams end with the page: don't wait for them.
     settings = uvicorn.Config(
@@ -145,7 +145,7 @@ def _serving(app: Any, listener: socket.socket, watcher: Watcher) -> Iterator[No
         timeout_graceful_shutdown=0,
         ws="none",
     )
-    server = uvicorn.Server(settings)
+    server = Server(settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="page", daemon=True)
     watcher.start()
     thread.start()

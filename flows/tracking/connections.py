@@ -30,6 +30,9 @@ SILENT_S = 10.0
 MOST_CONNECTIONS = 400
 #: Connections that are accepted simultaneously, before any of them can be closed.
 BACKLOG = 100
+#: Connections that wait to be accepted; the kernel allows fewer if its `somaxconn` is smaller. A full queue drops more,
+#: and a browser tries again after 1 s, 3 s and 7 s: the owner's must find room among those of a stranger.
+_QUEUE = 4096
 
 
 class Connection(H11Protocol):
@@ -78,6 +81,16 @@ class Connection(H11Protocol):
         self._timer = self.loop.call_later(SILENT_S, self._look)
 
 
+class Server(uvicorn.Server):
+    """A server with a long queue of connections to accept."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then make the queue longer than the number that is accepted simultaneously."""
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(_QUEUE)
+
+
 def take_auth() -> str:
     """Remove ``USER:PASSWORD`` from the environment, so that child processes don't get it, and return it.
 
@@ -102,7 +115,7 @@ def run(app: App, listener: socket.socket) -> int:
     settings = uvicorn.Config(
         app, http=Connection, backlog=BACKLOG, log_level="error", lifespan="on", timeout_graceful_shutdown=0
     )
-    server = uvicorn.Server(settings)
+    server = Server(settings)
 
     def end_with_parent() -> None:
         sys.stdin.buffer.read()

@@ -49,10 +49,16 @@ def connect(answer: threading.Event, asked: threading.Semaphore, monkeypatch: py
         return PlainTextResponse("much " * (4 << 20))
 
     listener = socket.create_server(("127.0.0.1", 0))
-    app = Starlette(routes=[Route("/", handler), Route("/much", much)])
+
+    async def busy(_request: Request) -> PlainTextResponse:
+        asked.release()
+        answer.wait(WAIT_S)  # nothing else is accepted or answered meanwhile
+        return PlainTextResponse("busy")
+
+    app = Starlette(routes=[Route("/", handler), Route("/much", much), Route("/busy", busy)])
     gate = Gate(app, listener.getsockname()[1], _AUTH, app_checks=True)
-    settings = uvicorn.Config(gate, http=connections.Connection, log_config=None, lifespan="off", ws="none")
-    server = uvicorn.Server(settings)
+    settings = uvicorn.Config(gate, http=connections.Connection, backlog=10, log_config=None, lifespan="off", ws="none")
+    server = connections.Server(settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     opened: list[socket.socket] = []
@@ -191,6 +197,19 @@ def test_a_client_that_does_not_read_its_answer_makes_room_too(
     _ask(asking, owner=True)
     assert asking.recv(12) == b"HTTP/1.1 200"
     assert _ended(slow[0])
+
+
+def test_the_owners_connection_finds_room_among_400_that_wait_to_be_accepted(
+    connect: Connect, answer: threading.Event, asked: threading.Semaphore
+) -> None:
+    _ask(busy := connect(), "/busy", owner=True)
+    assert asked.acquire(timeout=WAIT_S)
+    strangers = [connect() for _ in range(400)]  # each one waits for seconds if the queue is full
+    owner = connect()
+    _ask(owner, owner=True)
+    answer.set()
+    assert [each.recv(12) for each in (busy, owner)] == [b"HTTP/1.1 200"] * 2
+    assert all(map(_ended, strangers[:-3]))
 
 
 def test_an_answer_of_which_nothing_more_is_read_ends(
