@@ -16,7 +16,7 @@ On one machine, the processes find each other through files in the private folde
 torchrun's own store would listen on all interfaces, and torchrun unpickles its content.
 
 With ``--stay``, for a job on one machine whose ranks ``trainer.launch`` forks, this program and ``trainer.launch`` stay
-for a minute after an attempt has failed, and run the next one if the launcher hands it over (``hlatctl.run.following``).
+for a minute after an attempt has failed, and run the next one if it is handed over (``hlatctl.run.following``).
 All other processes of the attempt have ended by then, as always before BASE.exit_code is written.
 
 The output of torchrun's ranks goes into one log per node (``hlatctl.node_log``): on the first node to this program's
