@@ -16,7 +16,7 @@ On one machine, the processes find each other through files in the private folde
 torchrun's own store would listen on all interfaces, and torchrun unpickles its content.
 
 With ``--stay``, for a job on one machine whose ranks ``trainer.launch`` forks, both programs wait for a minute after an
-attempt has failed, and run the next one if the launcher hands it over (``hlatctl.run.following``). All other processes
+attempt has failed, and run the next one if it is handed over (``hlatctl.run.following``). All other processes
 of the attempt have ended by then, as always before BASE.exit_code is written.
 
 The output of torchrun's ranks goes into one log per node (``hlatctl.node_log``): on the first node to this program's
@@ -177,7 +177,7 @@ class Node:
             return _no_records(error)
         with files.private_folder("job") as own:
             code = self._attempt(own, lambda: self._run_command(own))
-            while self._forks and (following := self._await_following()):
+            while self._forks and (following := self._await_following(following_file(own.path))):
                 try:
                     log = self._take_over(following, own)
                 except (OSError, *DAMAGED) as error:
@@ -255,17 +255,18 @@ class Node:
             log.close()
         return code
 
-    def _await_following(self) -> Following | None:
-        """Wait for the next attempt; None: there is none in time, or ``trainer.launch`` has ended."""
+    def _await_following(self, path: Path) -> Following | None:
+        """Wait for the file with the next attempt; None: there is none in time, or ``trainer.launch`` has ended."""
         deadline_s = time.monotonic() + _STAYS_S
         while self._forks and time.monotonic() < deadline_s and not (self._asked_to_stop or self._asked_to_end):
             if select.select([self._forks], [], [], _LOOK_S)[0]:
                 return None
-            with contextlib.suppress(FileNotFoundError):
-                try:
-                    return Following(**files.read_json(following_file(self._base)))
-                except (*DAMAGED,):
-                    return None
+            try:
+                return Following(**files.read_json(path))
+            except FileNotFoundError:
+                continue
+            except (OSError, *DAMAGED):
+                return None
         return None
 
     def _take_over(self, following: Following, own: files.Scratch) -> NodeLog | None:

@@ -41,8 +41,19 @@ _END_S = 30.0
 _POLL_S = 0.05
 #: The word before this program's arguments in a command.
 _OWN_NAME = "trainer.launch"
-#: What all processes of a module import late, because other jobs don't need it.
-_IMPORTED_LATE = {"trainer": ("torch.distributed.tensor", "torch.distributed.checkpoint")}
+#: What all processes of a module import late, because other jobs don't need it. pyarrow is left to them: it starts a
+#: thread.
+_IMPORTED_LATE = {
+    "trainer": (
+        "torch.distributed.tensor",
+        "torch.distributed.checkpoint",
+        "conf.of_run",
+        "trainer.checkpoint.manager",
+        "trainer.gpu_node",
+        "trainer.step.corruption",
+        "trainer.step.profiling",
+    )
+}
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,12 @@ class Record:
     Args:
         process: ``hlatctl.node``.
         token: of the job's processes; empty if it was found by its command line before it started any.
+        folder: its private folder; empty if it was found by its command line.
     """
 
     process: Identity
     token: str
+    folder: str = ""
 
     def members(self) -> list[Identity]:
         """Return the job's processes that are alive."""
@@ -74,7 +76,7 @@ def recorded(handle: Handle) -> Record | None:
     value = _read(record_paths(handle)[0])
     try:
         process = Identity(pid=int(value["pid"]), started=str(value["started"]), boot_id=str(value["boot_id"]))
-        return Record(process=process, token=str(value["token"]))
+        return Record(process=process, token=str(value["token"]), folder=str(value.get("tmp_dir", "")))
     except DAMAGED:
         return None
 
@@ -161,14 +163,16 @@ class LocalLauncher(Launcher):
     def _hand_over(self, job: Job, handle: Handle, ended: Handle, old: Job) -> bool:
         """Have what an ended attempt left run the next one; return whether it does. Otherwise nothing is left of it."""
         record, self._stays = recorded(ended), None
-        if record and recorded_exit_code(ended) is not None and _imported(old) == _imported(job):
+        is_there = record is not None and record.folder and Path(record.folder).is_dir()
+        if record and is_there and self.has_ended(ended) and _imported(old) == _imported(job):
             following = Following(
                 base=os.fspath(job.launch_dir / job.name),
                 command=list(_command(job)),
                 env=_env(job),
                 log=os.fspath(job.log),
             )
-            files.write_json(following_file(Path(ended.launch_dir) / ended.name), asdict(following))
+            with suppress(OSError):  # it is gone
+                files.write_json(following_file(Path(record.folder)), asdict(following))
             deadline = time.monotonic() + _TAKE_OVER_S
             while processes.alive(record.process) and time.monotonic() < deadline:
                 if recorded(handle):

@@ -360,10 +360,11 @@ def make_job(
 def _shared(config: Config, argv: tuple[str, ...]) -> tuple[str, ...]:
     """Return what is imported before processes are forked (see ``Job``).
 
-    PyTorch's compiler takes as long as the rest of PyTorch, and not all training imports it.
+    PyTorch's compiler takes as long as the rest of PyTorch, and not all training imports it. A distributed tensor does,
+    and so each of several processes with its first checkpoint.
     """
     kind, parallel = config.backend.kind, config.parallel
     compiles = config.backend.compile or parallel.activation_checkpointing != "none"
     trains = argv[:2] == ("-m", "trainer")
-    compiler = "torch._dynamo" if trains and (compiles or parallel.data_parallel != "replicate") else ""
+    compiler = "torch._dynamo" if trains and (compiles or config.world_size > 1) else ""
     return tuple(filter(None, (kind.code.partition(":")[0], kind.before_fork, compiler)))

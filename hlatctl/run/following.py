@@ -32,6 +32,6 @@ class Following:
     log: str
 
 
-def following_file(base: Path) -> Path:
-    """Return the file for the attempt that follows the one with these records."""
-    return base.with_name(f"{base.name}.following")
+def following_file(folder: Path) -> Path:
+    """Return the file for the next attempt, in the private folder of the node's program: no other user can write it."""
+    return folder / "following.json"

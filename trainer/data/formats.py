@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hlatctl.run import files, registry
@@ -387,6 +386,8 @@ def _column_rows(path: Path, values: pa.Array, first: int, report: Report) -> It
         return
     if pa.types.is_string_view(values.type):
         values = values.cast(pa.large_binary()).view(pa.large_string())
+    import pyarrow.compute as pc  # 60 ms, which only such files need
+
     lengths = pc.binary_length(values)
     if (pc.max(lengths).as_py() or 0) > MAX_TEXT_BYTES:
         yield from _dictionary_rows(path, values.dictionary_encode(), first, report)
@@ -401,6 +402,8 @@ def _column_rows(path: Path, values: pa.Array, first: int, report: Report) -> It
 
 def _dictionary_rows(path: Path, values: pa.Array, first: int, report: Report) -> Iterator[TextRow]:
     """Yield rows one by one, rejecting texts that are too long."""
+    import pyarrow.compute as pc  # 60 ms, which only such files need
+
     lengths = pc.binary_length(values.dictionary).to_pylist()
     for number, entry in enumerate(values.indices.to_pylist(), start=first):
         length = 0 if entry is None else lengths[entry] or 0

@@ -16,11 +16,12 @@ import pytest
 
 from conf.schema import Config
 from flows.launch import local
-from flows.launch.base import Job
+from flows.launch.base import Handle, Job
 from flows.launch.local import LocalLauncher
 from flows.simulation.cluster import SimulatedLauncher
 from hlatctl.run import files, processes
 from hlatctl.run.errors import ConfigError
+from hlatctl.run.processes import Identity
 from tests.flows.launch.contract import python_job
 from tests.waiting import wait_for
 
@@ -159,6 +160,83 @@ except LaunchError as error:
         assert said == f"process {foreign.pid}: belongs to another user, so SIGTERM can't be sent to it\n"
         assert foreign.poll() is None
         foreign.kill()
+
+
+#: A rank that leaves what it is, and then kills itself.
+_RANK = """
+import json, os, signal, sys
+from pathlib import Path
+from trainer.process import follow_launcher
+follow_launcher()
+folder, number = Path(sys.argv[1]), sys.argv[2]
+own = {name: os.environ.get(name) for name in ("RANK", "LOGS", "TORCHELASTIC_RESTART_COUNT", "HLATCTL_FORKS")}
+temporary = Path(os.environ["TMPDIR"])
+own |= {"parent": os.getppid(), "left": [path.name for path in temporary.glob("rank-*")]}
+own["sockets"] = [str(path) for path in Path("/proc/self/fd").iterdir() if path.is_socket()]
+print("attempt", number, flush=True)
+Path(folder, f"{number}-{own['RANK']}.tmp").write_text(json.dumps(own))
+Path(folder, f"{number}-{own['RANK']}.tmp").rename(folder / f"{number}-{own['RANK']}.json")
+while len(list(folder.glob(f"{number}-*.json"))) < 2:
+    pass
+(temporary / f"rank-{own['RANK']}").touch()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_next_attempt_is_forked_from_what_a_failed_one_left_or_else_starts_anew(tmp_path: Path) -> None:
+    modules, told = tmp_path / "modules", tmp_path / "told"
+    told.mkdir()
+    files.write_text(modules / "torch.py", "")  # importing PyTorch takes a second
+    files.write_text(modules / "dies.py", _RANK)
+    root = Path(__file__).parents[3]
+
+    def attempt(launcher: LocalLauncher, number: int, **env: str) -> tuple[Handle, Identity, int]:
+        logs = tmp_path / f"logs-{number}"
+        job = Job(
+            name="train",
+            run_dir=tmp_path,
+            argv=("-m", "dies", os.fspath(told), str(number)),
+            launch_dir=tmp_path / "launch" / f"attempt-{number:04d}",
+            log_dir=logs,
+            env={"PYTHONPATH": f"{modules}:{root}", "LOGS": os.fspath(logs), **env},
+            processes_per_node=2,
+            shared_modules=("json",),
+            stays=True,
+        )
+        handle = launcher.submit(launcher.render(job))
+        record = local.recorded(handle)
+        assert record
+        wait_for(lambda: launcher.has_ended(handle))
+        assert launcher.status(handle).exit_code == 1
+        launcher.cancel(handle, grace_s=0)
+        ranks = [files.read_json(told / f"{number}-{rank}.json") for rank in range(2)]
+        for rank, own in enumerate(ranks):
+            assert (own["RANK"], own["LOGS"], own["left"]) == (str(rank), os.fspath(logs), [])
+            assert (own["HLATCTL_FORKS"], own["sockets"]) == (None, [])
+            assert f"[rank{rank}]: attempt {number}\n" in job.log.read_text()
+        assert job.log.read_text().count(" attempt ") == 2
+        assert not processes.ranks(record.process.pid)
+        return handle, record.process, ranks[0]["parent"]
+
+    launcher = LocalLauncher()
+    _, program, parent = attempt(launcher, 1)
+    assert processes.alive(program)
+    _, again, same = attempt(launcher, 2)
+    assert (again, same) == (program, parent)
+    os.kill(parent, signal.SIGKILL)
+    _, after_damage, other = attempt(launcher, 3)
+    assert after_damage != program
+    assert other != parent
+    _, changed, _ = attempt(launcher, 4, OMP_NUM_THREADS="3")
+    assert changed != after_damage, "it was imported with other variables"
+    assert not processes.alive(after_damage)
+    newest, last, _ = attempt(launcher, 5, OMP_NUM_THREADS="3")
+    assert last == changed
+    LocalLauncher().cancel(newest, grace_s=0)
+    assert not processes.alive(last), "another driver leaves nothing"
+    _, unused, _ = attempt(launcher, 6, OMP_NUM_THREADS="3")
+    launcher.release(tmp_path)
+    assert not processes.alive(unused)
 
 
 def test_a_job_beside_training_has_a_low_priority_as_a_process_and_as_a_session(tmp_path: Path) -> None:
