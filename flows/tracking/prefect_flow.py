@@ -96,7 +96,7 @@ class PrefectView:
         self._lines: list[str] = []
         self._percent = 0.0
         self._end: tuple[str, str] | None = None
-        self._has_begun, self._is_lost = False, False
+        self._is_lost = False
         self._wake, self._abandoned = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True, name="prefect")
 
@@ -154,7 +154,7 @@ class PrefectView:
 
         Doesn't wait for a Prefect that is away, nor, if the run has failed, for one that is still starting.
         """
-        waits = self._end is not None and (self._has_begun or self._end[0] == "finished")
+        waits = self._end is not None and (self._end[0] != "failed" or prefect_api.is_up())
         self._thread.join(timeout_s if waits and not self._is_lost else 0.0)
         self._abandoned.set()
         self._wake.set()
@@ -172,8 +172,9 @@ class PrefectView:
         try:
             if self._begin():
                 prefect_api.connect()
-                self._run_flow()
-        except BaseException as error:  # a view: whatever happens to it, the run continues
+                if not self._abandoned.is_set():
+                    self._run_flow()
+        except Exception as error:  # a view: whatever happens to it, the run continues
             self._lose(f"{type(error).__name__}: {error}")
 
     def _lose(self, why: str) -> None:
@@ -193,6 +194,7 @@ class PrefectView:
         """
         from prefect import flow, runtime
         from prefect.client.orchestration import get_client
+        from prefect.exceptions import Pause
         from prefect.flow_engine import run_flow
         from prefect.states import Pending
 
@@ -217,8 +219,10 @@ class PrefectView:
             )
             client.set_flow_run_state(flow_run.id, Pending(), force=True)
             flow_run = client.read_flow_run(flow_run.id)
-        self._has_begun = True
-        run_flow(follow, flow_run=flow_run, parameters=flow_run.parameters, return_type="state")
+        try:
+            run_flow(follow, flow_run=flow_run, parameters=flow_run.parameters, return_type="state")
+        except Pause:  # suspended: the engine gives no task, nor the flow, another state; it is copied from the journal
+            links.keep_missed(ctx.run, missed=True)
 
     def _flow(self, flow_run_id: UUID) -> Any:
         """Follow the stages until the driver's end."""
@@ -262,6 +266,7 @@ class PrefectView:
     def _run_task(self, stage: _Stage) -> None:
         from prefect import task
         from prefect.cache_policies import NO_CACHE
+        from prefect.exceptions import Pause
 
         def wait() -> Any:
             stage.ended.wait()
@@ -273,7 +278,8 @@ class PrefectView:
             followed = task(name=stage.name, task_run_name=stage.name, cache_policy=NO_CACHE, persist_result=False)(
                 wait
             )
-            followed(return_state=True)
+            with suppress(Pause):  # suspended meanwhile
+                followed(return_state=True)
         except Exception as error:
             self._lose(f"{type(error).__name__}: {error}")
 

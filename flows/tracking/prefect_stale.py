@@ -122,7 +122,12 @@ def _fill_run(client: SyncPrefectClient, run: RunPaths, parent_task_run_id: Any 
     )
     ended = {stage.name.replace("_", " "): stage.status for stage in state.stages.values()}
     ended |= {
-        f"train attempt {one.number}": "running" if one.ended_unix_s is None else "finished" for one in state.attempts
+        f"train attempt {one.number}": "running"
+        if one.ended_unix_s is None
+        else "stopped"
+        if one.cause == "stopped"
+        else "finished"
+        for one in state.attempts
     }
     evaluated = (one for one in state.milestones.values() if one.status == "evaluated")
     ended |= {f"evaluate {one.milestone_tokens:,} tokens": "finished" for one in evaluated}
