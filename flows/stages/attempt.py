@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from conf.amendments import beginning_at, with_resume
 from conf.data_changes import DATA_CHANGED, SKIP_STEPS, batch_after, skipped_batches
@@ -211,7 +212,7 @@ class Attempt:
         seconds = phases.recovery(attempts, self._rank_clock)
         if seconds is not None:
             step, warm = (newest.resumed_from_step or 0) + 1, bool(newest.starting.get("warm"))
-            event = {"cause": attempts[-2].cause, "warm": warm, "step": step, **seconds}
+            event: dict[str, Any] = {"cause": attempts[-2].cause, "warm": warm, "step": step, **seconds}
             ctx.event("recovered", **event)
             ctx.message(f"attempt {newest.number}: {recovery_text(event)}")
 
