@@ -32,7 +32,7 @@ class RankClock:
 
 
 def recovery(attempts: Sequence[AttemptState], clock: RankClock) -> tuple[str, dict[str, float]] | None:
-    """Return the cause of the newest attempt's recovery and its seconds by phase; None: it was none, or has no step yet.
+    """Return the cause of the newest attempt's recovery and its seconds by phase; None: it was none or has no step yet.
 
     A stop by a person, or of the policy, isn't followed by a recovery.
     """
