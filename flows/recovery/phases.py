@@ -31,8 +31,8 @@ class RankClock:
         return unix_s + self._ahead_s if math.isfinite(self._ahead_s) else None
 
 
-def recovery(attempts: Sequence[AttemptState], clock: RankClock) -> dict[str, float] | None:
-    """Return the seconds of the newest attempt's recovery by phase; None: it was none, or has no step yet.
+def recovery(attempts: Sequence[AttemptState], clock: RankClock) -> tuple[str, dict[str, float]] | None:
+    """Return the cause of the newest attempt's recovery and its seconds by phase; None: it was none or has no step yet.
 
     A stop by a person, or of the policy, isn't followed by a recovery.
     """
@@ -55,7 +55,7 @@ def recovery(attempts: Sequence[AttemptState], clock: RankClock) -> dict[str, fl
         load_s,
         newest.first_step_unix_s - newest.began_unix_s,
     )
-    return {name: max(0.0, value) for name, value in zip(RECOVERY_PHASES, seconds, strict=True)}
+    return before[0].cause, {name: max(0.0, value) for name, value in zip(RECOVERY_PHASES, seconds, strict=True)}
 
 
 def _since_last_step(attempts: Sequence[AttemptState]) -> Sequence[AttemptState]:

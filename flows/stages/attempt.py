@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from conf.amendments import beginning_at, with_resume
 from conf.data_changes import DATA_CHANGED, SKIP_STEPS, batch_after, skipped_batches
@@ -218,10 +219,11 @@ class Attempt:
         ctx, attempts = self._ctx, self._ctx.state.attempts
         newest = attempts[-1]
         self._rank_clock.read(newest.newest_train_unix_s, ctx.clock.now_unix_s())
-        seconds = phases.recovery(attempts, self._rank_clock)
-        if seconds is not None:
+        found = phases.recovery(attempts, self._rank_clock)
+        if found is not None:
+            cause, seconds = found
             step, warm = (newest.resumed_from_step or 0) + 1, bool(newest.starting.get("warm"))
-            event = {"cause": attempts[-2].cause, "warm": warm, "step": step, **seconds}
+            event: dict[str, Any] = {"cause": cause, "warm": warm, "step": step, **seconds}
             ctx.event("recovered", **event)
             ctx.message(f"attempt {newest.number}: {recovery_text(event)}")
 

@@ -66,7 +66,7 @@ function recoveries(tries, most) {
   const bars = tries.slice(-40).reverse().map(({ attempt, recovery }) => {
     const said = PHASES.filter((name) => part(recovery, name) > 0).map((name) => `${name.replace("_", " ")} ${text.duration(part(recovery, name))}`).join(", ");
     let from = 0;
-    return h("li", { title: said }, h("span", { class: "lane-name" }, bdi(`to attempt ${text.whole(attempt)}`)),
+    return h("li", { title: said }, h("span", { class: "lane-name" }, bdi(`attempt ${text.whole(attempt)}`)),
       h("span", { class: "lane", role: "img", "aria-label": said }, PHASES.map((name) => {
         const left = 100 * from / most;
         from += part(recovery, name);

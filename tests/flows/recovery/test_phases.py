@@ -18,8 +18,8 @@ def attempt(number: int, started: float, ended: float | None, step: int = 0, **f
 
 @pytest.mark.parametrize("ahead_s", [0.0, -3600.0, 86400.0])
 def test_the_phases_add_up_between_hosts_with_different_clocks(ahead_s: float) -> None:
-    died = attempt(1, 0.0, 103.0, step=5, decision="restart", detect_s=2.0, decide_s=1.0)
-    failed = attempt(2, 104.0, 110.0, decision="restart")
+    died = attempt(1, 0.0, 103.0, step=5, decision="restart", cause="killed", detect_s=2.0, decide_s=1.0)
+    failed = attempt(2, 104.0, 110.0, decision="restart", cause="port_in_use")
     began, first = 120.0 + ahead_s, 122.0 + ahead_s
     newest = attempt(3, 112.0, None, step=6, starting={"groups_s": 1.0, "load_s": 3.0}, began_unix_s=began)
     clock = RankClock()
@@ -27,7 +27,8 @@ def test_the_phases_add_up_between_hosts_with_different_clocks(ahead_s: float) -
     assert recovery([died, failed, newest], clock) is None, "it has made no step"
     newest.first_step_unix_s = first
     clock.read(first, 122.0)  # read at once
-    found = recovery([died, failed, newest], clock)
+    cause, found = recovery([died, failed, newest], clock) or ("", {})
+    assert cause == "killed"
     assert found == dict(zip(RECOVERY_PHASES, (2.0, 1.0, 7.0, 2.0, 4.0, 1.0, 3.0, 2.0), strict=True))
     assert sum(found.values()) == 122.0 - 100.0
     assert recovery_text(found).startswith("22 s from the last event to the first step: detect 2.0 s, decide 1.0 s")
