@@ -1,12 +1,13 @@
 """Jobs in containers, modules and a set-up script, on a real Slurm.
 
-Neither Apptainer nor pyxis is packaged for Debian. A stand-in for `apptainer exec` makes the image's folder the root,
-with bubblewrap. A stand-in for srun with pyxis moves the options of pyxis to that program.
+Debian 12 has neither Apptainer nor pyxis. Where there is no `apptainer`, a stand-in for `apptainer exec` makes the
+image's folder the root, with bubblewrap. A stand-in for srun with pyxis moves the options of pyxis to that program.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -30,7 +31,7 @@ while [[ $1 == --* ]]; do
   shift
 done
 image=$1; shift
-. "$image/environment"
+. "$image/.singularity.d/env/90-environment.sh"
 while IFS= read -r name; do export "${name#APPTAINERENV_}=${!name}"; done < <(compgen -e APPTAINERENV_)
 exec bwrap --bind "$image" / --dev-bind /dev /dev --bind /proc /proc --tmpfs /tmp "${mounts[@]}" -- "$@"
 """
@@ -66,13 +67,18 @@ def test_a_job_runs_in_a_container_with_its_own_root_and_mounts(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
 ) -> None:
     image, repository = tmp_path / "image", Path(__file__).parents[2]
-    image.mkdir()
+    for name in ("dev", "etc", "proc", "root", "sys", "tmp", "usr", "var/tmp", "of-the-image", ".singularity.d/env"):
+        (image / name).mkdir(parents=True)
     for name in ("bin", "lib", "lib64"):
         (image / name).symlink_to(f"usr/{name}")
-    (image / "environment").write_text("export COLOUR=of-the-image\n")
+    for name in ("passwd", "group"):
+        (image / "etc" / name).touch()
+    (image / ".singularity.d/env/90-environment.sh").write_text("export COLOUR=of-the-image\n")
+    (image / ".singularity.d/env/99-base.sh").touch()  # after it, Apptainer sets the variables of the job
     mounts = [f"{path}:{path}:ro" for path in ("/usr", sys.base_prefix, sys.prefix, repository)]
     container = ContainerConfig(image=str(image), runtime=runtime, mounts=mounts, python=sys.executable)  # type: ignore[arg-type]
-    monkeypatch.setenv("PATH", programs(tmp_path / "bin", apptainer=APPTAINER, srun=SRUN))
+    stand_in = {} if shutil.which("apptainer") else {"apptainer": APPTAINER}
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin", srun=SRUN, **stand_in))
     lab.wait_until_idle()
     launcher = SlurmLauncher(ClusterConfig(launcher="slurm", nodes=2, container=container))
     job = python_job(tmp_path / "runs" / "run", CODE, nodes=2, COLOUR="of-the-job")
@@ -81,7 +87,7 @@ def test_a_job_runs_in_a_container_with_its_own_root_and_mounts(
     assert end.state == "succeeded", log
     roots = [line for line in log.splitlines() if line.startswith("root:")]
     assert len(roots) == 2
-    assert all("'environment'" in line and line.endswith("of-the-job False") for line in roots)
+    assert all("'of-the-image'" in line and line.endswith("of-the-job False") for line in roots)
 
 
 def test_a_job_loads_modules_and_sources_the_set_up_script_before_its_own_variables(

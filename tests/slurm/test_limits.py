@@ -34,6 +34,7 @@ from flows.launch.slurm.limits import (
     maintenance_text,
     partitions,
     seconds,
+    stops,
 )
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.processes import user_name
@@ -214,6 +215,10 @@ def test_jobs_end_before_a_maintenance_reservation(lab: Lab, maintenance: str) -
     assert ": a job of 1 h 0 min would reach into it, so training saves a checkpoint and ends before it" in said
     assert maintenance_text(cluster(time_limit_s=900), now) == ""
     assert least_time_s(cluster(time_limit_s=900), now) is None
+    known = stops(hour, now)
+    assert known.after_s == 3300
+    assert known.maintenance_unix_s
+    assert 1700 < known.maintenance_unix_s[0] - now <= 1800
     least_s = least_time_s(hour, now)
     assert least_s
     assert 800 < least_s <= 900
@@ -224,6 +229,9 @@ def test_jobs_end_before_a_maintenance_reservation(lab: Lab, maintenance: str) -
     wait_for(lambda: own_jobs(f"--jobs={short}")[0].state == "RUNNING")
     assert (seconds(own_jobs(f"--jobs={short}")[0].left) or 0) <= 1800
     assert own_jobs(f"--jobs={whole}")[0].state == "PENDING"
+    wait_for(lambda: "maintenance" in own_jobs(f"--jobs={whole}")[0].reason)
+    KeptNodes(hour, Queue()).end_before_maintenance(own_jobs(f"--jobs={whole}")[0])
+    wait_for(lambda: own_jobs(f"--jobs={whole}")[0].state == "RUNNING")
 
     (running,) = own_jobs(f"--jobs={maintenance}")
     assert (seconds(running.left) or 0) > 1800

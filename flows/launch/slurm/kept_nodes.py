@@ -253,9 +253,9 @@ class KeptNodes:
         with contextlib.suppress(HlatctlError):
             if row.state in WAITS:
                 if _FOR_MAINTENANCE in row.reason and (found := next_maintenance(self._cluster, time.time())):
-                    left_s = int(found[0].start_unix_s - time.time()) - 60  # Slurm counts in minutes
-                    if left_s > useful_s(self._cluster):
-                        slurm("scontrol", "update", f"JobId={row.id}", f"TimeLimit={left_s // 60}")
+                    limit_s = int(found[0].start_unix_s - time.time()) - 60  # Slurm counts in minutes
+                    if limit_s > useful_s(self._cluster):
+                        slurm("scontrol", "update", f"JobId={row.id}", f"TimeLimit={limit_s // 60}")
                 return
             coming = maintenances(time.time())
             hosts = set(hosts_of(row.nodes))

@@ -118,9 +118,8 @@ def test_after_a_driver_dies_the_next_one_re_attaches_to_running_training(tmp_pa
 
 
 def test_time_limits_and_a_maintenance_end_attempts_with_a_checkpoint(tmp_path: Path) -> None:
-    hour_s = 3600.0
-    times = {"time_limit_s": 12 * hour_s, "maintenance_after_s": 20 * hour_s, "maintenance_s": 5 * hour_s}
-    events = read_events(drive(campaign(tmp_path), cluster(start_s=60.0, **times)))
+    times: dict[str, Any] = {"time_limit_s": 43_200, "maintenance_after_s": 72_000, "maintenance_s": 18_000}
+    events = read_events(drive(campaign(tmp_path), cluster(NONE, start_s=60.0, **times)))
     ends = [event for event in events if event["kind"] == "attempt_ended"]
     assert [event["cause"] for event in ends] == ["preempted"] * 4 + ["finished"]
     begin_s = events[0]["time_unix_s"] + times["maintenance_after_s"]
