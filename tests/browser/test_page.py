@@ -250,7 +250,8 @@ def test_the_page_of_a_run_shows_its_history_scores_and_settings(page: Page) -> 
     expect(page.get_by_role("region", name="Log")).to_contain_text("<img src=x")
     assert page.evaluate("window.hacked") is None
     page.get_by_role("tab", name="Settings").click()
-    expect(page.get_by_role("region", name="Other than the default")).to_contain_text("optimizer.lr")
+    expect(page.get_by_role("region", name="Changed on the command line")).to_contain_text("optimizer.lr")
+    expect(page.get_by_role("region", name="Other than the default")).to_contain_text("optimizer.warmup_steps")
     page.get_by_label("Filter settings").fill("optimizer.lr")
     expect(page.get_by_role("region", name="Settings")).to_contain_text("0.003")
 
