@@ -56,7 +56,13 @@ def test_the_range_without_the_start_keeps_late_spikes(page: Page) -> None:
         ("m.number(0.00001234)", "1.23e-5"),
         ("m.number(2.4906912)", "2.491"),
         ("m.percent(0.5)", "50 %"),
+        ("m.number(28538)", "28.5K"),
         ("m.score({value: 0.512, stderr: 0.0112})", "0.512 ± 0.011"),
+        ("m.score({value: 0.427777, stderr: 0.07})", "0.428 ± 0.07"),
+        ("m.tick(491520, 1000)", "492K"),
+        ("m.tick(491520.5, 0.5)", "491,520.5"),
+        ("m.tick(2.44, 0.02)", "2.44"),
+        ("m.tick(0.0005, 0.0005)", "5e-4"),
         ("m.bytes(33123456)", "31.6 MiB"),
     ],
 )
@@ -121,3 +127,11 @@ def test_an_address_survives_being_read_and_written(page: Page) -> None:
         None,
         None,
     ]
+
+
+def test_equal_values_are_in_the_middle_of_their_axis(page: Page) -> None:
+    single = "[{x: [491520], y: [0.001], mode: 'markers'}]"
+    assert call(page, "charts", f"[m.extent({single}, 'x'), m.extent({single}, 'y')]") == [[0, 983040], [0, 0.002]]
+    assert call(page, "charts", "m.ticks([0, 983040], false, 5).ticktext") == ["0", "200K", "400K", "600K", "800K"]
+    assert call(page, "charts", "m.ticks([1, 2000], true, 5).ticktext") == ["1", "10", "100", "1000"]
+    assert call(page, "curves", "m.withoutStart([Array(200).fill(3)])") is None

@@ -236,6 +236,50 @@ def test_dragging_in_a_chart_zooms_and_a_double_click_zooms_out(page: Page) -> N
     lab.until(page, "document.querySelector('.plot')._fullLayout.xaxis.range[1] > 300")
 
 
+def test_one_crosshair_shows_a_place_and_its_values_in_all_charts(page: Page) -> None:
+    go(page, "/run/plain")
+    drawn(page)
+    crosshair = page.get_by_role("slider", name="Crosshair")
+    box = page.locator(".plot").first.locator(".nsewdrag").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] / 2)
+    expect(crosshair).to_contain_text(re.compile(r"step 15\d.* tokens2023-11-14 .* after the first step"))
+    norm = page.locator("section.chart", has_text="Gradient norm")
+    for chart in (page.locator("section.chart").first, norm):
+        expect(chart.locator(".values")).to_have_text(re.compile(r"^\d\.\d+$"))
+        expect(chart.locator(".crosshair-line")).to_be_visible()
+    page.mouse.move(5, 5)
+    expect(norm.locator(".crosshair-line")).to_be_hidden()
+
+
+def test_the_crosshair_moves_by_keys_to_points_and_marks(page: Page) -> None:
+    go(page, "/run/plain")
+    drawn(page)
+    crosshair = page.get_by_role("slider", name="Crosshair")
+    crosshair.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    expect(crosshair).to_contain_text("step 2")
+    page.keyboard.press("PageDown")
+    expect(crosshair).to_contain_text("step 102")
+    expect(crosshair).to_contain_text("milestone at 833.3K tokens")
+    expect(crosshair).to_have_attribute("aria-valuetext", re.compile("Loss 3.9, Validation loss 3.75"))
+    page.keyboard.press("Escape")
+    expect(crosshair).not_to_contain_text("step 102")
+
+
+def test_a_pinned_chart_is_first_in_every_run(page: Page) -> None:
+    go(page, "/run/plain")
+    drawn(page)
+    page.get_by_role("button", name="Pin Parameter norm").click()
+    expect(page.locator("section.chart h3").first).to_have_text("Parameter norm")
+    go(page, "/run/other")
+    expect(page.locator("h1")).to_have_text("other")
+    expect(page.locator("section.chart h3").first).to_have_text("Parameter norm")
+    page.get_by_role("button", name="Unpin Parameter norm").click()
+    expect(page.locator("section.chart h3").first).to_have_text(re.compile("Loss"))
+
+
 def test_a_zoom_reads_finer_curves(page: Page, runs_dir: object) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "/curves" in request.url else None)
@@ -260,6 +304,8 @@ def test_the_page_of_a_run_shows_its_history_scores_and_settings(page: Page) -> 
     expect(page.get_by_role("region", name="Log")).to_contain_text("<img src=x")
     assert page.evaluate("window.hacked") is None
     page.get_by_role("tab", name="Settings").click()
+    expect(page.get_by_role("region", name="Changed on the command line")).to_contain_text("optimizer.lr")
+    expect(page.get_by_role("region", name="Other than the default")).to_contain_text("optimizer.warmup_steps")
     page.get_by_label("Filter settings").fill("optimizer.lr")
     expect(page.get_by_role("region", name="Settings")).to_contain_text("0.003")
 
@@ -324,6 +370,10 @@ def test_a_phone_never_scrolls_sideways(browser: Browser, server: lab.Server, vi
         page.goto(f"{server.link}#{view}")
         page.wait_for_selector("tr[data-run], .plot .main-svg, main td")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        if view == "/run/plain":
+            box = page.locator(".plot").first.bounding_box()
+            assert box is not None
+            assert box["y"] + box["height"] < 844, "the first chart is not within the first screen"
 
 
 def test_the_theme_follows_the_system_and_the_switch(browser: Browser, server: lab.Server) -> None:

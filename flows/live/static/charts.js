@@ -190,7 +190,7 @@ export class Chart {
     const found = this.plot.data.map((trace) => [trace, valueIn(trace, x, reach)]).filter(([, value]) => value !== null);
     const named = found.length > 1;
     this.values.classList.toggle("many", found.length > 3);
-    fill(this.values, found.map(([trace, value]) => h("span", { style: { color: trace.line?.color } }, named && h("small", {}, `${plain(trace.name)} `), value)));
+    fill(this.values, found.map(([trace, value]) => h("span", { style: { "--swatch": trace.line?.color } }, named && h("small", {}, `${plain(trace.name)} `), value)));
     return found.map(([trace, value]) => `${plain(trace.name)} ${value}`).join(", ");
   }
 
@@ -269,9 +269,8 @@ function valueIn({ type, mode = "", hoverinfo, x, y, meta }, x0, reach) {
   const at = Math.abs(x0 - x[before]) < Math.abs(x[after] - x0) ? before : after;
   const gap = mode.includes("markers") ? reach : Math.max(reach, x[after] - x[before]);
   if (y[at] === null || !Number.isFinite(y[at]) || Math.abs(x[at] - x0) > gap) return null;
-  const { low, high, words } = meta || {};
-  const more = low && low[at] < high[at] ? ` (${text.number(low[at])} to ${text.number(high[at])})` : words ? `, ${plain(words[at])}` : "";
-  return `${text.number(y[at])}${more}`;
+  const { low, high, smoothed, words } = meta || {}, ends = low ? [text.number(low[at]), text.number(high[at])] : [];
+  return [text.number(y[at]), smoothed && " smoothed", ends[0] !== ends[1] && ` (${ends[0]} to ${ends[1]})`, words && `, ${plain(words[at])}`].filter(Boolean).join("");
 }
 
 /** A name of Plotly as text. */

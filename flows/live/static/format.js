@@ -82,10 +82,12 @@ export function bytes(value) {
   return unit ? `${short(value / unit[0])} ${unit[1]}` : `${value} bytes`;
 }
 
-/** A score with its standard error: `0.512 ± 0.011`. */
+/** A score with its standard error, to two digits of the error: `0.512 ± 0.011`. */
 export function score(value) {
   if (!value || !known(value.value)) return NONE;
-  return known(value.stderr) ? `${number(value.value, 4)} ± ${number(value.stderr, 2)}` : number(value.value, 4);
+  if (!known(value.stderr)) return number(value.value);
+  const decimals = value.stderr > 0 ? Math.max(0, Math.min(6, 1 - Math.floor(Math.log10(value.stderr)))) : 4;
+  return `${Number(value.value.toFixed(decimals))} ± ${number(value.stderr, 2)}`;
 }
 
 /** A value of the configuration. */

@@ -44,7 +44,7 @@ export function traces(data, key, line, { weight = 0, band = true, name = titleO
   const found = [];
   if (band && series.y.some((y, index) => y !== null && series.low[index] < series.high[index])) found.push(...edges(data.xs, series, line));
   if (weight > 0) found.push({ ...base, y: series.y, line: { color: faint(line.color, 0.25), width: 1 }, hoverinfo: "skip" });
-  return [...found, { ...base, y: smooth(data.xs, series.y, weight), line: { ...line, width: 1.6 }, meta: band ? { low: series.low, high: series.high } : {} }];
+  return [...found, { ...base, y: smooth(data.xs, series.y, weight), line: { ...line, width: 1.6 }, meta: { smoothed: weight > 0, ...(band && { low: series.low, high: series.high }) } }];
 }
 
 /** The least and the largest value of each point, with the area between them. */

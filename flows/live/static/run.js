@@ -195,7 +195,7 @@ function figures(row) {
     ["node-hours", row.node_hours < 100 ? text.number(row.node_hours, 2) : text.whole(row.node_hours)],
   ];
   const listed = (props, shown) => h("dl", props, shown.filter(([, value]) => value !== null && value !== "–" && value !== undefined)
-    .map(([name, value]) => h("div", {}, h("dt", {}, bdi(name)), h("dd", {}, value))));
+    .map(([name, value]) => h("div", { title: name === "loss" && "of the newest step" }, h("dt", {}, bdi(name)), h("dd", {}, value))));
   return [listed({ class: "tiles" }, large), listed({ class: "figures" }, small)];
 }
 

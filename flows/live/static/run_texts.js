@@ -133,21 +133,23 @@ export class SettingsTab {
 
   close() {}
 
-  show({ config, row }) {
-    const signature = JSON.stringify(config);
+  show({ config, changed, amendments, row }) {
+    const signature = JSON.stringify([config, amendments]);
     if (this.signature === signature) return;
-    Object.assign(this, { signature, config, overrides: new Set(row.overrides.map((each) => each.split("=")[0])) });
+    const amended = amendments.flatMap((each) => each.changes.map(({ key }) => key)), command = row.overrides.map((each) => each.split("=")[0].replace(/^[+~]+/, ""));
+    Object.assign(this, { signature, config, sources: [["Amended", new Set(amended)], ["Changed on the command line", new Set(command)], ["Other than the default", new Set(changed)]] });
     this.draw();
   }
 
   draw() {
     const query = this.filter.value.toLowerCase();
     const kept = Object.entries(this.config).filter(([key, value]) => `${key} ${text.setting(value)}`.toLowerCase().includes(query));
-    const rows = (found) => found.map(([name, value]) => [h(this.overrides.has(name) ? "strong" : "span", {}, h("code", {}, bdi(name))), bdi(text.setting(value))]);
+    const source = (name) => this.sources.find(([, names]) => names.has(name))?.[0];
+    const rows = (found) => found.map(([name, value]) => [h(source(name) ? "strong" : "span", {}, h("code", {}, bdi(name))), bdi(text.setting(value))]);
     if (query) return fill(this.found, table("Settings", ["setting", "value"], rows(kept)));
     const listed = (title, found, open) => found.length > 0 && h("details", { open }, h("summary", {}, `${title} (${text.whole(found.length)})`), table(title, ["setting", "value"], rows(found)));
     const topics = [...new Set(kept.map(([name]) => topicOf(name)))];
-    fill(this.found, listed("Changed on the command line", kept.filter(([name]) => this.overrides.has(name)), true),
+    fill(this.found, this.sources.map(([title]) => listed(title, kept.filter(([name]) => source(name) === title), true)),
       topics.map((topic) => listed(topic, kept.filter(([name]) => topicOf(name) === topic), false)));
   }
 }

@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,18 @@ def details(opened: OpenRun) -> dict[str, Any]:
             "warnings": _warnings(events),
             "goodput": _goodput(opened, view, events),
             "config": flatten(config) if config else {},
+            "changed": _changed(config) if config else [],
         }
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return flatten(Config())
+
+
+def _changed(config: Config) -> list[str]:
+    """Return the keys whose values are not the defaults."""
+    return [key for key, value in flatten(config).items() if value != _defaults().get(key, _MISSING)]
 
 
 def _driver(view: RunView) -> dict[str, Any] | None:

@@ -60,6 +60,9 @@ def test_axes(make_run: MakeRun) -> None:
     assert _curves(run, x="time")["xs"][0] > 1_600_000_000
     flops = _curves(run, x="flops")["xs"]
     assert flops[1] / flops[0] == pytest.approx(2)
+    few = _curves(run, x="flops", points=7)
+    assert few["tokens"].tolist() == [step * config.tokens_per_step for step in few["steps"]]
+    assert few["began_unix_s"] < few["times"][0] < few["times"][-1]
 
 
 def test_validation_has_its_own_points_at_the_milestones(make_run: MakeRun) -> None:
