@@ -28,7 +28,7 @@ from hlatctl.run.paths import RunPaths
 
 _RUNS = int(os.environ.get("HLATCTL_BENCH_RUNS", "5000"))
 _STEPS = int(os.environ.get("HLATCTL_BENCH_STEPS", "2000000").split(",")[-1])
-_CURVES = "keys=loss,grad_norm,tokens_per_s,learning_rate&points=1500"
+_CURVES = "keys=loss,grad_norm,tokens_per_s,lr&points=1500"
 _WRITES = 30
 
 

@@ -77,7 +77,7 @@ def items(page: Page, rows: list[dict[str, Any]], **options: Any) -> list[tuple[
 
 
 def test_runs_are_grouped_by_tag_and_fork_and_others_follow(page: Page) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"run_id": "a", "status": "finished", "loss": 2, "tags": {"team": "x"}, "cost_usd": 1},
         {"run_id": "b", "status": "failed", "loss": 4, "parent": "a", "cost_usd": 2},
         {"run_id": "c", "status": "finished", "loss": None, "tags": {"team": "x"}},

@@ -15,7 +15,10 @@ const number = (key, title, label, show, options = {}) => ({
   key, title, width: 78, class: "c-number", label, optional: true, has: (row) => row[key] !== null && row[key] !== undefined, cell: (row) => show(row[key]), ...options,
 });
 
-/** `has`: whether a row has a value; an optional column without one is hidden. `phone`: shown on a narrow screen. */
+/**
+ * `has`: whether a row has a value; an optional column without one is hidden. `phone`: shown on a narrow screen. `rises`: the
+ * first click sorts upwards. `says`: the whole name of a column that `ofKey` made.
+ */
 const BASE = [
   { key: "status", title: "Status", width: 104, rises: true, phone: true, class: "c-status", hint: (row) => row.what || row.problem || "", cell: (row) => chip(row.status) },
   { key: "progress", title: "Progress", width: 138, phone: true, class: "c-progress", cell: progress },

@@ -58,9 +58,10 @@ const FIELDS = {
 };
 const GROUP = /(?:^|\s)group:(\S+)/i;
 
-/** Return how the list is grouped: by the last word `group:…` of the filter, or else by the parameter. */
+/** Return how the list is grouped: by the word `group:…` of the filter, or else by the parameter. Another word names a tag. */
 export function groupOf(params) {
-  return GROUP.exec(params.q || "")?.[1] ?? (params.group || "sweep");
+  const group = GROUP.exec(params.q || "")?.[1] ?? (params.group || "sweep");
+  return ["sweep", "experiment", "fork", "none"].includes(group) || group.startsWith("tag:") ? group : `tag:${group}`;
 }
 
 /** Return a filter without its word `group:…`. */

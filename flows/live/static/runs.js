@@ -40,6 +40,7 @@ export class RunsView {
     this.compare = h("a", { class: "button", id: "compare-selected" });
     this.clear = h("button", { type: "button", onclick: () => set("sel")("") }, "Clear selection");
     this.summary = h("p", { class: "summary", role: "status" });
+    this.reset = h("button", { type: "button", onclick: () => { this.filter.value = ""; this.change({ q: "", status: "", tag: "" }); this.filter.focus(); } }, "Clear filter");
     this.head = h("tr", {});
     this.bodyNode = h("tbody", {});
     this.table = h("table", { class: "runs", "aria-label": "Runs" }, h("thead", {}, this.head), this.bodyNode);
@@ -49,7 +50,7 @@ export class RunsView {
       h("div", { class: "controls" }, this.filter, h("div", { class: "choices" }, this.status, this.tag, this.group, this.unfold, this.sort, this.simulated, this.archived,
         h("button", { type: "button", "aria-haspopup": "dialog", onclick: () => chooseColumns(this.columns, this.kept, choose) }, "Columns"),
         this.views, this.compare, this.clear)),
-      this.summary, this.scroller);
+      this.summary, this.reset, this.scroller);
   }
 
   close() {
@@ -144,6 +145,7 @@ export class RunsView {
     if (archived) parts.push(`${text.counted(archived, "archived run")} hidden`);
     if (store.loaded && !store.complete) parts.push("still reading runs");
     if (store.loaded && store.complete && !all) parts.push("start one with `hlatctl train`");
+    this.reset.hidden = shown > 0 || !store.complete || !(withoutGroup(this.params.q).trim() || this.params.status || this.params.tag);
     const amount = this.selected.size;
     if (amount > MOST_COMPARED) parts.push(`${text.whole(amount)} are selected; at most ${MOST_COMPARED} can be compared`);
     const says = `${parts.join(" · ")}.`;
@@ -174,7 +176,7 @@ export class RunsView {
 
   /** Return what a group's row shows of its runs beside their sums. */
   spread(rows) {
-    return [statuses(rows), this.columns.filter(({ hint }) => hint?.length > 1).map(({ hint }) => hint(null, rows))];
+    return [statuses(rows), this.columns.filter(({ says }) => says).map(({ hint }) => hint(null, rows))];
   }
 
   runRow(row, depth, chosen) {
@@ -182,10 +184,10 @@ export class RunsView {
       type: "checkbox", checked: chosen, "aria-label": `Select ${row.name || row.run_id}`, "data-focus": "select",
       onchange: () => this.select([row.run_id], box.checked),
     });
-    const named = row.name && h("small", {}, bdi(row.run_id));
-    const name = h("span", { class: "run-name" }, runLink(row, { "data-focus": "open", title: row.run_id }), named);
+    const under = [row.name && h("small", {}, bdi(row.run_id)), ...marks({ ...row, simulated: row.simulated && !depth })].filter(Boolean);
+    const name = h("div", { class: "run-name" }, runLink(row, { "data-focus": "open", title: row.run_id }), under.length > 0 && h("div", { class: "under" }, under));
     return h("tr", { class: `${chosen ? "chosen " : ""}depth-${depth}`, "data-run": row.run_id },
-      h("td", { class: "c-select phone" }, box), h("td", { class: "c-name phone" }, name, marks({ ...row, simulated: row.simulated && !depth })),
+      h("td", { class: "c-select phone" }, box), h("td", { class: "c-name phone" }, name),
       this.columns.map((column) => cell(column, row, null, this.settings(row))));
   }
 
@@ -201,10 +203,10 @@ export class RunsView {
       type: "button", class: "fold", "aria-expanded": String(open), "aria-label": `${kind === "sweep" ? "Trials" : "Runs"} of ${group}`, "data-focus": view ? "fold" : "open",
       onclick: () => this.fold(group, !open),
     }, open ? "▾" : "▸");
-    const link = view ? h("a", { href: format({ view, id: group }), "data-focus": "open", class: "run-name" }, bdi(says)) : h("span", { class: "run-name" }, bdi(says));
+    const link = view ? h("a", { href: format({ view, id: group }), "data-focus": "open" }, bdi(says)) : h("span", { class: "group-title" }, bdi(says));
     const counted = h("small", { class: "counted" }, text.counted(rows.length, kind === "sweep" ? "trial" : "run"));
     return h("tr", { class: "group", "data-run": group, "data-group": kind },
-      h("td", { class: "c-select phone" }, box), h("td", { class: "c-name phone" }, toggle, link, counted, marks(row)),
+      h("td", { class: "c-select phone" }, box), h("td", { class: "c-name phone" }, h("div", { class: "group-name" }, toggle, h("div", { class: "run-name" }, link, h("div", { class: "under" }, counted, marks(row))))),
       this.columns.map((column) => (column.key === "about" ? h("td", { class: "c-differs phone" }, h("div", {}, statuses(rows))) : cell(column, row, rows, []))));
   }
 

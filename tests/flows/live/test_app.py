@@ -43,6 +43,7 @@ def test_rows_and_what_is_served(page: Page) -> None:
     info = _get(page, "/api/info")
     assert info["runs_dir"] == str(page.runs_dir)
     assert info["servers"]["prefect"]["state"] == "off"
+    assert page.browser.get("/api/runs").headers["content-encoding"] == "gzip"
 
 
 def test_a_run_with_everything(page: Page) -> None:

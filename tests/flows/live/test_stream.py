@@ -27,6 +27,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "_LEAST_S", 0.0)
     monkeypatch.setattr(live_index, "SCAN_S", 0.0)
     monkeypatch.setattr(live_index, "_SCAN_SHARE", 0)
+    monkeypatch.setattr(live_index, "_READ_S", 60.0)
 
 
 def _append(run: RunPaths, *steps: int) -> None:
