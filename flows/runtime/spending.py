@@ -34,6 +34,7 @@ _MOST_RUNS = 50
 _LEAST_STEPS = 10
 #: Share of a budget at which people get a message.
 _WARN_FRACTION = 0.9
+_HARDWARE = "cluster.hardware."
 _SET_PRICE = "set cluster.price_usd_per_node_hour"
 
 
@@ -76,15 +77,23 @@ def step_time_of(config: Config, pace: Pace, typed: Sequence[str] = ()) -> tuple
         typed: overrides of the command line. Numbers of ``cluster.hardware`` among them have priority over earlier runs
             and over the cluster's speed test.
     """
-    from hlatctl.plan.calibration import calibrated, typed_hardware  # late: drivers import this, and predict nothing
+    from hlatctl.plan.calibration import calibrated  # late: drivers import this module, and predict nothing
 
     own = typed_hardware(typed)
     if not own and (step_s := pace.step_s(config)):
         return step_s, "an earlier run's speed"
-    planned, test = calibrated(config, typed)
+    planned, test = calibrated(config, own)
     numbers = [f"cluster.hardware.{name} as given" for name in own]
     numbers += [f"the speed test of {test.date}"] if test and test.fitted else []
     return step_time_s(planned), f"the plan's speed{' with ' * bool(numbers)}{' and '.join(numbers)}"
+
+
+def typed_hardware(typed: Sequence[str]) -> list[str]:
+    """Return the names of the numbers of ``cluster.hardware`` that overrides set."""
+    from conf.origins import overridden_keys  # late: imports Hydra
+
+    keys = (key for text in typed if "hardware" in text for key in overridden_keys(text))
+    return [key.removeprefix(_HARDWARE) for key in keys if key.startswith(_HARDWARE)]
 
 
 def typed_in(run: RunPaths) -> list[str]:
@@ -94,7 +103,8 @@ def typed_in(run: RunPaths) -> list[str]:
             found = files.read_json(path)
             for key in place:
                 found = found[key]
-            return [f"{key}=" for key, by in found["keys"].items() if by == "command line" and ".hardware." in key]
+            own = (key for key, origin in found["keys"].items() if origin == "command line")
+            return [f"{key}=" for key in own if key.startswith(_HARDWARE)]
     return []
 
 

@@ -75,6 +75,7 @@ def plan(
         return
     from flows.describe import describe
     from flows.launch.base import launcher_for
+    from flows.runtime.spending import typed_hardware
     from flows.stages.data import prepared_dataset
     from flows.stages.validate import refused
     from hlatctl import machine_checks
@@ -83,7 +84,7 @@ def plan(
     from hlatctl.plan.sections import corpus_section, measured, sections
 
     planned, speed = measured(config)
-    planned, test = calibrated(planned, overrides or ())
+    planned, test = calibrated(planned, typed_hardware(overrides or ()))
     flow, tables = describe(config), sections(planned, compose, speed)
     tables += [speed_section(test)] if test else []
     dataset = prepared_dataset(config)
@@ -141,6 +142,7 @@ def _rest(run: RunPaths, overrides: list[str], *, as_json: bool) -> None:
     from conf.amendments import IN_WORDS, changes_between, rule_of
     from conf.compose import amend, compose
     from conf.of_run import of_run
+    from flows.runtime.spending import typed_hardware, typed_in
     from hlatctl.plan.calibration import calibrated
     from hlatctl.plan.sections import MEMORY, TIME, continuation_section, measured, rate_chart, sections
     from hlatctl.run.fold import read_state
@@ -151,7 +153,7 @@ def _rest(run: RunPaths, overrides: list[str], *, as_json: bool) -> None:
     changes = changes_between(before, after)
     rest = continuation_section(before, after, step)
     planned, speed = measured(after)
-    planned, _ = calibrated(planned, overrides)
+    planned, _ = calibrated(planned, typed_hardware([*typed_in(run), *overrides]))
     others = [section for section in sections(planned, compose, speed) if section.title in (MEMORY, TIME)]
     if as_json:
         figures = {section.title: [dataclasses.asdict(f) for f in section.figures] for section in [rest, *others]}
@@ -208,10 +210,11 @@ def _stage_row(stage: Any) -> list[str]:
 
 
 def _search(config: Config, overrides: list[str], as_json: bool) -> None:
+    from flows.runtime.spending import typed_hardware
     from hlatctl.plan.calibration import calibrated
     from hlatctl.plan.search import search, search_records, search_rows
 
-    config, test = calibrated(config, overrides)
+    config, test = calibrated(config, typed_hardware(overrides))
     if test:
         say(f"note: uses the speed test of {test.cluster} on {test.date}")
     layouts = search(config)

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from hlatctl.run.errors import StorageError
 #: Bounds of fitted shares of a peak. A share that changes a step by less than ``_MATTERS`` is not fitted.
 _LEAST, _MOST, _MATTERS = 0.02, 1.0, 0.01
 _VERSION = 1
-_HARDWARE = "cluster.hardware."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,26 +99,17 @@ def kept(cluster: str) -> SpeedTest | None:
 _FIELDS = [field.name for field in dataclasses.fields(SpeedTest)]
 
 
-def calibrated(config: Config, typed: Sequence[str] = ()) -> tuple[Config, SpeedTest | None]:
+def calibrated(config: Config, typed: Collection[str] = ()) -> tuple[Config, SpeedTest | None]:
     """Return a configuration with the numbers that a test of its cluster was fitted to, and the test.
 
     Args:
-        typed: overrides of the command line; a number that they set stays.
+        typed: names of numbers of ``cluster.hardware`` that the command line sets; they stay.
     """
     test = kept(config.cluster.name)
     if test is None or test.conditions != conditions(config):
         return config, None
-    own = typed_hardware(typed)
-    fitted = {name: share for name, share in test.fitted.items() if name not in own}
+    fitted = {name: share for name, share in test.fitted.items() if name not in typed}
     return _with(config, fitted), dataclasses.replace(test, fitted=fitted)
-
-
-def typed_hardware(typed: Sequence[str]) -> list[str]:
-    """Return the names of the numbers of ``cluster.hardware`` that overrides set."""
-    from conf.origins import overridden_keys  # late: imports Hydra
-
-    keys = (key for text in typed if "hardware" in text for key in overridden_keys(text))
-    return [key.removeprefix(_HARDWARE) for key in keys if key.startswith(_HARDWARE)]
 
 
 def fit(points: Sequence[tuple[Config, float]]) -> dict[str, float]:

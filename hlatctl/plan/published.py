@@ -243,7 +243,7 @@ def nearest(config: Config, compose: Compose) -> PublishedRun | None:
 
     def is_alike(run: PublishedRun) -> bool:
         theirs = run.config.cluster.hardware.bf16_flops_per_s
-        return bool(peak and theirs) and abs(theirs / peak - 1.0) < _SAME_PEAK
+        return bool(peak and theirs and abs(theirs / peak - 1.0) < _SAME_PEAK)
 
     return min(filter(is_alike, published_runs(_cluster_of(compose))), key=unlike, default=None)
 

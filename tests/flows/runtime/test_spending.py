@@ -9,7 +9,17 @@ import pytest
 
 from conf.compose import compose
 from conf.schema import BudgetConfig, ClusterConfig, Config
-from flows.runtime.spending import Expense, of_evaluations, of_several, of_training, spent, typed_in, used_up, warning
+from flows.runtime.spending import (
+    Expense,
+    of_evaluations,
+    of_several,
+    of_training,
+    spent,
+    typed_hardware,
+    typed_in,
+    used_up,
+    warning,
+)
 from hlatctl.plan.calibration import SpeedTest, conditions, keep
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError
@@ -93,6 +103,7 @@ def test_a_speed_test_of_the_cluster_changes_the_prediction_as_it_changes_the_pl
 
 
 def test_a_typed_number_of_the_hardware_is_known_when_the_run_is_resumed(tmp_path: Path) -> None:
+    assert typed_hardware(["cluster.hardware={link_latency_s: 1e-6}", "cluster.nodes=2"]) == ["link_latency_s"]
     run = RunPaths(tmp_path / "run")
     run.root.mkdir()
     assert typed_in(run) == []
