@@ -110,6 +110,7 @@ def make_app(service: Service, *, token: str, port: int) -> ASGIApp:
         Route("/api/runs/{run_id}/labels", late("labels"), methods=["POST"]),
         Route("/api/sweeps/{sweep_id}", late("sweep")),
         Route("/api/compare", late("compare")),
+        Route("/api/paired", late("paired")),
         Route("/api/share", late("share")),
         Route("/runs/{run_id}/report", late("report")),
         Route("/sweeps/{sweep_id}/report", late("sweep_report")),

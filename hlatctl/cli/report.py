@@ -36,6 +36,7 @@ class Format(StrEnum):
     """What to write."""
 
     HTML = "html"
+    MARKDOWN = "markdown"
     SVG = "svg"
     PNG = "png"
     PDF = "pdf"
@@ -58,8 +59,9 @@ def report(
     """Write a run's report and print its path.
 
     A run writes its report when it ends. This command writes it at any time, also for old and archived runs. html is
-    one page with all figures inside, and summary.md and numbers.json. svg, png, pdf and csv are the figures and their
-    data, in figures/. tex is the tables for LaTeX with booktabs, in tables/.
+    one page with all figures inside, and summary.md and numbers.json. markdown is summary.md with its figures as PNG
+    files, for a chat or a repository. svg, png, pdf and csv are the figures and their data, in figures/. tex is the
+    tables for LaTeX with booktabs, in tables/.
     """
     from hlatctl.report.build import DEFAULT, HTML, build
 

@@ -19,6 +19,7 @@ function find(kind, id, part, query) {
   if (kind === "info") return shared.info;
   if (kind === "sweeps") return shared.sweeps[id];
   if (kind === "compare") return compared(query.runs.split(","), shared.compared[query.baselines || ""]);
+  if (kind === "paired") return shared.paired[query.runs];
   if (kind !== "runs") return undefined;
   if (id === undefined) return { complete: true, revision: 0, rows: shared.rows };
   const run = shared.runs[id];
