@@ -187,12 +187,13 @@ def compare_milestones(first: Evaluated, second: Evaluated, warn: Callable[[str]
     Raises:
         EvaluationError: a file of items is damaged.
     """
-    sides = [items.read_items(*side) for side in (first, second)]
-    scores = [read_scores(run, milestone.milestone_tokens, warn) for run, milestone in (first, second)]
+    old, new = (items.read_items(*side) for side in (first, second))
+    before, after = (read_scores(run, at.milestone_tokens, warn) for run, at in (first, second))
     return compare_items(
-        *sides,
-        items.groups(first[0], sides[0]) | items.groups(second[0], sides[1]),
-        {task: contrast(*scores, task) for task in sides[0].keys() & sides[1].keys()},
+        old,
+        new,
+        items.groups(first[0], old) | items.groups(second[0], new),
+        {task: contrast(before, after, task) for task in old.keys() & new.keys()},
         items.means_over_tasks(first[0]) | items.means_over_tasks(second[0]),
     )
 
