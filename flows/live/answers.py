@@ -217,7 +217,7 @@ class Answers:
         given = request.query_params
         name = given.get("sweep")
         sweep = self._sweep(name) if name else None
-        ids = [run.run_id for run in share.best_trials(sweep)[0]] if sweep else _ids(request, share.MOST_RUNS + 1)
+        ids = [run.run_id for run in share.best_trials(sweep)] if sweep else _ids(request, share.MOST_RUNS + 1)
         runs = [self.watcher.index.open(run_id) for run_id in ids]
         return HTMLResponse(share.page(runs, sweep, given.get("view", "")))
 

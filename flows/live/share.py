@@ -29,8 +29,6 @@ from hlatctl.report import baselines
 from hlatctl.report.live import curves, details, sweeps
 from hlatctl.report.live.curves import AXES, CurvesRequest, StepColumns
 from hlatctl.report.live.index import DEFAULT_POINTS, OpenRun
-from hlatctl.report.run_view import view_sweep
-from hlatctl.report.sweep import arms
 from hlatctl.run.errors import ConfigError, HlatctlError
 from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.redact import hide
@@ -44,11 +42,9 @@ _POINTS, _ALL_POINTS = 3000, 24_000
 _DIGITS = 6
 
 
-def best_trials(sweep: SweepPaths) -> tuple[list[RunPaths], int]:
-    """Return the trials of a sweep's best arms that a file has room for, and how many trials there are."""
-    state, _ = view_sweep(sweep)
-    trials = [sweep.trial(trial.number) for arm in arms(state) for trial in arm.trials]
-    return [run for run in trials if run.config.is_file()][:MOST_RUNS], len(trials)
+def best_trials(sweep: SweepPaths) -> list[RunPaths]:
+    """Return the trials of a sweep's best arms that a file has room for."""
+    return [run for run in sweeps.best_first(sweep) if run.config.is_file()][:MOST_RUNS]
 
 
 def page(runs: Sequence[OpenRun], sweep: SweepPaths | None, view: str) -> str:
@@ -100,7 +96,7 @@ def _content(runs: Sequence[OpenRun], sweep: SweepPaths | None, view: str) -> di
     found = {opened.run.run_id: _run(opened, every, notes) for opened in runs}
     rows = [run["details"]["row"] for run in found.values()]
     notes.append(f"Curves have at most {points:,} points. Logs, documents and items of evaluations are not in it.")
-    if sweep and len(runs) < (trials := best_trials(sweep)[1]):
+    if sweep and len(runs) < (trials := len(sweeps.best_first(sweep))):
         notes.append(f"It has the pages of the best {counted(len(runs), 'trial')} of {trials}.")
     return {
         "made_unix_s": time.time(),

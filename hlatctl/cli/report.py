@@ -119,7 +119,7 @@ def share(
     from hlatctl.report.live.index import OpenRun
 
     sweep = find_sweep(names[0], runs_dir) if len(names) == 1 else None
-    runs = shared.best_trials(sweep)[0] if sweep else find_runs(names, runs_dir)
+    runs = shared.best_trials(sweep) if sweep else find_runs(names, runs_dir)
     page = shared.page([OpenRun(run).refresh() for run in runs], sweep, "")
     name = "compare" if len(names) > 1 else (sweep or runs[0]).run_id
     path = (output or Path(f"{name}.html")).absolute()

@@ -1,7 +1,7 @@
 /** Tables of a comparison: scores against published ones, and the settings that differ. */
 
 import { get } from "./api.js";
-import { Chart, stroke } from "./charts.js";
+import { Chart, stroke, symbolOf } from "./charts.js";
 import { bdi, choice, fill, h, runLink, table } from "./dom.js";
 import * as text from "./format.js";
 import { escaped } from "./metrics.js";
@@ -16,6 +16,8 @@ const REMARKS = {
 const STANDINGS = { best: "best, beyond the error of every other", tie: "not distinguishable from the best" };
 /** Marks of scores, as in the tables of `hlatctl compare`. */
 const MARKS = { another_contract: "†", contract_unknown: "‡", simulated: "§", published_otherwise: "¶", imported: "#", imported_contract_unknown: "‖" };
+/** Patterns of bars in the place of markers. */
+const PATTERNS = { "": "", circle: ".", square: "x", "triangle-up": "\\" };
 /** Most groups of bars in the chart. */
 const MOST_BARS = 12;
 
@@ -119,7 +121,7 @@ function bars(scores, runs, baselines) {
     type: "bar", name: escaped(name), x: tasks, y: cells.map((each) => each?.value ?? null), marker,
     error_y: { type: "data", array: cells.map((each) => each?.stderr ?? 0), thickness: 1 },
   });
-  const own = runs.map((run, index) => trace(run.name || run.run_id, scores.map((row) => row.values[index]), { color: stroke(index).color }));
+  const own = runs.map((run, index) => trace(run.name || run.run_id, scores.map((row) => row.values[index]), { color: stroke(index).color, pattern: { shape: PATTERNS[symbolOf(index)] } }));
   const published = baselines.map((name, index) => {
     const { color } = stroke(index + runs.length);
     return trace(name, scores.map((row) => row.baselines[name]), { color: "transparent", line: { color, width: 1.5 }, pattern: { shape: "/", fgcolor: color } });
