@@ -109,9 +109,9 @@ def share(
     ] = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Write the live page of a run, a comparison or a sweep to one HTML file.
+    """Write a run, a comparison or a sweep to one HTML file.
 
-    The file opens in any browser, without a server and without a network: mail it, or put it on a web page. Its charts
+    The file is the live page without a server: it opens in any browser, from a disk, without a network. Its charts
     zoom, and its curves have at most 3,000 points. A sweep's file has the pages of its 20 best trials. Logs, documents
     and items of evaluations are not in it. Prints the file's path.
     """
