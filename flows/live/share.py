@@ -91,7 +91,8 @@ def _view(runs: Sequence[OpenRun], sweep: SweepPaths | None) -> str:
 
 
 def _content(runs: Sequence[OpenRun], sweep: SweepPaths | None, view: str) -> dict[str, Any]:
-    points, notes = min(_POINTS, _ALL_POINTS // max(1, len(runs))), []
+    notes: list[str] = []
+    points = min(_POINTS, _ALL_POINTS // max(1, len(runs)))
     every = max(1, math.ceil(max((opened.state.step for opened in runs), default=1) / points))
     found = {opened.run.run_id: _run(opened, every, notes) for opened in runs}
     rows = [run["details"]["row"] for run in found.values()]
