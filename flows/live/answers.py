@@ -169,12 +169,19 @@ class Answers:
         rows, runs = [index.row(run_id) for run_id in ids], [index.find(run_id) for run_id in ids]
         return as_json({"runs": rows, **details.compared(runs, request.query_params.get("baselines") or None)})
 
+    def paired(self, request: Request) -> Response:
+        """Return how two runs differ question by question."""
+        ids = _ids(request, 3)
+        if len(ids) != 2:
+            raise ConfigError(f"runs: {len(ids)} are given, must be 2", hint="?runs=a,b")
+        return as_json(details.paired(*map(self.watcher.index.find, ids)))
+
     def share(self, request: Request) -> Response:
         """Return a file with a sweep or several runs."""
         given = request.query_params
         name = given.get("sweep")
         sweep = self._sweep(name) if name else None
-        ids = [run.run_id for run in share.best_trials(sweep)[0]] if sweep else _ids(request, share.MOST_RUNS + 1)
+        ids = [run.run_id for run in share.best_trials(sweep)] if sweep else _ids(request, share.MOST_RUNS + 1)
         runs = [self.watcher.index.open(run_id) for run_id in ids]
         return HTMLResponse(share.page(runs, sweep, given.get("view", "")))
 
@@ -253,6 +260,7 @@ def _wanted(request: Request) -> curves.CurvesRequest:
     return curves.CurvesRequest(
         keys=keys,
         points=_whole(given.get("points"), "points") or curves.DEFAULT_POINTS,
+        every=_whole(given.get("every"), "every"),
         first_step=_whole(given.get("from"), "from"),
         last_step=_whole(given.get("to"), "to"),
         x=given.get("x", "step"),

@@ -112,6 +112,7 @@ def make_app(service: Service, *, token: str, port: int) -> ASGIApp:
         *(Route(f"/api/runs/{{run_id}}/{name}", late("act"), methods=["POST"]) for name in ACTIONS),
         Route("/api/sweeps/{sweep_id}", late("sweep")),
         Route("/api/compare", late("compare")),
+        Route("/api/paired", late("paired")),
         Route("/api/share", late("share")),
         Route("/runs/{run_id}/report", late("report")),
         Route("/sweeps/{sweep_id}/report", late("sweep_report")),

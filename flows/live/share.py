@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
@@ -27,8 +29,6 @@ from hlatctl.report import baselines
 from hlatctl.report.live import curves, details, sweeps
 from hlatctl.report.live.curves import AXES, CurvesRequest, StepColumns
 from hlatctl.report.live.index import DEFAULT_POINTS, OpenRun
-from hlatctl.report.run_view import view_sweep
-from hlatctl.report.sweep import arms
 from hlatctl.run.errors import ConfigError, HlatctlError
 from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.redact import hide
@@ -42,11 +42,9 @@ _POINTS, _ALL_POINTS = 3000, 24_000
 _DIGITS = 6
 
 
-def best_trials(sweep: SweepPaths) -> tuple[list[RunPaths], int]:
-    """Return the trials of a sweep's best arms that a file has room for, and how many trials there are."""
-    state, _ = view_sweep(sweep)
-    trials = [sweep.trial(trial.number) for arm in arms(state) for trial in arm.trials]
-    return [run for run in trials if run.config.is_file()][:MOST_RUNS], len(trials)
+def best_trials(sweep: SweepPaths) -> list[RunPaths]:
+    """Return the trials of a sweep's best arms that a file has room for."""
+    return [run for run in sweeps.best_first(sweep) if run.config.is_file()][:MOST_RUNS]
 
 
 def page(runs: Sequence[OpenRun], sweep: SweepPaths | None, view: str) -> str:
@@ -93,11 +91,13 @@ def _view(runs: Sequence[OpenRun], sweep: SweepPaths | None) -> str:
 
 
 def _content(runs: Sequence[OpenRun], sweep: SweepPaths | None, view: str) -> dict[str, Any]:
-    points, notes = min(_POINTS, _ALL_POINTS // max(1, len(runs))), []
-    found = {opened.run.run_id: _run(opened, points, notes) for opened in runs}
+    notes: list[str] = []
+    points = min(_POINTS, _ALL_POINTS // max(1, len(runs)))
+    every = max(1, math.ceil(max((opened.state.step for opened in runs), default=1) / points))
+    found = {opened.run.run_id: _run(opened, every, notes) for opened in runs}
     rows = [run["details"]["row"] for run in found.values()]
     notes.append(f"Curves have at most {points:,} points. Logs, documents and items of evaluations are not in it.")
-    if sweep and len(runs) < (trials := best_trials(sweep)[1]):
+    if sweep and len(runs) < (trials := len(sweeps.best_first(sweep))):
         notes.append(f"It has the pages of the best {counted(len(runs), 'trial')} of {trials}.")
     return {
         "made_unix_s": time.time(),
@@ -116,30 +116,40 @@ def _content(runs: Sequence[OpenRun], sweep: SweepPaths | None, view: str) -> di
             name: {"runs": rows, **details.compared([opened.run for opened in runs], name or None)}
             for name in ("", *baselines.names())
         },
+        "paired": _paired([opened.run for opened in runs]),
     }
 
 
-def _run(opened: OpenRun, points: int, notes: list[str]) -> dict[str, Any]:
+def _paired(runs: Sequence[RunPaths]) -> dict[str, Any]:
+    """Return the first of several runs against each other one, by their ids; without runs that have no scores."""
+    found = {}
+    for run in runs[1:]:
+        with suppress(HlatctlError):
+            found[f"{runs[0].run_id},{run.run_id}"] = details.paired(runs[0], run)
+    return found
+
+
+def _run(opened: OpenRun, every: int, notes: list[str]) -> dict[str, Any]:
     """Return what the page asks of a run. Names of processes and folders of this machine are left out."""
     found = {**details.details(opened), "driver": None, "links": {}}
     found["row"] = {**found["row"], "path": ""}
     answers: dict[str, Any] = {"details": found, "prompts": {"samples": details.samples(opened)}}
     try:
-        answers |= {"ranks": opened.heat_map(DEFAULT_POINTS), "curves": _curves(opened, points)}
+        answers |= {"ranks": opened.heat_map(DEFAULT_POINTS), "curves": _curves(opened, every)}
     except HlatctlError as error:
         notes.append(f"{opened.run.run_id} has no curves: {error.message}.")
     return answers
 
 
-def _curves(opened: OpenRun, points: int) -> dict[str, Any]:
+def _curves(opened: OpenRun, every: int) -> dict[str, Any]:
     """Return all curves of a run over its steps, and what the other axes have in their place."""
     with opened.lock:
         columns, state, config = StepColumns(), opened.state, opened.config
         columns.update(state.steps)
         keys = [key for key in curves.available(columns, state, config) if key != "validation_loss"]
-        whole = curves.curves(columns, state, config, CurvesRequest(keys=tuple(keys), points=points))
+        whole = curves.curves(columns, state, config, CurvesRequest(keys=tuple(keys), every=every))
         asked = ("validation_loss",) if "validation_loss" in whole["available"] else ()
-        axes = {x: curves.curves(columns, state, config, CurvesRequest(keys=asked, points=points, x=x)) for x in AXES}
+        axes = {x: curves.curves(columns, state, config, CurvesRequest(keys=asked, every=every, x=x)) for x in AXES}
     changing = ("x_unit", "xs", "series", "milestones", "spikes", "skipped")
     return {
         "all": {

@@ -41,7 +41,7 @@ def build(sweep: SweepPaths) -> Path:
         if winner is not None:
             files.write_text(sweep.best, winner.experiment)
         files.write_text(sweep.report / "numbers.json", _numbers(state, importances, winner))
-        files.write_text(sweep.report / "summary.md", pages.markdown(state, importances, winner))
+        files.write_text(sweep.report / "summary.md", pages.markdown(state, importances, winner, drawn))
         files.write_text(sweep.report / "index.html", pages.render(state, drawn, winner))
     except OSError as error:
         raise cannot_write(sweep.report, error) from None

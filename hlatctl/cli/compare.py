@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlatctl.cli.common import Evaluated, RunsDir, find_evaluated, find_runs, print_json, run_names, say, write
+from hlatctl.cli.common import Evaluated, RunsDir, find_evaluated, find_runs, place, print_json, run_names, say, write
 from hlatctl.run.errors import ConfigError, EvaluationError
 
 if TYPE_CHECKING:
     from hlatctl.report.compare import Comparison
-    from hlatctl.report.items import TaskItems
     from hlatctl.report.paired import Paired
 
 #: Maximum number of tasks that an error names.
@@ -45,7 +43,13 @@ def compare(
         str | None,
         typer.Option(metavar="TOKENS", help="Milestone to compare, such as 200B.  [default: the newest evaluated one]"),
     ] = None,
-    output: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
+    form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Write the table and a figure of the losses here: markdown or latex.", parser=place
+        ),
+    ] = None,
     paired: Annotated[
         bool, typer.Option("--paired", help="Compare two runs item by item; RUN:TOKENS names a milestone.")
     ] = False,
@@ -67,7 +71,11 @@ def compare(
     from conf.load import token_count
 
     if paired:
-        _compare_items(runs, at, baselines, flips, output, runs_dir)
+        if output is not None:
+            raise ConfigError(
+                f"--output={output}: not with --paired", hint="hlatctl compare … --paired --format json > FILE"
+            )
+        _compare_items(runs, at, baselines, flips, form, runs_dir)
         return
     if flips:
         raise ConfigError(f"--flips={flips}: items are compared with --paired only", hint="add --paired")
@@ -77,17 +85,22 @@ def compare(
 
     known = published.load(baselines) if baselines is not None else None
     tokens = token_count(at, "--at") if at is not None else None
-    scores = [read_scores(run, tokens, lambda text: say(f"warning: {text}")) for run in find_runs(runs, runs_dir)]
-    _print(compared(scores, known), output)
+    found = find_runs(runs, runs_dir)
+    comparison = compared([read_scores(run, tokens, lambda text: say(f"warning: {text}")) for run in found], known)
+    if output is None:
+        _print(comparison, form)
+        return
+    from hlatctl.report.build import build_comparison
+
+    if form not in (Format.MARKDOWN, Format.LATEX):
+        raise ConfigError(f"--output={output}: needs --format markdown or latex", hint="add --format markdown")
+    write(build_comparison(found, comparison, output.absolute(), latex=form is Format.LATEX))
 
 
 def _compare_items(
     names: list[str], at: str | None, baselines: str | None, flips: int, output: Format, runs_dir: Path | None
 ) -> None:
-    from hlatctl.report import items, paired
-    from hlatctl.report import paired as paired_tables
-    from hlatctl.report.compare import read_scores
-    from hlatctl.report.paired import contrast
+    from hlatctl.report import paired
 
     if len(names) != 2:
         raise ConfigError(f"--paired: {len(names)} runs are named, must be two", hint="name a milestone with RUN:200B")
@@ -96,25 +109,25 @@ def _compare_items(
     if output not in (Format.TEXT, Format.JSON):
         raise ConfigError(f"--format={output.value}: not with --paired", hint="--format text or --format json")
     first, second = (find_evaluated(name, None if ":" in name else at, runs_dir) for name in names)
-    old, new = (items.read_items(side.run, side.milestone) for side in (first, second))
-    before, after = (
-        read_scores(side.run, side.milestone.milestone_tokens, lambda text: say(f"warning: {text}"))
-        for side in (first, second)
+    found = paired.compare_milestones(
+        (first.run, first.milestone), (second.run, second.milestone), lambda text: say(f"warning: {text}")
     )
-    contrasts = {task: contrast(before, after, task) for task in old.keys() & new.keys()}
-    groups = items.groups(first.run, old) | items.groups(second.run, new)
-    over_tasks = items.means_over_tasks(first.run) | items.means_over_tasks(second.run)
-    found = paired.compare_items(old, new, groups, contrasts, over_tasks)
     if not found.rows:
-        raise _no_pairs(found, [(first, old), (second, new)])
+        raise _no_pairs(found, [first, second])
     if output is Format.JSON:
-        print_json(paired_tables.as_json(found, first.title, second.title))
+        print_json(paired.as_json(found, first.title, second.title))
     else:
-        write(paired_tables.text(found, first.title, second.title, flips), nl=False)
+        write(paired.text(found, first.title, second.title, flips), nl=False)
 
 
-def _no_pairs(found: Paired, sides: list[tuple[Evaluated, Mapping[str, TaskItems]]]) -> EvaluationError:
-    bare = [side.run.run_id for side, tasks in sides if side.is_imported and not tasks]
+def _no_pairs(found: Paired, sides: list[Evaluated]) -> EvaluationError:
+    from hlatctl.report import items
+
+    bare = [
+        side.run.run_id
+        for side in sides
+        if side.is_imported and not items.files_of(items.folder_of(side.run, side.milestone))
+    ]
     if bare:
         return EvaluationError(
             f"--paired: {bare[0]} was imported without items",
@@ -123,7 +136,7 @@ def _no_pairs(found: Paired, sides: list[tuple[Evaluated, Mapping[str, TaskItems
     reasons = "; ".join(f"{name}: {why}" for name, why in islice(found.left_out.items(), _MOST_REASONS))
     return EvaluationError(
         "--paired: the two have no item in common" + (f" ({reasons})" if reasons else ""),
-        hint=f"`hlatctl compare {' '.join(side.run.run_id for side, _ in sides)}`",
+        hint=f"`hlatctl compare {' '.join(side.run.run_id for side in sides)}`",
     )
 
 

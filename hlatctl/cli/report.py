@@ -36,6 +36,7 @@ class Format(StrEnum):
     """What to write."""
 
     HTML = "html"
+    MARKDOWN = "markdown"
     SVG = "svg"
     PNG = "png"
     PDF = "pdf"
@@ -58,8 +59,9 @@ def report(
     """Write a run's report and print its path.
 
     A run writes its report when it ends. This command writes it at any time, also for old and archived runs. html is
-    one page with all figures inside, and summary.md and numbers.json. svg, png, pdf and csv are the figures and their
-    data, in figures/. tex is the tables for LaTeX with booktabs, in tables/.
+    one page with all figures inside, and summary.md and numbers.json. markdown is summary.md with its figures as PNG
+    files, for a chat or a repository. svg, png, pdf and csv are the figures and their data, in figures/. tex is the
+    tables for LaTeX with booktabs, in tables/.
     """
     from hlatctl.report.build import DEFAULT, HTML, build
 
@@ -107,9 +109,9 @@ def share(
     ] = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Write the live page of a run, a comparison or a sweep to one HTML file.
+    """Write a run, a comparison or a sweep to one HTML file.
 
-    The file opens in any browser, without a server and without a network: mail it, or put it on a web page. Its charts
+    The file is the live page without a server: it opens in any browser, from a disk, without a network. Its charts
     zoom, and its curves have at most 3,000 points. A sweep's file has the pages of its 20 best trials. Logs, documents
     and items of evaluations are not in it. Prints the file's path.
     """
@@ -117,7 +119,7 @@ def share(
     from hlatctl.report.live.index import OpenRun
 
     sweep = find_sweep(names[0], runs_dir) if len(names) == 1 else None
-    runs = shared.best_trials(sweep)[0] if sweep else find_runs(names, runs_dir)
+    runs = shared.best_trials(sweep) if sweep else find_runs(names, runs_dir)
     page = shared.page([OpenRun(run).refresh() for run in runs], sweep, "")
     name = "compare" if len(names) > 1 else (sweep or runs[0]).run_id
     path = (output or Path(f"{name}.html")).absolute()

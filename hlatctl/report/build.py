@@ -1,4 +1,4 @@
-"""Write a run's report: the page, the summary, the numbers, and each figure and table in the chosen formats.
+"""Write reports of runs and comparisons: page, summary, numbers, and each figure and table in the chosen formats.
 
 The page is ``index.html``, one HTML file with its figures inside. It comes with ``summary.md``, ``numbers.json``, the
 figures as SVG and CSV files, and tables in LaTeX for a paper.
@@ -17,8 +17,10 @@ import conf.load
 from conf.of_run import of_run
 from hlatctl.report import appendix, compare_tables, contamination, drill, goodput, html_pages, signals, summary
 from hlatctl.report.appendix import by_prompt, evenly
-from hlatctl.report.figures import figures
-from hlatctl.report.figures.figure import Figure
+from hlatctl.report.baselines import paper_name
+from hlatctl.report.compare import Comparison
+from hlatctl.report.figures import figures, training
+from hlatctl.report.figures.figure import Figure, Series
 from hlatctl.report.numbers import Attempt, Milestone, Spikes, Stage
 from hlatctl.report.record import Record, read_record
 from hlatctl.report.summary import (
@@ -30,10 +32,11 @@ from hlatctl.report.summary import (
     score_table,
     skipped_notes,
 )
-from hlatctl.report.tabular import table
+from hlatctl.report.tabular import escape_latex, table
 from hlatctl.run import files
 from hlatctl.run.errors import cannot_write
 from hlatctl.run.evaluations import headlines
+from hlatctl.run.fold import read_state
 from hlatctl.run.paths import RunPaths
 from hlatctl.units import count, duration, utc
 
@@ -139,12 +142,12 @@ def _stage_row(stage: Stage) -> list[str]:
 
 
 def latex_tables(record: Record) -> dict[str, str]:
-    """Return LaTeX text by name, without empty tables."""
-    run = record.numbers.run_id
+    """Return LaTeX text by name, without empty tables. Labels contain the run's id: a paper has several runs."""
+    run, run_id = record.numbers.name or record.numbers.run_id, record.numbers.run_id
     titled: dict[str, tuple[list[str] | tuple[str, ...], list[list[str]], str]] = {
         "summary": (["", ""], _rows([*headline(record), *facts(record.numbers)]), f"Run {run}."),
-        "milestones": (*score_table(record.numbers.milestones), f"Scores of run {run} at its milestones."),
-        "signals": (*signals.table(record.signals), f"Signal of the scores of run {run}."),
+        "milestones": (*_in_papers(score_table(record.numbers.milestones)), f"Scores of run {run} at its milestones."),
+        "signals": (*_in_papers(signals.table(record.signals)), f"Signal of the scores of run {run}."),
         "spikes": (["", ""], _rows(Spikes.of(record.state).facts()), f"Gradient spikes of run {run}."),
         "time": (*goodput.time_table(record.time), f"Wall time of run {run} by category."),
         "incidents": (appendix.INCIDENTS_HEADER, appendix.incidents(record), f"Interruptions of run {run}."),
@@ -152,20 +155,27 @@ def latex_tables(record: Record) -> dict[str, str]:
         "environment": (["", ""], _rows(appendix.environment_facts(record.provenance)), f"Environment of run {run}."),
     }
     found = {
-        name: table(header, rows, caption=caption, label=f"tab:{name}")
+        name: table(header, rows, caption=caption, label=f"tab:{run_id}:{name}")
         for name, (header, rows, caption) in titled.items()
         if rows
     }
     if record.courses.table:
-        found["scores"] = compare_tables.latex(record.courses.table)
+        caption = f"Scores of run {run} next to published ones, ± standard error."
+        found["scores"] = compare_tables.latex(record.courses.table, caption, f"tab:{run_id}:scores")
     return found
+
+
+def _in_papers(found: tuple[list[str], list[list[str]]]) -> tuple[list[str], list[list[str]]]:
+    """Return a header and rows with tasks named as in papers; their names are in the first column."""
+    header, rows = found
+    return header, [[paper_name(row[0]), *row[1:]] for row in rows]
 
 
 def _rows(named: list[tuple[str, str]]) -> list[list[str]]:
     return [list(pair) for pair in named]
 
 
-HTML, SVG, PNG, PDF, CSV, TEX = "html", "svg", "png", "pdf", "csv", "tex"
+HTML, MARKDOWN, SVG, PNG, PDF, CSV, TEX = "html", "markdown", "svg", "png", "pdf", "csv", "tex"
 #: What a run writes at its end.
 DEFAULT = (HTML, SVG, CSV)
 
@@ -180,7 +190,7 @@ def build(
         redraws: draw all figures; otherwise those whose data this code has drawn in the folder before are kept.
     """
     record = read_record(run, of_run(run))
-    folder = folder or run.report
+    folder, formats = folder or run.report, {*formats, *[PNG] * (MARKDOWN in formats)}
     drawn = figures(record) if set(formats) - {TEX} else []
     try:
         for name, content in _files(record, drawn, formats, None if redraws else folder):
@@ -190,7 +200,36 @@ def build(
                 files.write_bytes(folder / name, content)
     except OSError as error:
         raise cannot_write(folder, error) from None
-    return folder / "index.html" if HTML in formats else folder
+    pages = [name for format_, name in ((HTML, "index.html"), (MARKDOWN, "summary.md")) if format_ in formats]
+    return folder / pages[0] if pages else folder
+
+
+def build_comparison(runs: Sequence[RunPaths], comparison: Comparison, folder: Path, *, latex: bool = False) -> Path:
+    """Write a comparison's table and the figure of the runs' losses to a folder, and return the path of the table.
+
+    Args:
+        latex: a LaTeX table and a PDF; otherwise Markdown and a PNG.
+    """
+    titles = [column.title for column in comparison.columns]
+    figure = training.losses({title: Series.of(read_state(run)) for title, run in zip(titles, runs, strict=False)})
+    name = f"figures/{figure.name}.{PDF if latex else PNG}"
+    text = compare_tables.latex(comparison) if latex else compare_tables.markdown(comparison)
+    if latex:
+        caption = escape_latex(figure.caption)
+        text += (
+            f"\\begin{{figure}}\n\\centering\n\\includegraphics{{{name}}}\n\\caption{{{caption}}}\n"
+            "\\label{fig:comparison}\n\\end{figure}\n"
+        )
+    else:
+        text = "\n".join(["# Comparison\n", text, *summary.pictures({name: figure.caption})])
+    path = folder / ("comparison.tex" if latex else "comparison.md")
+    try:
+        files.write_bytes(folder / name, figure.picture(PDF if latex else PNG))
+        files.write_text(folder / f"figures/{figure.name}.csv", figure.csv())
+        files.write_text(path, text)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+    return path
 
 
 def _files(
@@ -206,9 +245,12 @@ def _files(
         yield from ((f"figures/{figure.name}.csv", figure.csv()) for figure in drawn)
     if TEX in formats:
         yield from ((f"tables/{name}.tex", text) for name, text in latex_tables(record).items())
+    if HTML in formats or MARKDOWN in formats:
+        suffix = next((each for each in (PNG, SVG) if each in formats), "")
+        linked = {f"figures/{figure.name}.{suffix}": figure.caption for figure in drawn if suffix}
+        yield "summary.md", summary.render(record, linked)
     if HTML in formats:
         yield "numbers.json", _numbers(record)
-        yield "summary.md", summary.render(record)
         captioned = {figure.name: (figure.caption, svgs[figure.name]) for figure in drawn}
         yield "index.html", render_page(record, captioned, conf.load.dump(record.config))
 

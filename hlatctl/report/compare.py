@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from statistics import NormalDist
@@ -153,6 +155,7 @@ class RunScores:
     Args:
         skipped: reason for each task that could not run.
         imported: source of imported scores; empty if they are not imported.
+        name: display name of the run; empty: its id.
     """
 
     run_id: str
@@ -162,6 +165,7 @@ class RunScores:
     scores: dict[str, Measured]
     skipped: Mapping[str, str] = field(default_factory=dict)
     imported: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
 
     @property
     def contracts(self) -> list[str]:
@@ -193,10 +197,11 @@ class RunScores:
 class Column:
     """One run, or one published model with its ``source``. Empty lists mean unknown.
 
-    ``imported`` is the source of imported scores; empty if the run has its own.
+    ``imported`` is the source of imported scores; empty if the run has its own. ``title`` is a run's display name.
     """
 
     name: str
+    title: str
     kind: str
     tokens: int
     step: int | None = None
@@ -232,6 +237,7 @@ def run_scores(
     contract: str | None,
     recorded: Record | None = None,
     imported: Mapping[str, Any] | None = None,
+    name: str = "",
 ) -> RunScores:
     """Return a milestone's scores, without damaged ones and those that are not numbers.
 
@@ -240,15 +246,16 @@ def run_scores(
         recorded: the contracts that the run has accepted. Of these, only the fields that must be equal between runs are
             compared; any other contract is compared by its hash.
         imported: source of imported scores; None or empty if the run has its own.
+        name: display name of the run.
     """
     scores, known = {}, ScoreContracts(recorded or Record())
-    for name, record in milestone.scores.items():
+    for task, record in milestone.scores.items():
         value = finite_or_nan(record.get("value")) if isinstance(record, dict) else math.nan
         if not math.isnan(value):
-            own = known.of(str(name), str(record.get("contract") or contract or ""))
+            own = known.of(str(task), str(record.get("contract") or contract or ""))
             if imported:
                 own = replace(own, conditions=of_imported(record, imported))
-            scores[str(name)] = _measured(record, value, own)
+            scores[str(task)] = _measured(record, value, own)
     return RunScores(
         run_id=run_id,
         tokens=milestone.milestone_tokens,
@@ -257,15 +264,18 @@ def run_scores(
         scores=scores,
         skipped=milestone.skipped,
         imported=imported or {},
+        name=name,
     )
 
 
 def compare(runs: Sequence[RunScores], published: Baselines | None = None) -> Comparison:
     """Return the table of runs, followed by published models."""
     models = published.models if published else ()
+    named = Counter(run.name for run in runs)
     columns = [
         Column(
             name=run.run_id,
+            title=run.name + (f" ({run.run_id})" if named[run.name] > 1 else "") if run.name else run.run_id,
             kind=RUN,
             tokens=run.tokens,
             step=run.step,
@@ -279,7 +289,8 @@ def compare(runs: Sequence[RunScores], published: Baselines | None = None) -> Co
     ]
     if published:
         columns += [
-            Column(name=model.name, kind=BASELINE, tokens=model.tokens, source=published.source) for model in models
+            Column(name=model.name, title=model.name, kind=BASELINE, tokens=model.tokens, source=published.source)
+            for model in models
         ]
     layout = baselines.layout()
     rows = _shown([_row(spec, runs, models) for spec in (*layout.rows, *_others(layout, runs))])
@@ -366,7 +377,9 @@ def _others(layout: Layout, runs: Sequence[RunScores]) -> list[RowSpec]:
     wanted = {pair for row in layout.rows for scores in row.of for pair in scores.items()}
     taken = {(name, metric) for task, metric in wanted for name in _names(task, metric)}
     pairs = {(name, score.metric) for run in runs for name, score in run.scores.items()} - taken
-    kept = [pair for pair in pairs if not any(fnmatch.fnmatchcase(pair[0], p) for p in layout.left_out)]
+    simulated = {name for run in runs if run.simulated for name in run.scores}  # ``mmlu_simulated`` is no part of MMLU
+    left_out = re.compile("|".join(map(fnmatch.translate, layout.left_out)))
+    kept = [pair for pair in pairs if pair[0] in simulated or not left_out.fullmatch(pair[0])]
     return [
         RowSpec(
             id=name,
@@ -450,6 +463,7 @@ def read_scores(run: RunPaths, tokens: int | None, warn: Callable[[str], None]) 
         contract=milestone.contract or None,
         recorded=recorded,
         imported=state.imported,
+        name=state.labels.name,
     )
 
 

@@ -50,6 +50,8 @@ class _Style:
         best: emphasises an escaped value; ``best_is`` names the emphasis.
         part: precedes the name of a part of a group.
         align: pads columns with spaces.
+        for_reader: names runs by their display names, and their contracts and data by letters; otherwise by ids and
+            hashes, as commands and files have them.
     """
 
     escape: Callable[[str], str]
@@ -57,12 +59,17 @@ class _Style:
     best_is: str
     part: str
     align: bool = False
+    for_reader: bool = True
+
+    def name(self, column: Column) -> str:
+        """Return the escaped name of a column."""
+        return self.escape(column.title if self.for_reader else column.name)
 
 
 def text(comparison: Comparison, *, bold: bool = False) -> str:
     """Return aligned plain text; ``bold`` adds ANSI codes for a terminal."""
     emphasis = "\x1b[1m{}\x1b[0m *" if bold else "{} *"
-    style = _Style(str, lambda cell: emphasis.format(cell), "*", "  ", align=True)
+    style = _Style(str, lambda cell: emphasis.format(cell), "*", "  ", align=True, for_reader=False)
     header = [title.upper() for title in _titles(comparison)] + [column.name for column in comparison.columns]
     lines = [header, *_body(comparison, style)]
     rows = [line for line in lines if isinstance(line, list)]
@@ -74,7 +81,7 @@ def text(comparison: Comparison, *, bold: bool = False) -> str:
 def markdown(comparison: Comparison) -> str:
     """Return a Markdown table and a list of notes."""
     style = _Style(_escape_markdown, lambda cell: f"**{cell}**", "bold", "&nbsp;&nbsp;")
-    header = [*_titles(comparison), *(style.escape(column.name) for column in comparison.columns)]
+    header = [*_titles(comparison), *map(style.name, comparison.columns)]
     titled = [
         [f"*{line}*", *[""] * (len(header) - 1)] if isinstance(line, str) else line for line in _body(comparison, style)
     ]
@@ -82,10 +89,15 @@ def markdown(comparison: Comparison) -> str:
     return table + "\n" + "".join(f"- {note}\n" for note in _notes(comparison, style))
 
 
-def latex(comparison: Comparison) -> str:
-    """Return a LaTeX table that needs the package booktabs."""
+def latex(comparison: Comparison, caption: str = "", label: str = "tab:comparison") -> str:
+    r"""Return a LaTeX table that needs the package booktabs.
+
+    Args:
+        caption: plain text; empty: one that names the runs.
+        label: for ``\ref``.
+    """
     style = _Style(latex_text.escape_latex, lambda cell: f"\\textbf{{{cell}}}", "bold", "\\quad ")
-    header = [*_titles(comparison), *(style.escape(column.name) for column in comparison.columns)]
+    header = [*_titles(comparison), *map(style.name, comparison.columns)]
     lines = [
         f"\\midrule\n\\multicolumn{{{len(header)}}}{{l}}{{\\textit{{{line}}}}} \\\\\n"
         if isinstance(line, str)
@@ -95,15 +107,23 @@ def latex(comparison: Comparison) -> str:
     notes = "".join(f"\n\\par {note}" for note in _notes(comparison, style))
     return (
         "% \\usepackage{booktabs}\n\\begin{table}\n\\centering\n"
+        f"\\caption{{{style.escape(caption or _caption(comparison))}}}\n\\label{{{label}}}\n"
         f"\\begin{{tabular}}{{lrrl{'r' * (len(header) - 4)}}}\n\\toprule\n{''.join(lines)}\\bottomrule\n"
         f"\\end{{tabular}}\n{{\\footnotesize{notes}\n\\par}}\n\\end{{table}}\n"
     )
 
 
+def _caption(comparison: Comparison) -> str:
+    runs = [column.title for column in comparison.columns if column.kind == compare.RUN]
+    more = " next to published ones" if len(runs) < len(comparison.columns) else ""
+    named = " and ".join(filter(None, [", ".join(runs[:-1]), runs[-1]]))
+    return f"Scores of {named}{more}, ± standard error."
+
+
 def plain(comparison: Comparison) -> tuple[list[str], list[str | list[str]], list[str]]:
     """Return a header, lines (a section's title or a row of cells) and notes, as plain text."""
     style = _Style(str, lambda cell: f"{cell} *", "*", "– ")
-    header = [*_titles(comparison), *(column.name for column in comparison.columns)]
+    header = [*_titles(comparison), *map(style.name, comparison.columns)]
     return header, list(_body(comparison, style)), _notes(comparison, style)
 
 
@@ -117,17 +137,26 @@ def _body(comparison: Comparison, style: _Style) -> Iterator[str | list[str]]:
     empty = [""] * (len(titles) - 1)
     yield ["tokens", *empty, *map(_tokens, comparison.columns)]
     for name, text in (("contract", _contract), ("limit", _limit), ("data", _data)):
-        yield [name, *empty, *(style.escape(text(column)) for column in comparison.columns)]
+        named = _named(style)
+        yield [name, *empty, *(style.escape(text(column, named)) for column in comparison.columns)]
     for title, rows in groupby(comparison.rows, key=lambda row: (row.section, row.unit)):
         yield style.escape(title[0] + (", percent" if title[1] == PERCENT else ""))
-        named = ""
+        before = ""
         for row in rows:
             label = style.part + style.escape(row.part) if row.part else style.escape(row.group)
             first = next((cell for cell in row.cells if cell), None)
             figures = (_figure(row, cell, first, style) for cell in row.cells)
             about = [*_measured(row, first), style.escape(row.metric), *[_guessing(row, style)] * (GUESSING in titles)]
-            yield ["" if label == named else label, *about, *figures]
-            named = label
+            yield ["" if label == before else label, *about, *figures]
+            before = label
+
+
+def _named(style: _Style) -> Callable[[str], str]:
+    """Return a function that shortens hashes: to letters by their first occurrence, or to eight digits."""
+    letters: dict[str, str] = {}
+    if style.for_reader:
+        return lambda key: letters.setdefault(key, chr(ord("A") + len(letters)))
+    return lambda key: key[:8]
 
 
 def _titles(comparison: Comparison) -> list[str]:
@@ -183,7 +212,7 @@ def _tokens(column: Column) -> str:
     return "unknown" if column.imported else count(column.tokens)
 
 
-def _contract(column: Column) -> str:
+def _contract(column: Column, named: Callable[[str], str]) -> str:
     if column.imported:
         return "imported"
     if column.kind == compare.BASELINE:
@@ -191,10 +220,10 @@ def _contract(column: Column) -> str:
     if column.simulated:
         return "simulated"
     whole = column.contracts[0] if len(column.contracts) == 1 else digest(column.contracts)
-    return whole[:8] if column.contracts else "unknown"
+    return named(whole) if column.contracts else "unknown"
 
 
-def _limit(column: Column) -> str:
+def _limit(column: Column, _named: object) -> str:
     if column.kind == compare.BASELINE or not column.limits:
         return "unknown"
     if len(column.limits) > 1:
@@ -203,8 +232,8 @@ def _limit(column: Column) -> str:
     return "none" if limit is None else f"{limit} items" if limit >= 1 else f"{limit:.3g} of the items"
 
 
-def _data(column: Column) -> str:
-    return "several" if len(column.data) > 1 else "".join(column.data)[:8] or "unknown"
+def _data(column: Column, named: Callable[[str], str]) -> str:
+    return "several" if len(column.data) > 1 else named(column.data[0]) if column.data else "unknown"
 
 
 def _notes(comparison: Comparison, style: _Style) -> list[str]:

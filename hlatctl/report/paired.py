@@ -1,4 +1,4 @@
-"""Compare two evaluations item by item; pure.
+"""Compare two evaluations item by item.
 
 Two models that answer the same questions have correlated errors, so the difference of their scores is known better than
 each score. Only the questions on which they differ count: McNemar's exact test for right and wrong answers (McNemar
@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from hlatctl.report.compare import Measured, RunScores
+from hlatctl.report import items
+from hlatctl.report.compare import Measured, RunScores, read_scores
 from hlatctl.report.contracts import Conditions
 from hlatctl.report.items import Item, TaskItems
 from hlatctl.report.tabular import aligned
 from hlatctl.run import contract
+from hlatctl.run.paths import RunPaths
+from hlatctl.run.state import MilestoneState
 from hlatctl.units import counted, printable
 
 EQUAL, DIFFERENT, UNKNOWN = "equal", "different", "unknown"
@@ -170,6 +173,29 @@ def compare_items(
             sides = [(first[task], second[task]) for task in tasks]
             rows.append(_row(name, metric, sides, contracts, seed, is_over_tasks=(name, metric) in over_tasks))
     return Paired(rows=_holm(rows), left_out=left_out)
+
+
+Evaluated = tuple[RunPaths, MilestoneState]
+
+
+def compare_milestones(first: Evaluated, second: Evaluated, warn: Callable[[str], None]) -> Paired:
+    """Return the differences of two evaluated milestones from their files of items. Large suites take seconds.
+
+    Args:
+        warn: called with a message if a record of contracts is damaged.
+
+    Raises:
+        EvaluationError: a file of items is damaged.
+    """
+    old, new = (items.read_items(*side) for side in (first, second))
+    before, after = (read_scores(run, at.milestone_tokens, warn) for run, at in (first, second))
+    return compare_items(
+        old,
+        new,
+        items.groups(first[0], old) | items.groups(second[0], new),
+        {task: contrast(before, after, task) for task in old.keys() & new.keys()},
+        items.means_over_tasks(first[0]) | items.means_over_tasks(second[0]),
+    )
 
 
 def _pairs(first: TaskItems, second: TaskItems) -> list[Flip]:

@@ -92,6 +92,7 @@ def read_courses(run: RunPaths, state: RunState) -> RunCourses:
             contract=milestone.contract or None,
             recorded=recorded,
             imported=state.imported,
+            name=state.labels.name,
         )
         for _, milestone in sorted(state.milestones.items())
         if milestone.status == _EVALUATED and milestone.scores

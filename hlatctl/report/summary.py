@@ -7,7 +7,7 @@ differ. `hlatctl status` and the live page show a run in other words.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from conf.schema import Config
 from conf.sizes import has_shape, parameters
@@ -121,8 +121,8 @@ def summary_markdown(run: RunPaths, config: Config) -> str:
     return render(read_record(run, config))
 
 
-def render(record: Record) -> str:
-    """Return the summary as Markdown."""
+def render(record: Record, figures: Mapping[str, str] | None = None) -> str:
+    """Return the summary as Markdown; ``figures`` has captions by the path of the image next to the file."""
     run = record.numbers
     parts = [f"# {_escaped(run.run_id)}\n"]
     if run.simulated:
@@ -143,8 +143,18 @@ def render(record: Record) -> str:
         parts.append("## Attempts\n")
         rows = [[str(a.number), f"{a.from_step} to {a.last_step}", a.cause or "running", a.why] for a in run.attempts]
         parts.append(table(["attempt", "steps", "cause of end", "reason for the decision"], rows))
+    parts += pictures(figures or {})
     parts.extend(f"Warning: {_escaped(warning)}\n" for warning in run.warnings)
     return "\n".join(parts)
+
+
+def pictures(figures: Mapping[str, str]) -> list[str]:
+    """Return a section with figures as Markdown; empty without figures."""
+    shown = [
+        f"![Figure {at}]({path})\n\nFigure {at}. {_escaped(text)}\n"
+        for at, (path, text) in enumerate(figures.items(), 1)
+    ]
+    return ["## Figures\n", *shown] if shown else []
 
 
 def facts(run: Numbers) -> list[tuple[str, str]]:
@@ -188,7 +198,8 @@ def score_table(milestones: Sequence[Milestone]) -> tuple[list[str], list[list[s
     """
     tasks = {score.task: score for milestone in milestones for score in milestone.scores}
     guessed = any(score.chance is not None for score in tasks.values())
-    header = ["task", "metric", *[GUESSING] * guessed, *(_title(milestone) for milestone in milestones)]
+    others = list(dict.fromkeys(milestone.contract for milestone in milestones if not milestone.is_own))
+    header = ["task", "metric", *[GUESSING] * guessed, *(_title(milestone, others) for milestone in milestones)]
     rows = [
         [task, score.metric, *[_guessing(score)] * guessed, *_cells(milestones, task)]
         for task, score in sorted(tasks.items())
@@ -211,9 +222,9 @@ def _guessing(score: Score) -> str:
     return "–" if score.chance is None else f"{score.chance:.3f}"
 
 
-def _title(milestone: Milestone) -> str:
+def _title(milestone: Milestone, others: Sequence[str]) -> str:
     at = f"{count(milestone.tokens)} tokens" if milestone.tokens else "score"
-    return at + ("" if milestone.is_own else f", contract {milestone.contract[:8] or 'unknown'}")
+    return at if milestone.is_own else f"{at}, contract {others.index(milestone.contract) + 2}"
 
 
 def _cells(milestones: Sequence[Milestone], task: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -192,8 +192,10 @@ def render(state: SweepState, figures: Mapping[str, str], winner: Winner | None)
     )
 
 
-def markdown(state: SweepState, importances: Mapping[str, float], winner: Winner | None) -> str:
-    """Return the page's content as Markdown, without figures."""
+def markdown(
+    state: SweepState, importances: Mapping[str, float], winner: Winner | None, figures: Iterable[str] = ()
+) -> str:
+    """Return the page's content as Markdown; ``figures`` are the names of SVG files in ``figures/`` next to it."""
     parts = [f"# {state.sweep_id}\n"]
     if state.simulated:
         parts.append(f"**{MARK}**: {REPORT}\n")
@@ -204,6 +206,7 @@ def markdown(state: SweepState, importances: Mapping[str, float], winner: Winner
         parts += ["## Importance of the axes\n", markdown_table(["axis", "share"], shares)]
     if winner:
         parts += ["## The best arm\n", f"    {winner.command}\n"]
+    parts += [f"![{name}](figures/{name}.svg)\n" for name in figures]
     parts += ["## Trials\n", markdown_table(_TRIAL_HEADER, trial_rows(state))]
     return "\n".join(parts)
 

@@ -3,10 +3,10 @@
 import { fill, h } from "./dom.js";
 import * as text from "./format.js";
 
-/** Okabe and Ito's colours, which colour-blind people can tell apart; from the ninth run on, with other dashes. */
-const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f6bb3", "#8a8f98"];
-const DARK_COLOURS = ["#4aa3df", "#f08a4b", "#2fc795", "#e39cc4", "#f0b83a", "#8fd0f5", "#ab9ae0", "#a8adb5"];
-const DASHES = ["solid", "dash", "dot", "dashdot"];
+/** Okabe and Ito's colours, which colour-blind people can tell apart; from the seventh on, dashes and markers tell them apart. */
+const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
+const DARK_COLOURS = ["#4aa3df", "#f08a4b", "#2fc795", "#e39cc4", "#f0b83a", "#8fd0f5"];
+const DASHES = ["solid", "dash", "dot", "dashdot"], SYMBOLS = ["", "circle", "square", "triangle-up"];
 
 export const isDark = () => getComputedStyle(document.documentElement).colorScheme.includes("dark")
   && (document.documentElement.dataset.theme === "dark" || matchMedia("(prefers-color-scheme: dark)").matches && document.documentElement.dataset.theme !== "light");
@@ -16,6 +16,9 @@ export function stroke(index) {
   const colours = isDark() ? DARK_COLOURS : COLOURS;
   return { color: colours[index % colours.length], dash: DASHES[Math.floor(index / colours.length) % DASHES.length] };
 }
+
+/** Return the marker of the line with this number; empty for those that differ by colour. */
+export const symbolOf = (index) => SYMBOLS[Math.floor(index / COLOURS.length) % SYMBOLS.length];
 
 /** Return a colour with an opacity. */
 export function faint(colour, opacity) {

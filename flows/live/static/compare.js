@@ -1,9 +1,9 @@
 /** Runs side by side: their curves, what differs in their configurations, and their scores. */
 
-import { get } from "./api.js";
-import { AXES, Chart, Crosshair, stroke, xAxis } from "./charts.js";
-import { drawScores, settings } from "./compare_tables.js";
-import { Curves, minus, placed, smooth, withoutStart } from "./curves.js";
+import { get, runPath } from "./api.js";
+import { AXES, Chart, Crosshair, stroke, symbolOf, xAxis } from "./charts.js";
+import { drawScores, PairedPanel, settings } from "./compare_tables.js";
+import { Curves, minus, placed, POINTS, smooth, withoutStart } from "./curves.js";
 import { check, chip, choice, fill, h, runLink } from "./dom.js";
 import * as text from "./format.js";
 import { escaped, isSteep, ordered, titled, titleOf, traces } from "./metrics.js";
@@ -13,6 +13,8 @@ import { store } from "./store.js";
 
 /** Time between two looks at runs that grow. */
 const EXTEND_MS = 2000;
+/** Markers along a line. */
+const MARKERS = 8;
 
 export class CompareView {
   constructor(root, params) {
@@ -92,15 +94,31 @@ export class CompareView {
     const ids = this.ids, asked = this.asked = `${ids} ${this.axis} ${this.metrics}`;
     this.zoomed = "";
     if (withTables) fill(this.tables);
-    const curves = new Map(ids.map((id) => [id, new Curves(id, this.axis, this.metrics)]));
+    const every = await this.width(ids);
+    const curves = new Map(ids.map((id) => [id, new Curves(id, this.axis, this.metrics, every)]));
     const results = await Promise.allSettled([...curves.values()].map((each) => each.load()));
     if (this.closed || this.asked !== asked) return;
     const failed = results.map((result, index) => result.status === "rejected" && `${ids[index]}: ${result.reason.message}`);
-    this.message.textContent = ids.length ? failed.filter(Boolean).join(" ") : "No run is selected. Select runs in the list, then choose Compare.";
-    this.curves = curves;
+    const none = results.length && [...curves.values()].every((each) => !each.whole?.steps.length) ? "None of these runs has trained a step yet." : "";
+    this.message.textContent = ids.length ? [...failed, none].filter(Boolean).join(" ") : "No run is selected. Select runs in the list, then choose Compare.";
+    Object.assign(this, { curves, every });
     for (const [id, each] of curves) this.steps.set(id, each.whole ? each.whole.steps.at(-1) || 0 : 0);
     await this.refresh();
     if (withTables && ids.length) await this.loadTables();
+  }
+
+  /** Steps of each point: the same for all runs, so that their points are at the same steps. */
+  async width(ids) {
+    const newest = await Promise.all(ids.map((id) => store.rows.get(id)?.step
+      ?? get(runPath(id, "/curves"), { keys: "loss", points: 1 }).then((answer) => answer.newest_step, () => 0)));
+    return Math.max(1, Math.ceil(Math.max(0, ...newest) / POINTS));
+  }
+
+  /** The same within a range of x. */
+  widthIn(ends) {
+    const whole = [...this.curves.values()].flatMap(({ whole: found }) => (found?.xs.length ? [found.xs[0], found.xs.at(-1)] : []));
+    const share = Math.abs(ends[1] - ends[0]) / (Math.max(...whole) - Math.min(...whole) || 1);
+    return Math.max(1, Math.ceil(this.every * Math.min(1, share)));
   }
 
   /** The published scores in the tables and the chart: a set's name, or none. */
@@ -115,7 +133,7 @@ export class CompareView {
       if (this.closed || this.ids.join(",") !== runs || this.published !== baselines) return;
       if (this.scores) this.scores.close();
       this.scores = drawScores(answer, baselines, (name) => this.change({ baselines: name }));
-      fill(this.tables, this.scores.node, settings(answer));
+      fill(this.tables, this.scores.node, new PairedPanel(answer.runs.filter((_, index) => answer.milestones[index])).node, settings(answer));
     } catch (error) {
       fill(this.tables, h("p", { class: "problem" }, `${error.message} ${error.hint || ""}`));
     }
@@ -127,7 +145,8 @@ export class CompareView {
     const zoom = this.params.zoom || "";
     if (zoom === this.zoomed) return;
     this.zoomed = zoom;
-    await Promise.allSettled([...this.curves.values()].map((curves) => curves.zoom(range(zoom))));
+    const ends = range(zoom), every = ends && this.widthIn(ends);
+    await Promise.allSettled([...this.curves.values()].map((curves) => curves.zoom(ends, every)));
     if (!this.closed) this.draw();
   }
 
@@ -135,6 +154,7 @@ export class CompareView {
   rows() {
     const grown = this.ids.filter((id) => (store.rows.get(id)?.step || 0) !== this.steps.get(id));
     this.drawLegend();
+    if (grown.some((id) => (store.rows.get(id)?.step || 0) > 2 * POINTS * this.every)) return this.load(false);
     if (!grown.length || this.timer) return;
     this.timer = setTimeout(async () => {
       this.timer = 0;
@@ -183,11 +203,24 @@ export class CompareView {
     const differs = this.params.minus === "1" && loaded.length > 1 && this.subtract(lines, loaded, key, weight);
     this.charts.get(key).title.textContent = differs ? `${titled(key)}, minus that of ${nameOf(loaded[0][0])}` : titled(key);
     const log = (on) => (on === "1" ? "log" : "linear");
-    this.charts.get(key).draw(lines, {
+    const main = lines.filter((line) => line.hoverinfo !== "skip");
+    for (const line of main) line.hoverinfo = "none"; // the crosshair has the values; a line that is pointed at stands out
+    const markers = main.flatMap((line) => marked(line, symbolOf(this.ids.findIndex((id) => escaped(nameOf(id)) === line.name))));
+    const chart = this.charts.get(key);
+    chart.draw([...lines, ...markers], {
+      layout: { hovermode: "closest" },
       x: xAxis(this.axis, { type: log(this.params.logx), range: range(this.params.zoom) }),
       y: { type: differs ? "linear" : log(this.params.logy), range: differs ? range(this.params[`y.${key}`]) : range(this.params[`y.${key}`]) || this.cut(key, lines) },
       label: `${titleOf(key)} of ${text.counted(loaded.length, "run")} over ${AXES[this.axis]}`,
-    }).catch((error) => { this.message.textContent = error.message; });
+    }).then(() => this.listen(chart), (error) => { this.message.textContent = error.message; });
+  }
+
+  /** Let the lines of the run that is pointed at stand out in all charts. */
+  listen(chart) {
+    if (!chart.drawn || chart.listens) return;
+    chart.listens = true;
+    chart.plot.on("plotly_hover", ({ points }) => { if (points.length === 1) this.highlight(points[0].data.name); });
+    chart.plot.on("plotly_unhover", () => this.highlight(""));
   }
 
   /** Make lines the differences from the first run. Returns whether they are. */
@@ -211,11 +244,13 @@ export class CompareView {
     else this.change({ ...(x && { zoom: both(x) }), ...(y && { [`y.${key}`]: both(y) }) });
   }
 
-  /** Let the lines of one run stand out while its name in the legend is pointed at. */
-  highlight(id) {
+  /** Let the lines with this name stand out; empty: all lines. */
+  highlight(name) {
+    if (this.highlighted === name) return;
+    this.highlighted = name;
     for (const { plot, drawn } of this.charts.values()) {
       if (!drawn) continue;
-      const opacities = plot.data.map((line) => (id && line.name !== escaped(nameOf(id)) ? 0.15 : 1));
+      const opacities = plot.data.map((line) => (name && line.name !== name ? 0.15 : 1));
       window.Plotly.restyle(plot, { opacity: opacities });
     }
   }
@@ -238,11 +273,20 @@ export class CompareView {
     this.legendOf = signature;
     fill(this.legend, rows.map((row, index) => {
       const { color, dash } = stroke(index), others = ids.filter((each) => each !== row.run_id);
-      return h("li", { onmouseenter: () => this.highlight(row.run_id), onmouseleave: () => this.highlight("") }, h("span", { class: "swatch", "data-dash": dash, style: { "--swatch": color } }), runLink(row),
+      return h("li", { onmouseenter: () => this.highlight(escaped(nameOf(row.run_id))), onmouseleave: () => this.highlight("") }, h("span", { class: "swatch", "data-dash": dash, style: { "--swatch": color } }, MARKS[symbolOf(index)]), runLink(row),
         row.status && chip(row.status), row.simulated && h("span", { class: "mark" }, "simulated"),
         h("button", { type: "button", class: "small", "aria-label": `Remove ${nameOf(row.run_id)}`, onclick: () => this.change({ runs: others.join(",") }) }, "×"));
     }));
   }
+}
+
+/** What the legend shows for a marker. */
+const MARKS = { circle: "●", square: "■", "triangle-up": "▲" };
+
+/** Markers along a line, for runs beyond those that differ by colour. */
+function marked(line, symbol) {
+  const step = Math.max(1, Math.floor(line.x.length / MARKERS)), some = (values) => values.filter((_, at) => at % step === 0);
+  return symbol ? [{ type: "scatter", mode: "markers", name: line.name, x: some(line.x), y: some(line.y), hoverinfo: "skip", marker: { color: line.line.color, size: 7, symbol } }] : [];
 }
 
 const nameOf = (id) => store.rows.get(id)?.name || id;

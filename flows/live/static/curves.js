@@ -14,9 +14,10 @@ export class Curves {
    * @param {string} id - of the run.
    * @param {string} x - step, tokens, time or flops. Times are hours since the first step.
    * @param {string[]} keys - series; empty: all that the run has.
+   * @param {number|null} every - steps of each point, so that runs have the same points; null: as many as a chart shows.
    */
-  constructor(id, x, keys) {
-    Object.assign(this, { id, x, keys, whole: null, detail: null, asked: "", busy: false, origin: null });
+  constructor(id, x, keys, every = null) {
+    Object.assign(this, { id, x, keys, every, whole: null, detail: null, asked: "", busy: false, origin: null });
   }
 
   /** What a chart draws: the zoomed range, or the whole run. */
@@ -25,7 +26,7 @@ export class Curves {
   }
 
   async read(more = {}) {
-    const query = { keys: this.keys.join(","), points: POINTS, x: this.x, ...more };
+    const query = { keys: this.keys.join(","), points: POINTS, x: this.x, every: this.every, ...more };
     if (!this.keys.length) {
       const { available } = await get(runPath(this.id, "/curves"), { keys: "loss", points: 1, x: this.x });
       query.keys = available.length ? available.join(",") : "loss";
@@ -52,8 +53,8 @@ export class Curves {
     return this.data;
   }
 
-  /** Read finer curves of a range of x; null: show the whole run again. */
-  async zoom(range) {
+  /** Read finer curves of a range of x, with so many steps for each point; null: show the whole run again. */
+  async zoom(range, every = null) {
     this.asked = String(range);
     if (!range || !this.whole || this.whole.steps.length < 2) {
       this.detail = null;
@@ -62,7 +63,7 @@ export class Curves {
     const asked = this.asked, { steps, xs } = this.whole;
     const from = steps[Math.max(0, lowerBound(xs, Math.min(...range)) - 2)] + 1;
     const to = steps[Math.min(steps.length - 1, lowerBound(xs, Math.max(...range)) + 1)];
-    const detail = await this.read({ from, to });
+    const detail = await this.read({ from, to, every });
     if (this.asked === asked) this.detail = detail;
   }
 
@@ -77,7 +78,7 @@ export class Curves {
     try {
       const { steps } = this.whole, last = steps.length ? steps[steps.length - 1] : 0;
       const restarted = changedFrom !== null && changedFrom <= last;
-      if (restarted || steps.length < 2 || steps.length > 2 * POINTS) await this.load();
+      if (restarted || steps.length < 2 || (!this.every && steps.length > 2 * POINTS)) await this.load();
       else this.append(await this.read({ from: last + 1 }));
     } finally {
       this.busy = false;

@@ -19,6 +19,7 @@ function find(kind, id, part, query) {
   if (kind === "info") return shared.info;
   if (kind === "sweeps") return shared.sweeps[id];
   if (kind === "compare") return compared(query.runs.split(","), shared.compared[query.baselines || ""]);
+  if (kind === "paired") return shared.paired[query.runs];
   if (kind !== "runs") return undefined;
   if (id === undefined) return { complete: true, revision: 0, rows: shared.rows };
   const run = shared.runs[id];
@@ -36,7 +37,7 @@ function curves({ all, axes }, { keys = "", x = "step", from = 0, to = Infinity 
     if (y) series[key] = { y: cut(y), low: cut(low), high: cut(high) };
     else if (axis.series[key]) series[key] = axis.series[key];
   }
-  return { ...all, ...axis, x, steps: cut(all.steps), xs: cut(axis.xs), series };
+  return { ...all, ...axis, x, steps: cut(all.steps), tokens: cut(all.tokens), times: cut(all.times), xs: cut(axis.xs), series };
 }
 
 /** A comparison of some of the file's runs. Which score is best is known for all of them together only. */

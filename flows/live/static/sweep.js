@@ -14,6 +14,8 @@ const READ_MS = 3000;
 const MOST_LINES = 300;
 /** Most values of an axis that are columns or rows of a heat map. */
 const MOST_CELLS = 24;
+/** Most arms between which levels are interpolated, the best ones: the browser's work grows with their square. */
+const MOST_LEVELLED = 80;
 
 export class SweepView {
   constructor(root, params, id) {
@@ -113,7 +115,7 @@ export class SweepView {
     ]);
     return h("section", {}, h("h2", {}, "Arms, best first"),
       same.length > 0 && details.arms.length > 0 && h("p", { class: "summary" }, `The same in all: ${same.map((key) => `${key}=${details.arms[0].point[key]}`).join(", ")}.`),
-      rows.length ? table("Arms", ["arm", ...varied.map((key) => h("code", {}, bdi(key))), bdi(details.objective), "difference from best", "trials"], rows)
+      rows.length ? table("Arms", ["arm", ...varied.map((key) => h("code", {}, bdi(key))), bdi(details.objective), "difference from best", "trials"], rows, { class: "short" })
         : h("p", { class: "empty" }, "No trial has been created yet."));
   }
 }
@@ -146,7 +148,7 @@ function trials(details) {
     h("a", { href: format({ view: "run", id: trial.run_id }) }, bdi(trial.run_id)), text.whole(trial.arm), trial.seed === null ? "–" : text.whole(trial.seed), chip(trial.status),
     text.number(trial.value), `${text.count(trial.tokens)}`, text.number(trial.process_hours, 3), bdi(trial.why || "–"),
   ]);
-  return rows.length > 0 && h("section", {}, h("h2", {}, "Trials"), table("Trials", ["trial", "arm", "seed", "status", "objective", "tokens", "hours", "reason"], rows));
+  return rows.length > 0 && h("section", {}, h("h2", {}, "Trials"), table("Trials", ["trial", "arm", "seed", "status", "objective", "tokens", "hours", "reason"], rows, { class: "short" }));
 }
 
 /** A colour between grey (the worst) and the accent (the best). */
@@ -184,7 +186,8 @@ function parallel(details, varied) {
   })).reverse();
   const label = (x, y, words, more) => ({ x, y, text: escaped(words), showarrow: false, xanchor: "left", xshift: 5, font: { size: 10 }, ...more });
   const ticks = scales.flatMap(({ ticks: found }, index) => found.map(([y, words]) => label(index, y, words)));
-  const names = keys.map((key, index) => label(index, 1.09, key, { xanchor: index === 0 ? "left" : index === keys.length - 1 ? "right" : "center", xshift: 0, font: { size: 11 } }));
+  const last = (key) => key.split(".").at(-1), titleOf = (key) => (keys.filter((each) => last(each) === last(key)).length > 1 ? key : last(key));
+  const names = keys.map((key, index) => label(index, 1.09, titleOf(key), { xanchor: index === 0 ? "left" : index === keys.length - 1 ? "right" : "center", xshift: 0, font: { size: 11 } }));
   const line = { color: faint("#8a8f98", 0.7), width: 1 };
   return {
     traces, shapes: keys.map((_, index) => ({ type: "line", x0: index, x1: index, y0: 0, y1: 1, line })),
@@ -202,7 +205,7 @@ function progress(details) {
   return {
     traces: [{ ...base, mode: "markers", name: "trial", y: ended.map((trial) => trial.value), marker: { color: faint(color, 0.6), size: 7 } },
       { ...base, mode: "lines", name: "best so far", y: bests, line: { color: stroke(1).color, shape: "hv" } }],
-    x: { title: "trial" }, y: { title: escaped(details.objective) },
+    x: { title: "trial", ...(ended.length < 12 && { dtick: 1 }) }, y: { title: escaped(details.objective) },
   };
 }
 
@@ -230,7 +233,7 @@ function importance({ importances }) {
   };
 }
 
-/** The best objective for each pair of two settings: a heat map of few values, or points. */
+/** The best objective for each pair of two settings: a heat map of few values, or points with levels between them. */
 function surface(details, one, two) {
   const arms = details.arms.filter((arm) => arm.mean !== null);
   if (arms.length < 3) return null;
@@ -241,9 +244,13 @@ function surface(details, one, two) {
   if (xs.length > MOST_CELLS || ys.length > MOST_CELLS) {
     const isLog = (list) => numeric(list) && Number(list[0]) > 0 && list.at(-1) / list[0] >= 20;
     const kind = (list) => (numeric(list) ? (isLog(list) ? "log" : "linear") : "category");
+    const some = arms.slice(0, MOST_LEVELLED), points = (list, key) => list.map((arm) => (numeric([arm.point[key]]) ? Number(arm.point[key]) : arm.point[key]));
+    const levels = numeric(xs) && numeric(ys) && {
+      type: "contour", x: points(some, one), y: points(some, two), z: some.map((arm) => arm.mean), connectgaps: true, colorscale, showscale: false, hoverinfo: "skip", opacity: 0.55, line: { width: 0.5, smoothing: 1 }, ncontours: 12,
+    };
     return {
-      traces: [{
-        type: "scatter", mode: "markers", x: arms.map((arm) => arm.point[one]), y: arms.map((arm) => arm.point[two]), text: arms.map((arm) => `arm ${arm.arm}: ${text.number(arm.mean)}`), hoverinfo: "text",
+      traces: [...(levels ? [levels] : []), {
+        type: "scatter", mode: "markers", x: points(arms, one), y: points(arms, two), text: arms.map((arm) => `arm ${arm.arm}: ${text.number(arm.mean)}`), hoverinfo: "text",
         marker: { color: arms.map((arm) => arm.mean), colorscale, colorbar, size: 9, line: { width: 1, color: "#00000060" } },
       }],
       ...titles, x: { ...titles.x, type: kind(xs) }, y: { ...titles.y, type: kind(ys) },

@@ -57,12 +57,14 @@ class Layout:
     Args:
         fractions: metrics of these scores that are fractions, with ``best`` as in a row (percent).
         left_out: patterns of score names that are not shown.
+        names: names in papers, by the beginnings of the names of scores.
     """
 
     rows: tuple[RowSpec, ...]
     others: str
     fractions: dict[str, str | float]
     left_out: tuple[str, ...]
+    names: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +117,18 @@ def layout() -> Layout:
         others=others["title"],
         fractions=others["fractions"],
         left_out=tuple(others["left_out"]),
+        names=data["names"],
     )
+
+
+def paper_name(score: str) -> str:
+    """Return the name of a score as papers write it, such as ``MMLU, stem``; unknown ones are unchanged."""
+    known = layout().names
+    name = max((name for name in known if f"{score}_".startswith(f"{name}_")), key=len, default=None)
+    if name is None:
+        return score
+    rest = score[len(name) + 1 :].replace("_", " ")
+    return known[name] + (f", {rest}" if rest else "")
 
 
 def names() -> list[str]:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from conf.schema import Config
 from conf.training_rules import learning_rate as rate_of_step
 from hlatctl.report.figures.figure import (
+    DASHES,
     FAINT,
+    GREEN,
+    HEIGHT_IN,
     HIGHLIGHT,
     INK,
     MAX_POINTS,
+    ORANGE,
+    PURPLE,
     QUIET,
+    SKY,
     Figure,
     Marks,
     Series,
     is_wide,
+    legend,
     line,
     over_tokens,
     plain_log_ticks,
@@ -29,6 +37,48 @@ from hlatctl.units import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+#: Lines with other colours; then other dashes and markers tell runs apart.
+_COLOURS = (INK, HIGHLIGHT, GREEN, PURPLE, ORANGE, SKY)
+_DASHED, _MARKERS = ("-", *DASHES), ("", "o", "s", "^")
+
+
+def losses(runs: Mapping[str, Series]) -> Figure:
+    """Return the figure of the smoothed training losses of several runs, by their titles."""
+    known = {title: series for title, series in runs.items() if series.tokens}
+    rows = [
+        [title, *point]
+        for title, series in known.items()
+        for point in zip(series.tokens, series.values["smooth_loss"], strict=True)
+    ]
+    late = [[y for y in s.values["smooth_loss"][len(s.tokens) // 20 :] if math.isfinite(y)] for s in known.values()]
+    limits = robust_limits(*[[y for values in late for y in values]] * 2)
+
+    def plot(axes: Axes) -> None:
+        for at, (title, series) in enumerate(known.items()):
+            again = at // len(_COLOURS)
+            axes.plot(
+                series.tokens, series.values["smooth_loss"], label=title, color=_COLOURS[at % len(_COLOURS)],
+                linestyle=_DASHED[again % len(_DASHED)], marker=_MARKERS[again % len(_MARKERS)],
+                markevery=max(1, len(series.tokens) // 8),
+            )  # fmt: skip
+        axes.set_ylim(limits)
+        axes.set_xlim(left=0)
+        axes.locator_params(nbins=6)
+        axes.xaxis.set_major_formatter(lambda value, _: count(value))
+        axes.set_xlabel("tokens")
+        axes.set_ylabel("training loss (nats/token)")
+        legend(axes)
+
+    return Figure(
+        name="losses",
+        caption=f"Training loss over tokens, means of up to {LOSS_WINDOW_STEPS} steps. The axis omits the first.",
+        header=["run", "tokens", "training_loss_nats_per_token"],
+        rows=rows,
+        plot=plot,
+        height_in=HEIGHT_IN + 0.16 * math.ceil(len(known) / 2) * (len(known) > 3),
+    )
 
 
 def learning_rate(series: Series, state: RunState, config: Config, marks: Marks) -> Figure:

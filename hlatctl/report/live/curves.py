@@ -41,12 +41,15 @@ class CurvesRequest:
     Args:
         keys: names of curves.
         points: maximum number of points per curve.
+        every: steps of each point instead, so that the points of several runs are at the same steps; None: as many
+            steps as ``points`` needs.
         first_step, last_step: the part of the run; None: from the beginning, or to the end.
         x: ``step``, ``tokens``, ``time`` (Unix seconds) or ``flops``.
     """
 
     keys: tuple[str, ...] = ("loss",)
     points: int = DEFAULT_POINTS
+    every: int | None = None
     first_step: int | None = None
     last_step: int | None = None
     x: str = "step"
@@ -56,6 +59,8 @@ class CurvesRequest:
             raise ConfigError(f"x={self.x}: no such axis", hint=suggest(self.x, list(AXES)))
         if not 1 <= self.points <= MOST_POINTS:
             raise ConfigError(f"points={self.points}: must be 1 to {MOST_POINTS}", hint=f"points={DEFAULT_POINTS}")
+        if self.every is not None and self.every < 1:
+            raise ConfigError(f"every={self.every}: must be at least 1", hint="every=10")
 
 
 @dataclass
@@ -124,7 +129,7 @@ def curves(steps: StepColumns, state: RunState, config: Config | None, request: 
     part = _part(steps["step"], request)
     numbers = steps["step"][part]
     axis = _axis(steps, config, request.x)
-    edges = _edges(len(numbers), request.points)
+    edges = _edges(numbers, request)
     series = {
         key: _reduced(_values(steps, state, config, key)[part], edges)
         for key in request.keys
@@ -203,9 +208,17 @@ def _values(steps: StepColumns, state: RunState, config: Config | None, key: str
     return np.asarray(steps["tokens_per_s"] * np.float32(math.nan if one is None else one / scale))
 
 
-def _edges(count: int, points: int) -> np.ndarray[Any, Any]:
-    groups = min(count, points)
-    return np.arange(groups + 1, dtype=np.int64) * count // max(groups, 1)
+def _edges(steps: np.ndarray[Any, Any], request: CurvesRequest) -> np.ndarray[Any, Any]:
+    """Return the places where groups of steps begin, and the end of the last one."""
+    count = len(steps)
+    if request.every is None:
+        groups = min(count, request.points)
+        return np.arange(groups + 1, dtype=np.int64) * count // max(groups, 1)
+    starts = np.flatnonzero(np.diff((steps - 1) // request.every, prepend=-1))
+    if len(starts) > MOST_POINTS:
+        least = math.ceil(request.every * len(starts) / MOST_POINTS)
+        raise ConfigError(f"every={request.every}: gives more than {MOST_POINTS:,} points", hint=f"every={least}")
+    return np.append(starts, count)
 
 
 def _reduced(values: np.ndarray[Any, Any], edges: np.ndarray[Any, Any]) -> dict[str, Any]:

@@ -17,17 +17,19 @@ from conf.of_run import of_run
 from conf.schema import Config
 from conf.sizes import parameters
 from hlatctl.report import baselines
-from hlatctl.report.compare import RUN, Cell, Comparison, RunScores, compare, read_scores
+from hlatctl.report.compare import RUN, Cell, Comparison, RunScores, compare, evaluated_milestone, read_scores
 from hlatctl.report.eval_queue import evaluation_queue, forecast_text, waiting_text
 from hlatctl.report.goodput import facts, measure_goodput
 from hlatctl.report.live.index import Kept, OpenRun, json_row
 from hlatctl.report.numbers import attempts_of
+from hlatctl.report.paired import compare_milestones
 from hlatctl.report.run_list import row_of
 from hlatctl.report.run_view import RunView
 from hlatctl.run import continuations, rank_output
 from hlatctl.run.errors import ConfigError, HlatctlError, suggest
 from hlatctl.run.evaluations import headlines
 from hlatctl.run.files import reading
+from hlatctl.run.fold import read_state
 from hlatctl.run.journal import Event
 from hlatctl.run.lease import driver
 from hlatctl.run.paths import RunPaths, attempt_of
@@ -391,6 +393,32 @@ def compared(runs: Sequence[RunPaths], published: str | None = None) -> dict[str
         "published": baselines.names(),
         "milestones": [{"tokens": score.tokens, "step": score.step} if score else None for score in scores],
         "notes": [*notes, *table.notes],
+    }
+
+
+def paired(first: RunPaths, second: RunPaths) -> dict[str, Any]:
+    """Return how the newest evaluated milestones of two runs differ, from the answers to the same questions.
+
+    Raises:
+        EvaluationError: a run has no evaluated milestone, or a file of items is damaged.
+    """
+    notes: list[str] = []
+    sides = [(run, evaluated_milestone(run, read_state(run).milestones, None)) for run in (first, second)]
+    found = compare_milestones(sides[0], sides[1], notes.append)
+    shown = ("name", "metric", "items", "reworded", "first", "second", "low", "high", "holm")
+    return {
+        "rows": [
+            {
+                **{name: getattr(row, name) for name in shown},
+                "gained": len(row.gained),
+                "lost": len(row.lost),
+                "is_real": row.is_real,
+                "contracts": row.contracts.status,
+            }
+            for row in found.rows
+        ],
+        "left_out": found.left_out,
+        "notes": notes,
     }
 
 

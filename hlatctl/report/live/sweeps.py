@@ -9,7 +9,7 @@ from hlatctl.report.run_view import view_sweep
 from hlatctl.report.sweep import arms, best, distance, facts
 from hlatctl.run import files
 from hlatctl.run.files import DAMAGED
-from hlatctl.run.paths import SweepPaths
+from hlatctl.run.paths import RunPaths, SweepPaths
 
 
 def details(sweep: SweepPaths) -> dict[str, Any]:
@@ -62,6 +62,12 @@ def details(sweep: SweepPaths) -> dict[str, Any]:
         ],
         "importances": _importances(sweep),
     }
+
+
+def best_first(sweep: SweepPaths) -> list[RunPaths]:
+    """Return the runs of all trials of a sweep, those of the best arm first; some may have no folder yet."""
+    state, _ = view_sweep(sweep)
+    return [sweep.trial(trial.number) for arm in arms(state) for trial in arm.trials]
 
 
 def _importances(sweep: SweepPaths) -> dict[str, float]:

@@ -12,10 +12,15 @@ import pytest
 
 from flows.live.share import MARK, bundle
 from hlatctl.cli.main import main
+from hlatctl.report.compare import evaluated_milestone
+from hlatctl.report.items import folder_of
+from hlatctl.run.files import write_json
+from hlatctl.run.fold import read_state
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 from tests.flows.live.conftest import Page, make_sweep
 from tests.hlatctl.conftest import MakeRun
+from tests.hlatctl.item_rows import row, write_items
 
 
 def content_of(html: str) -> dict[str, Any]:
@@ -62,6 +67,20 @@ def test_a_sweep_s_file_has_the_pages_of_its_best_trials(page: Page, make_run: M
     assert list(content["runs"]) == ["s-t0001"]
     assert content["sweeps"]["s"]["arms"][0]["arm"] == 1
     assert "It has the pages of the best 1 trial of 3." in content["notes"]
+
+
+def test_two_runs_are_compared_question_by_question(page: Page) -> None:
+    for run_id, right in (("a", 60), ("b", 70)):
+        run = RunPaths(page.runs_dir / run_id)
+        milestone = evaluated_milestone(run, read_state(run).milestones, None)
+        rows = [row(str(n), float(n < right), document=json.dumps({"q": n})) for n in range(100)]
+        write_items(run, milestone.milestone_tokens, "gsm8k", rows)
+        scores = {"scores": {"gsm8k": {"metric": "exact_match"}}}
+        write_json(folder_of(run, milestone) / "tasks" / "gsm8k.json", scores)
+    (found,) = page.browser.get("/api/paired?runs=a,b").json()["rows"]
+    assert (found["items"], found["gained"], found["lost"], found["is_real"]) == (100, 10, 0, True)
+    assert page.browser.get("/api/paired?runs=a").status_code == 400
+    assert content_of(page.browser.get("/api/share?runs=a,b").text)["paired"]["a,b"]["rows"] == [found]
 
 
 @pytest.mark.parametrize(

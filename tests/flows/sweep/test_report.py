@@ -62,6 +62,7 @@ def test_the_numbers_say_which_axis_matters_and_the_best_arm_first(swept: SweepP
     summary = (swept.report / "summary.md").read_text(encoding="utf-8")
     assert "| optimizer.lr | 100 % |" in summary
     assert record["command"] in summary
+    assert "![loss](figures/loss.svg)" in summary
 
 
 def test_the_best_arm_composes_from_its_command_and_from_its_file(

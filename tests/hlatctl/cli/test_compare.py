@@ -86,11 +86,40 @@ def test_latex_is_balanced_and_every_row_has_every_column(compare: Compare) -> N
     assert bare.isascii()
 
 
+def test_a_table_for_readers_has_names_and_no_hashes(runs_dir: Path, compare: Compare, tmp_path: Path) -> None:
+    with JournalWriter(RunPaths(runs_dir / "base_1"), "operator") as journal:
+        journal.append("labelled", by="me", tags={}, untag=[], note="", name="The first")
+    text = compare("base_1", "other-3", "--format", "latex")
+    assert r"\caption{Scores of The first and other-3, $\pm$ standard error.}" in text
+    assert r"\label{tab:comparison}" in text
+    assert r"contract &  &  &  &  & A & B \\" in text
+    assert "base_" not in text
+    assert "base_1" in compare("base_1", "other-3")
+    written = compare("base_1", "other-3", "--format", "markdown", "--output", os.fspath(tmp_path / "out"))
+    table = Path(written.strip())
+    assert table.name == "comparison.md"
+    assert "![Figure 1](figures/losses.png)" in table.read_text(encoding="utf-8")
+    assert (table.parent / "figures" / "losses.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["compare", "base_1", "--output", "x", "--runs-dir", os.fspath(runs_dir)]) == 10
+
+
 def test_json_has_a_stable_form(compare: Compare) -> None:
     record = json.loads(compare("base_1", "--baselines", "hlat", "--format", "json"))
     assert list(record) == ["v", "columns", "rows", "notes"]
     assert record["v"] == 1
-    columns = ["name", "kind", "tokens", "step", "contracts", "limits", "data", "simulated", "imported", "source"]
+    columns = [
+        "name",
+        "title",
+        "kind",
+        "tokens",
+        "step",
+        "contracts",
+        "limits",
+        "data",
+        "simulated",
+        "imported",
+        "source",
+    ]
     rows = ["id", "section", "group", "part", "shots", "metric", "unit", "best", "cells"]
     assert all(list(column) == columns for column in record["columns"])
     assert all(list(row) == rows and len(row["cells"]) == 6 for row in record["rows"])
@@ -115,11 +144,11 @@ def test_every_format_shows_how_a_run_was_measured_and_marks_different_published
     scored_run(runs_dir, "small-7", {"gsm8k": score("exact_match", 0.2, 0.06, 40)}, whole=fields)
     text = compare("small-7", "base_1", "--baselines", "hlat", "--format", output)
     between, mark = {"text": (" +", "¶"), "markdown": (r" \| +", "¶"), "latex": (" & ", r"\\P\{\}")}[output]
-    row = between.join(["Math", "1", "40", "accuracy"])
+    row = between.join(["GSM8K", "1", "40", "accuracy"])
     assert re.search(rf"{row}.*20\.00 .* 6\.00.* 9\.40 .*\(shots 8, n 1319\).* {mark} \(shots 8, n 1319\)", text)
     assert "40 items" in text
     name = "base_1" if output == "text" else r"base\_1"
-    assert f"{name} has another contract for Math: limit is null, elsewhere 40" in text
+    assert f"{name} has another contract for GSM8K: limit is null, elsewhere 40" in text
 
 
 def test_with_a_damaged_record_of_contracts_their_fields_are_unknown(
@@ -179,7 +208,7 @@ def test_scores_of_equal_task_contracts_compare_whatever_else_was_measured(runs_
     table = json.loads(compare("base_1", "some-8", "--format", "json"))
     remarks = {row["id"]: row["cells"][1]["remark"] for row in table["rows"] if row["cells"][1]}
     assert remarks == {"boolq": "", "gsm8k": "another_contract"}
-    assert table["notes"] == ["some-8 has another contract for Math: shots is 1, elsewhere 8"]
+    assert table["notes"] == ["some-8 has another contract for GSM8K: shots is 1, elsewhere 8"]
 
 
 def test_bold_is_for_terminals_that_want_it(runs_dir: Path, compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:

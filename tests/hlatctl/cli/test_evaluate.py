@@ -269,7 +269,7 @@ def test_an_imported_score_is_shown_with_its_origin_and_is_not_ranked(
     (_, name, _), _ = import_of(LM_EVAL, tmp_path, capsys)
     code, out, _ = call(run.root.parent, capsys, "compare", "base", name.strip())
     assert code == 0
-    row = next(line for line in out.splitlines() if line.startswith("Math"))
+    row = next(line for line in out.splitlines() if line.startswith("GSM8K"))
     assert "10.00 ‖ (shots 5)" in row
     assert "‖: imported, contract unknown; not ranked" in out
     assert "lm_eval 0.4.9, org/some-model, 2025-06-01" in out

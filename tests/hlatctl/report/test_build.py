@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,29 @@ def test_a_report_can_keep_the_figures_whose_data_are_unchanged(
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_markdown_comes_with_its_figures_as_pictures(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Figure, "picture", lambda _figure, suffix: suffix.encode())
+    page = build(make_run(), {"markdown"}, tmp_path / "out")
+    text = page.read_text(encoding="utf-8")
+    linked = re.findall(r"!\[Figure \d+\]\((.*)\)", text)
+    assert "figures/loss.png" in linked
+    assert {f"figures/{path.name}" for path in (tmp_path / "out" / "figures").iterdir()} == set(linked)
+
+
+def test_tables_of_a_paper_name_tasks_as_papers_do(make_run: MakeRun) -> None:
+    record = record_of(make_run())
+    milestone = record.numbers.milestones[-1]
+    scores = [replace(milestone.scores[0], task=task) for task in ("mmlu_stem", "leaderboard_bbh", "word_error")]
+    numbers = replace(record.numbers, milestones=[replace(milestone, scores=scores)], name="The first")
+    tables = report_page.latex_tables(replace(record, numbers=numbers))
+    text = tables["milestones"]
+    assert r"\caption{Scores of run The first at its milestones.}" in text
+    assert r"\label{tab:example:milestones}" in text
+    assert [row.partition(" &")[0] for row in text.splitlines()[9:12]] == ["BBH", "MMLU, stem", r"word\_error"]
+
+
 def test_redone_steps_are_counted_once(make_run: MakeRun) -> None:
     run = numbers_of(make_run())
     assert run.step == 306
@@ -167,7 +191,7 @@ def test_scores_under_another_contract_have_their_own_column_a_mark_and_no_point
     summary = summary_markdown(run, conf.load.load(run.config))
     row = next(line for line in summary.splitlines() if line.startswith("| validation_loss"))
     header = next(line for line in summary.splitlines() if line.startswith("| task"))
-    assert "| 900K tokens | 900K tokens, contract bbbbbbbb |" in header
+    assert "| 900K tokens | 900K tokens, contract 3 |" in header
     assert "3.000 ± 0.100 † |" in row
     assert "†: its contract differs from that of the first score of its row; not comparable." in summary
     page = build(run).read_text(encoding="utf-8")

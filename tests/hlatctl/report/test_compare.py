@@ -69,6 +69,13 @@ def test_the_best_is_marked_if_no_other_is_within_its_error(values: tuple[float,
     assert [cell and cell[1] for cell in row(table, "mmlu")] == standings
 
 
+def test_made_up_scores_are_rows_of_their_own_and_not_ranked() -> None:
+    scores = {"mmlu_simulated": score("acc", 0.5, 0.07, 40)}
+    table = compare([run("real", mmlu(0.4)), run("dry", scores, simulated=True)])
+    assert row(table, "mmlu_simulated") == [None, (50.0, "", "simulated")]
+    assert [each.id for each in compare([run("real", {**mmlu(0.4), **scores})]).rows] == ["mmlu"]
+
+
 @pytest.mark.parametrize("errors", [(0.004, None), (None, 0.004)])
 def test_an_unknown_standard_error_counts_as_zero(errors: tuple[float | None, float | None]) -> None:
     # 1.96 * 0.4 = 0.784 percent points

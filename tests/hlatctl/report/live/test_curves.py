@@ -46,6 +46,14 @@ def test_groups_keep_the_extremes(make_run: MakeRun) -> None:
     assert np.average(reduced["y"], weights=counts) == pytest.approx(np.mean(loss))
 
 
+def test_points_of_a_width_are_at_the_same_steps_in_runs_of_any_length(make_run: MakeRun) -> None:
+    whole, part = (_curves(make_run(name), every=50, last_step=last) for name, last in (("a", None), ("b", 130)))
+    assert list(whole["steps"]) == [50, 100, 150, 200, 250, 300, 306]
+    assert list(part["steps"]) == [50, 100, 130]
+    np.testing.assert_array_equal(whole["series"]["loss"]["y"][:2], part["series"]["loss"]["y"][:2])
+    assert list(_curves(make_run("c"), every=50, first_step=101)["steps"]) == [150, 200, 250, 300, 306]
+
+
 def test_a_part_has_both_ends(make_run: MakeRun) -> None:
     found = _curves(make_run(), first_step=100, last_step=110)
     assert found["steps"].tolist() == list(range(100, 111))
