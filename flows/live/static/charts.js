@@ -51,8 +51,8 @@ export class Chart {
    */
   constructor(title, { onZoom = null, tall = false } = {}) {
     this.onZoom = onZoom;
-    this.title = h("h3", {}, title);
-    this.plot = h("div", { class: tall ? "plot tall" : "plot", role: "img", "aria-label": title });
+    this.title = h("h2", {}, title);
+    this.plot = h("div", { class: tall ? "plot tall" : "plot", role: "group", "aria-label": title });
     this.node = h("section", { class: "chart" }, this.title, this.plot);
     this.observer = new ResizeObserver(() => this.drawn && this.plot.isConnected && window.Plotly.Plots.resize(this.plot));
     this.observer.observe(this.plot);
