@@ -100,12 +100,12 @@ def test_a_run_is_amended_with_the_keyboard_alone(page: Page, runs_dir: Path) ->
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     says = page.get_by_role("dialog").locator(".says")
-    expect(says).to_contain_text("checkpoint.keep: 2 -> 7")
+    expect(says).to_contain_text("checkpoint.keep: 3 -> 7")
     expect(page.locator("[data-confirm]")).to_have_text("Amend")
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(page.get_by_role("button", name="Amend")).to_be_focused()
-    assert of_run(RunPaths(runs_dir / "plain")).checkpoint.keep == 2
+    assert of_run(RunPaths(runs_dir / "plain")).checkpoint.keep == 3
     page.keyboard.press("Enter")
     page.keyboard.type("notify.urls=[env:HOME]")
     page.get_by_role("button", name="Check").click()
