@@ -35,10 +35,11 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
-_NO_TOKEN = """<!doctype html><meta charset="utf-8"><title>hlatctl</title>
-<h1>This page needs its link</h1>
+_NO_TOKEN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>hlatctl</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
+<main><h1>This page needs its link</h1>
 <p>Open the link that <code>hlatctl ui</code> has printed. It ends with <code>?token=…</code>.</p>
-<p>If it is no longer on the screen, run <code>hlatctl ui</code> again.</p>
+<p>If it is no longer on the screen, run <code>hlatctl ui</code> again.</p></main>
 """
 
 

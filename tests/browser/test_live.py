@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from conf.of_run import of_run
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
@@ -88,6 +89,27 @@ def test_a_run_is_stopped_only_after_a_confirmation(page: Page, live: RunPaths) 
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("dialog").get_by_role("button", name="Stop").click()
     expect(page.locator(".chip").first).to_have_text("stopping")
+
+
+def test_a_run_is_amended_with_the_keyboard_alone(page: Page, runs_dir: Path) -> None:
+    page.goto(f"{page.url.partition('#')[0]}#/run/plain")
+    page.get_by_role("button", name="Amend").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.type("checkpoint.keep=7")
+    for _ in range(4):
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    says = page.get_by_role("dialog").locator(".says")
+    expect(says).to_contain_text("checkpoint.keep: 3 -> 7")
+    expect(page.locator("[data-confirm]")).to_have_text("Amend")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.get_by_role("button", name="Amend")).to_be_focused()
+    assert of_run(RunPaths(runs_dir / "plain")).checkpoint.keep == 3
+    page.keyboard.press("Enter")
+    page.keyboard.type("notify.urls=[env:HOME]")
+    page.get_by_role("button", name="Check").click()
+    expect(says).to_contain_text("can't be changed from the page")
 
 
 def test_steps_that_are_trained_again_replace_the_former_ones(page: Page, live: RunPaths) -> None:

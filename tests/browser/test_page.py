@@ -409,7 +409,13 @@ def test_five_thousand_runs_are_listed_and_filtered_at_once(page: Page) -> None:
 def test_control_is_not_offered_and_is_refused(page: Page) -> None:
     go(page, "/run/live")
     expect(page.get_by_role("heading", level=1)).to_have_text("live")
-    expect(page.locator("[data-action]")).to_have_count(0)
+    expect(page.locator("[data-action]")).to_have_text("Alerts")
+    page.locator("[data-action]").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("No service is configured")
+    expect(dialog.get_by_label("Training makes no progress")).to_be_disabled()
+    expect(dialog.get_by_role("button")).to_have_text("Close")
+    page.keyboard.press("Escape")
     status = page.evaluate(
         "fetch('/api/runs/live/stop', {method: 'POST', headers: {'X-Hlatctl': '1'}}).then((a) => a.status)"
     )

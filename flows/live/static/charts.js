@@ -144,8 +144,8 @@ export class Chart {
    */
   constructor(title, { onZoom = null, tall = false, crosshair = null, along = "x", buttons = [] } = {}) {
     Object.assign(this, { onZoom, crosshair, along });
-    this.title = h("h3", {}, title);
-    this.plot = h("div", { class: tall ? "plot tall" : "plot", role: "img", "aria-label": title });
+    this.title = h("h2", {}, title);
+    this.plot = h("div", { class: tall ? "plot tall" : "plot", role: "group", "aria-label": title });
     this.values = h("div", { class: "values" });
     this.line = h("div", { class: "crosshair-line", hidden: true });
     this.node = h("section", { class: "chart" }, h("div", { class: "chart-head" }, this.title, this.values, buttons), h("div", { class: "frame" }, this.plot, this.line));

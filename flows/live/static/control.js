@@ -4,7 +4,7 @@ import { get, post, runPath } from "./api.js";
 import { bdi, check, h, fill, toast } from "./dom.js";
 import { store } from "./store.js";
 
-const ENDED = ["stopped", "failed", "interrupted"];
+const ENDED = ["created", "stopped", "failed", "interrupted"];
 /** Actions that a person confirms. The server says what to read before. */
 const ACTIONS = {
   stop: { title: "Stop", statuses: ["running", "stopping"], done: "The run is asked to stop." },

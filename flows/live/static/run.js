@@ -61,9 +61,11 @@ export class RunView {
     } catch (error) {
       if (this.closed) return;
       if (error.status === 404 && await this.isSweep()) return location.replace(format({ view: "sweep", id: this.id }));
-      if (!this.details) fill(this.panel, h("p", { class: "problem" }, error.message), h("p", {}, error.hint), h("p", {}, h("a", { href: "#/runs" }, "Show all runs")));
+      this.tabs.hidden = !this.details;
+      if (!this.details) fill(this.panel, h("h1", {}, bdi(this.id)), h("p", { class: "problem" }, error.message), h("p", {}, error.hint), h("p", {}, h("a", { href: "#/runs" }, "Show all runs")));
       return;
     }
+    this.tabs.hidden = false;
     this.drawHeader();
     if (!this.tab) this.openTab();
     else if (this.tab.show) this.tab.show(this.details);

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from conf.of_run import of_run
+from flows import amendments
 from flows.tracking.notify import notifier
 from flows.tracking.notify.notes import Message
 from flows.tracking.notify.notifier import PER_HOUR, Forecast, Notifier, only_notifier
@@ -131,6 +133,35 @@ def test_at_most_twenty_messages_an_hour_but_urgent_ones_at_once(make_run: MakeR
     watching.poll()
     assert len(service.got) == PER_HOUR + 1
     assert service.got[-1].title == "one: failed at step 7 (summary of 2 messages)"
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "title"),
+    [
+        ({"kind": "alarm", "step": 9, "what": "update_skipped", "message": "m"}, "loss_spike", "alarm update skipped"),
+        ({"kind": "alarm", "step": 9, "what": "gradient_norm", "message": "m"}, "loss_spike", "alarm gradient norm"),
+        ({"kind": "alarm", "step": 9, "what": "budget", "message": "budget.usd=5: 90 %"}, "budget", "nearly used up"),
+        ({"kind": "hang", "evidence": "no step for 9 min", "stacks": "s", "path": "p"}, "stall", "makes no progress"),
+    ],
+)
+def test_spikes_stalls_and_budgets_are_switched_apart_and_at_once(
+    make_run: MakeRun, service: Service, event: dict[str, Any], kind: str, title: str
+) -> None:
+    run = make_run(on=[kind])
+    notifier = service.of(run)
+    journal(run, **event)
+    notifier.poll()
+    (message,) = service.got
+    assert (message.kind, title in message.title) == (kind, True)
+    amendments.amend(run, ["notify.on=[finished]"], by="ana")
+    service.now_unix_s += 100_000
+    journal(run, **event)
+    notifier.poll()
+    assert len(service.got) == 1
+    amendments.amend(run, [f"notify.on=[{kind}]"], by="ana")
+    journal(run, **{**event, "message": "another budget.usd=6"})
+    notifier.poll()
+    assert len(service.got) == 2
 
 
 def test_a_repeated_alarm_is_told_once_a_day_and_kinds_that_nobody_asked_for_never(
