@@ -1,4 +1,4 @@
-"""`hlatctl checkpoint`: lists, verifies, restores and merges checkpoints, exports to and imports from Hugging Face."""
+"""`hlatctl checkpoint`: lists, verifies, restores, merges, exports and imports checkpoints."""
 
 from __future__ import annotations
 
@@ -40,6 +40,13 @@ app = App("List, verify, restore, merge, export and import checkpoints.")
 
 _HEADER = ["STEP", "TOKENS", "SIZE", "WRITTEN", "WRITTEN BY", "KEPT AS", "STATE"]
 Target = Annotated[Path, typer.Option("--to", help="Folder to create; it must be empty if it exists.", parser=place)]
+
+
+class Format(StrEnum):
+    """Layout of an exported model."""
+
+    HUGGING_FACE = "hf"
+    MEGATRON = "megatron"
 
 
 class Dtype(StrEnum):
@@ -103,11 +110,13 @@ def export(
     dtype: Annotated[
         Dtype | None, typer.Option(help="Number format of the weights.  [default: the checkpoint's]")
     ] = None,
+    layout: Annotated[Format, typer.Option("--format", help="Format of the exported model.")] = Format.HUGGING_FACE,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Export a checkpoint and its tokenizer to Hugging Face format.
+    """Export a checkpoint and its tokenizer to Hugging Face format, or as a release that Megatron-LM loads.
 
-    With tracking.register_model=NAME in the run's configuration, it becomes a version of that model in MLflow.
+    Megatron's format (torch_dist) has dense Llama and Qwen 3 models. With tracking.register_model=NAME in the run's
+    configuration, an export to Hugging Face format becomes a version of that model in MLflow.
     """
     from conf.of_run import of_run
     from flows.runtime.programs import ask
@@ -115,7 +124,8 @@ def export(
     paths = find_run(run, runs_dir)
     chosen = ("--step", str(step)) if step is not None else ()
     number_format = ("--dtype", dtype.value) if dtype else ()
-    argv = ("--run-dir", os.fspath(paths.root), "--to", os.fspath(to.absolute()))
+    format_of = ("--format", layout.value) if layout is not Format.HUGGING_FACE else ()
+    argv = ("--run-dir", os.fspath(paths.root), "--to", os.fspath(to.absolute()), *format_of)
     written = json.loads(ask("trainer.convert.export", *argv, *chosen, *number_format).splitlines()[-1])
     say(
         f"step {written['step']} of run {paths.run_id}: {count(written['parameters'])} parameters, "
@@ -123,7 +133,7 @@ def export(
     )
     _warn_of_lost(written["left_out"])
     write(written["to"])
-    if of_run(paths).tracking.register_model:
+    if layout is Format.HUGGING_FACE and of_run(paths).tracking.register_model:
         from flows.tracking.mirrors import sync
 
         for registered in sync.register(paths, Path(written["to"]), written):
@@ -186,7 +196,7 @@ def _weights(text: str | None, number: int) -> list[str]:
 def _warn_of_lost(names: list[str]) -> None:
     if names:
         say(
-            f"warning: the Hugging Face model has no place for {len(names)} tensors, such as {names[0]}; without them "
+            f"warning: the exported model has no place for {len(names)} tensors, such as {names[0]}; without them "
             "its outputs differ from those in training"
         )
 
@@ -212,20 +222,34 @@ def restore(
 @app.command("import")
 def import_model(
     source: Annotated[
-        Path, typer.Argument(metavar="HF_FOLDER", help="Folder of a Hugging Face model in safetensors.", parser=place)
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="A Hugging Face model in safetensors, or a DCP checkpoint.", parser=place
+        ),
     ],
     to: Target,
     backend: Annotated[str, typer.Option(help="Backend that trains it: backend.name.")] = "torch_native",
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Hugging Face config.json of a DCP checkpoint's model. Tokenizer files beside it are copied.",
+            parser=place,
+        ),
+    ] = None,
 ) -> None:
-    """Import a Hugging Face model to train from: LLaMA, Qwen 3 (also mixtures of experts), OLMo 2 or DeepSeek-V3.
+    """Import a model to train from: of Hugging Face, Megatron-LM or Megatron-Bridge, or a plain DCP checkpoint.
 
-    Mixtures of experts and DeepSeek-V3 train with backend torchtitan. Prints the command that trains from it.
+    Hugging Face: LLaMA, Qwen 3 (also mixtures of experts), OLMo 2 or DeepSeek-V3. Megatron (torch_dist): dense Llama
+    and Qwen 3. Other DCP checkpoints must have names of torchtitan or Hugging Face, and need --config. Mixtures of
+    experts and DeepSeek-V3 train with backend torchtitan. Prints the command that trains from the import.
     """
     from conf.registries import BACKENDS
     from flows.runtime.programs import ask
 
     BACKENDS[backend]  # an unknown name is an error
     argv = ("--from", os.fspath(source.absolute()), "--to", os.fspath(to.absolute()), "--backend", backend)
+    argv += ("--config", os.fspath(config.absolute())) if config else ()
     written = json.loads(ask("trainer.convert.import_model", *argv).splitlines()[-1])
     say(f"{count(written['parameters'])} parameters, {', '.join(written['dtypes'])}, in {written['to']}")
     if written["tokenizer"] is None:

@@ -272,12 +272,12 @@ def test_a_pinned_chart_is_first_in_every_run(page: Page) -> None:
     go(page, "/run/plain")
     drawn(page)
     page.get_by_role("button", name="Pin Parameter norm").click()
-    expect(page.locator("section.chart h3").first).to_have_text("Parameter norm")
+    expect(page.locator("section.chart h2").first).to_have_text("Parameter norm")
     go(page, "/run/other")
     expect(page.locator("h1")).to_have_text("other")
-    expect(page.locator("section.chart h3").first).to_have_text("Parameter norm")
+    expect(page.locator("section.chart h2").first).to_have_text("Parameter norm")
     page.get_by_role("button", name="Unpin Parameter norm").click()
-    expect(page.locator("section.chart h3").first).to_have_text(re.compile("Loss"))
+    expect(page.locator("section.chart h2").first).to_have_text(re.compile("Loss"))
 
 
 def test_a_zoom_reads_finer_curves(page: Page, runs_dir: object) -> None:

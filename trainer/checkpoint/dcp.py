@@ -640,6 +640,9 @@ class _Inert(_Record):
 
     __slots__ = ()
 
+    def __call__(self, *args: Any, **kwargs: Any) -> _Inert:
+        return _Inert()
+
     def __setitem__(self, key: Any, value: Any) -> None:
         pass
 
@@ -685,7 +688,8 @@ def read_objects(folder: Path, entry: tuple[str, Metadata] | str) -> Any:
     except FileNotFoundError:
         raise
     except (OSError, EOFError, MemoryError, zipfile.BadZipFile, pickle.UnpicklingError, *DAMAGED) as error:
-        raise CheckpointError(f"{path}: can't be read ({why(error) or type(error).__name__})") from None
+        text = f"{path}: can't be read ({why(error) or type(error).__name__})"
+        raise CheckpointError(text, hint="copy the checkpoint again") from None
 
 
 def attributes(value: Any) -> dict[str, Any]:

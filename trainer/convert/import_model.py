@@ -113,9 +113,9 @@ def _open(source: Path, described: Path | None) -> tuple[Path, ModelConfig, Part
         from trainer.convert import megatron  # takes seconds
 
         if folder := megatron.find(source):
-            model, parts = megatron.read(folder, described)
+            model, open_weights = megatron.read(folder, described)
             _check_size(described or folder, sorted(folder.glob("*.distcp")), model)
-            return folder, model, parts
+            return folder, model, open_weights()
     if described is not None:
         raise CheckpointError(
             f"--config={described}: {source} is not a DCP checkpoint", hint="omit --config; its config.json is read"

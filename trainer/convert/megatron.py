@@ -20,8 +20,9 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,16 +98,18 @@ def _number(name: str) -> float:
     return int(match.group(1)) if match else float("inf")  # Megatron's `release`
 
 
-def read(folder: Path, described: Path | None) -> tuple[ModelConfig, Parts]:
-    """Return the model of a DCP checkpoint and its weights by Hugging Face's names. Reads no tensor yet.
+def read(folder: Path, described: Path | None) -> tuple[ModelConfig, Callable[[], Parts]]:
+    """Return the model of a DCP checkpoint, and a function that opens its weights, by Hugging Face's names.
+
+    Check the model's size before: opening takes time and memory for each tensor. No tensor is read yet.
 
     Args:
         folder: has ``.metadata``.
         described: a ``config.json`` of Hugging Face; None: Megatron's own settings describe the model.
 
     Raises:
-        CheckpointError: the names of the tensors are unknown, the model isn't described or can't be converted, or a
-            tensor is missing, has another shape, or isn't the model's.
+        CheckpointError: the names of the tensors are unknown, the model isn't described or can't be converted; or, when
+            the weights are opened, a tensor is missing, has another shape, or isn't the model's.
     """
     metadata = dcp.read_metadata(folder)
     reader = dcp.BlockReader(folder, metadata)
@@ -120,7 +123,7 @@ def read(folder: Path, described: Path | None) -> tuple[ModelConfig, Parts]:
                 f"{folder}: doesn't describe its model",
                 hint="name the model's config.json: --config HF_FOLDER/config.json",
             )
-        return model, (_titan if names == _TITAN else _by_name)(folder, metadata, reader, prefix, model)
+        return model, partial(_titan if names == _TITAN else _by_name, folder, reader, prefix, model)
     theirs = _megatron_model(folder, metadata, reader.tensors[prefix + _EMBEDDING].shape[0])
     if model is None and theirs is None:
         raise CheckpointError(
@@ -132,7 +135,7 @@ def read(folder: Path, described: Path | None) -> tuple[ModelConfig, Parts]:
     model = model or theirs
     assert model is not None
     check_model(model)
-    return model, _megatron(folder, reader, prefix, model)
+    return model, partial(_megatron, folder, reader, prefix, model)
 
 
 def _names_of(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[str, str]:
@@ -293,7 +296,7 @@ def _place(
     return _Place(tensor, name, stacked, shape)
 
 
-def _by_name(folder: Path, metadata: Metadata, reader: dcp.BlockReader, prefix: str, model: ModelConfig) -> Parts:
+def _by_name(folder: Path, reader: dcp.BlockReader, prefix: str, model: ModelConfig) -> Parts:
     ours = tuple(prefix + each for each in ("model.", "lm_head."))
     stored = {name.removeprefix(prefix): tensor for name, tensor in reader.tensors.items() if name.startswith(ours)}
 
@@ -304,7 +307,7 @@ def _by_name(folder: Path, metadata: Metadata, reader: dcp.BlockReader, prefix: 
     return Parts({name: (name, tensor) for name, tensor in stored.items()}, read_whole)
 
 
-def _titan(folder: Path, metadata: Metadata, reader: dcp.BlockReader, prefix: str, model: ModelConfig) -> Parts:
+def _titan(folder: Path, reader: dcp.BlockReader, prefix: str, model: ModelConfig) -> Parts:
     from trainer.convert.torchtitan import TitanWeights  # takes seconds
     from trainer.torchtitan.models import model_spec
 

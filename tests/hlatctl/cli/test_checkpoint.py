@@ -168,7 +168,7 @@ def test_import_prints_the_command_that_trains_from_it(
         "model": {"name": "stories", "hidden_size": 64, "num_heads": 8, "num_kv_heads": 4, "tie_embeddings": True},
     }
     asked = pretend(monkeypatch, written)
-    options = ("--to", os.fspath(target), "--backend", "torchtitan")
+    options = ("--to", os.fspath(target), "--backend", "torchtitan", "--config", os.fspath(tmp_path / "config.json"))
     assert main(["checkpoint", "import", os.fspath(tmp_path / "hf"), *options]) == 0
     assert asked == [("trainer.convert.import_model", "--from", os.fspath(tmp_path / "hf"), *options)]
     out, err = capsys.readouterr()
@@ -200,9 +200,10 @@ def test_export_passes_its_options_on(
     target = ("--to", os.fspath(tmp_path / "hf"))
     assert main(["checkpoint", "export", "latest", *target]) == 0
     assert main(["checkpoint", "export", "latest", *target, "--step", "200", "--dtype", "bfloat16"]) == 0
-    assert asked == [common, (*common, "--step", "200", "--dtype", "bfloat16")]
+    assert main(["checkpoint", "export", "latest", *target, "--format", "megatron"]) == 0
+    assert asked == [common, (*common, "--step", "200", "--dtype", "bfloat16"), (*common, "--format", "megatron")]
     out, err = capsys.readouterr()
-    assert out == "/x/hf\n/x/hf\n"
+    assert out == "/x/hf\n" * 3
     assert "no place for 1 tensors, such as layers.0.moe.expert_bias_E" in err
     assert not list(run.root.glob("launch")), "nothing of it is a job of the run"
 

@@ -24,8 +24,9 @@ from hlatctl.run.checkpoint import INDEX_FILES, read_manifest, write_manifest
 from hlatctl.run.errors import CheckpointError, DependencyError
 from trainer.checkpoint.shards import read_tensors, save_whole
 from trainer.convert.hugging_face import Weights
+from trainer.convert.hugging_face import Parts
 from trainer.convert.import_model import import_model
-from trainer.convert.serve import Parts
+from trainer.convert.serve import described, take
 from trainer.model.decoder import Llama
 
 pytest.importorskip("torchtitan", reason="the extra `torchtitan` is not installed")
@@ -196,10 +197,10 @@ def test_weights_without_a_place_in_hugging_face_s_model_are_named(tmp_path: Pat
 def test_weights_are_served_one_at_a_time(trained: tuple[Any, Any, Path]) -> None:
     spec, _, folder = trained
     weights = convert.TitanWeights(folder, spec)
-    expected, parts = weights.read(list(weights.ours)), Parts(weights)
-    assert parts.described().keys() == expected.keys()
+    expected, parts = weights.read(list(weights.ours)), Parts.of(weights)
+    assert described(parts).keys() == expected.keys()
     for name in list(expected)[::5]:
-        assert torch.equal(parts.take(name, [[1, 9, None]]), expected[name][1:9])
+        assert torch.equal(take(parts, name, [[1, 9, None]]), expected[name][1:9])
 
 
 def test_weights_of_another_model_are_refused(trained: tuple[Any, Any, Path], tmp_path: Path) -> None:
@@ -249,6 +250,12 @@ def test_a_model_that_was_exported_is_imported_for_torchtitan(
     imported = {name: torch.zeros_like(value) for name, value in state.items()}
     dcp.load(imported, target)
     assert all(torch.equal(imported[name], value) for name, value in state.items())
+    if kind != "gpt_oss":  # other trainers nest the model, and their checkpoints need its config.json
+        dcp.save({"model": model.state_dict(), "step": 3}, tmp_path / "nested" / "step-3")
+        import_model(tmp_path / "nested", tmp_path / "again", "torchtitan", source / "config.json")
+        again = {name: torch.zeros_like(value) for name, value in state.items()}
+        dcp.load(again, tmp_path / "again")
+        assert all(torch.equal(again[name], value) for name, value in state.items())
     assert (written["model"]["num_experts"], bool(written["model"]["kv_lora_rank"])) == {
         "llama3": (0, False), "qwen3": (0, False), "qwen3_moe": (4, False), "deepseek_v3": (4, True),
         "deepseek_v2": (4, True), "gpt_oss": (4, False),
