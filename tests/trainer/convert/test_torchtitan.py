@@ -23,8 +23,7 @@ from hlatctl.run import files
 from hlatctl.run.checkpoint import INDEX_FILES, read_manifest, write_manifest
 from hlatctl.run.errors import CheckpointError, DependencyError
 from trainer.checkpoint.shards import read_tensors, save_whole
-from trainer.convert.hugging_face import Weights
-from trainer.convert.hugging_face import Parts
+from trainer.convert.hugging_face import Parts, Weights
 from trainer.convert.import_model import import_model
 from trainer.convert.serve import described, take
 from trainer.model.decoder import Llama
