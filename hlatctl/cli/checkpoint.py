@@ -249,8 +249,8 @@ def import_model(
 
     BACKENDS[backend]  # an unknown name is an error
     argv = ("--from", os.fspath(source.absolute()), "--to", os.fspath(to.absolute()), "--backend", backend)
-    argv += ("--config", os.fspath(config.absolute())) if config else ()
-    written = json.loads(ask("trainer.convert.import_model", *argv).splitlines()[-1])
+    described = ("--config", os.fspath(config.absolute())) if config else ()
+    written = json.loads(ask("trainer.convert.import_model", *argv, *described).splitlines()[-1])
     say(f"{count(written['parameters'])} parameters, {', '.join(written['dtypes'])}, in {written['to']}")
     if written["tokenizer"] is None:
         say("the model's folder has no tokenizer; set tokenizer.path= to one")

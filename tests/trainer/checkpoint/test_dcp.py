@@ -6,7 +6,9 @@ import io
 import os
 import pickle
 import shutil
+import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from hlatctl.run.checkpoint import MANIFEST, read_manifest
 from hlatctl.run.errors import CheckpointError, StorageError
 from tests.dcp_checkpoint import renew_manifest, rewrite_metadata, write_dcp
 from tests.trainer.rank_threads import on_ranks
-from trainer.checkpoint.dcp import METADATA, load, read_metadata, save
+from trainer.checkpoint.dcp import METADATA, _Inert, attributes, load, read_metadata, read_objects, save
 from trainer.checkpoint.together import Together
 from trainer.checkpoint.trust import Verifier, share
 
@@ -330,3 +332,14 @@ def test_a_tensor_that_runs_code_is_never_loaded(folder: Path, tmp_path: Path) -
 
 def _moved(metadata: Metadata, path: Path, length: int) -> None:
     _entry(metadata, relative_path=path.name, offset=path.stat().st_size, length=length)
+
+
+@pytest.mark.parametrize("code", [b"cposix\nsystem\n(S'touch %s'\ntR.", b"cposix\nsystem\n}S'%s'\nI1\nsb."])
+def test_objects_of_any_class_are_read_without_its_code(tmp_path: Path, code: bytes) -> None:
+    """The second pickle would set an attribute of the class itself."""
+    before = dict(vars(_Inert))
+    with zipfile.ZipFile(tmp_path / "common.pt", "w") as archive:
+        archive.writestr("common/data.pkl", code % os.fsencode(tmp_path / "proof"))
+    with suppress(CheckpointError):
+        assert attributes(read_objects(tmp_path, "common.pt")) == {}
+    assert (dict(vars(_Inert)), (tmp_path / "proof").exists()) == (before, False)
