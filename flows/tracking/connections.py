@@ -30,7 +30,7 @@ SILENT_S = 10.0
 MOST_CONNECTIONS = 400
 #: Connections that are accepted simultaneously, before any of them can be closed.
 BACKLOG = 100
-#: Connections that wait to be accepted. A full queue drops more, and a browser tries again after 1 s, 3 s and 7 s, so the
+#: Connections that wait to be accepted. A full queue drops more, and a browser tries again after 1 s, 3 s and 7 s: the
 #: owner's must find room beside a stranger's 400. In a longer queue it waits behind more that a stranger has closed.
 _QUEUE = 512
 
