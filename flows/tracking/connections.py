@@ -30,9 +30,9 @@ SILENT_S = 10.0
 MOST_CONNECTIONS = 400
 #: Connections that are accepted simultaneously, before any of them can be closed.
 BACKLOG = 100
-#: Connections that wait to be accepted; the kernel allows fewer if its `somaxconn` is smaller. A full queue drops more,
-#: and a browser tries again after 1 s, 3 s and 7 s: the owner's must find room among those of a stranger.
-_QUEUE = 4096
+#: Connections that wait to be accepted. A full queue drops more, and a browser tries again after 1 s, 3 s and 7 s: the
+#: owner's must find room beside a stranger's 400. In a longer queue it waits behind more that a stranger has closed.
+_QUEUE = 512
 
 
 class Connection(H11Protocol):
