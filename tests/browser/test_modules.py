@@ -133,5 +133,6 @@ def test_equal_values_are_in_the_middle_of_their_axis(page: Page) -> None:
     single = "[{x: [491520], y: [0.001], mode: 'markers'}]"
     assert call(page, "charts", f"[m.extent({single}, 'x'), m.extent({single}, 'y')]") == [[0, 983040], [0, 0.002]]
     assert call(page, "charts", "m.ticks([0, 983040], false, 5).ticktext") == ["0", "200K", "400K", "600K", "800K"]
+    assert call(page, "charts", "m.ticks([17, 20], false, 9, true).ticktext") == ["17", "18", "19", "20"]
     assert call(page, "charts", "m.ticks([1, 2000], true, 5).ticktext") == ["1", "10", "100", "1000"]
     assert call(page, "curves", "m.withoutStart([Array(200).fill(3)])") is None

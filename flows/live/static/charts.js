@@ -45,7 +45,7 @@ export const AXES = { tokens: "tokens", step: "steps", time: "hours", flops: "FL
 
 /** Return the settings of an x axis. */
 export function xAxis(axis, more) {
-  return { title: AXES[axis], ...more };
+  return { title: AXES[axis], whole: axis === "step", ...more };
 }
 
 /** Pixels around the pointer in which a mark counts as pointed at. */
@@ -224,6 +224,7 @@ export class Chart {
     if (this.closed || this.waiting?.[0] !== traces) return;
     this.waiting = null;
     const { x = {}, y = {}, shapes = [], layout = {}, label = "" } = options;
+    this.whole = { xaxis: x.whole, yaxis: y.whole };
     if (label) this.plot.setAttribute("aria-label", label);
     const colours = themeColours();
     const axis = { gridcolor: colours.grid, linecolor: colours.grid, zeroline: false, automargin: true, exponentformat: "e", separatethousands: true };
@@ -246,7 +247,7 @@ export class Chart {
     if (!changed("xaxis") && !changed("yaxis")) return;
     const { xaxis, yaxis } = this.plot._fullLayout;
     const ticked = ["xaxis", "yaxis"].filter((name) => changed(name) && this.plot._fullLayout[name].tickmode === "array");
-    const fresh = ticked.flatMap((name) => Object.entries(ticks(values(this.plot._fullLayout[name]), this.plot._fullLayout[name].type === "log", 6)).map(([key, each]) => [`${name}.${key}`, each]));
+    const fresh = ticked.flatMap((name) => Object.entries(ticks(values(this.plot._fullLayout[name]), this.plot._fullLayout[name].type === "log", 6, this.whole[name])).map(([key, each]) => [`${name}.${key}`, each]));
     if (fresh.length) window.Plotly.relayout(this.plot, Object.fromEntries(fresh));
     if (!this.onZoom) return;
     if (event["xaxis.autorange"] || event["yaxis.autorange"]) this.onZoom({ x: null, y: null });
@@ -285,13 +286,13 @@ function values(axis) {
 }
 
 /** Return an axis' settings for Plotly: its range, and ticks that read as all numbers of the page do. */
-function scaled(traces, letter, { title, range, ...rest }, most) {
+function scaled(traces, letter, { title, range, whole = false, ...rest }, most) {
   const named = { ...rest, title: { text: title, standoff: 4 } }, log = rest.type === "log";
   const isOurs = traces.every((trace) => trace.type === "scatter") && ["log", "linear", undefined].includes(rest.type);
   const ends = range || (isOurs && !(letter === "y" && traces.some((trace) => trace.error_y)) && extent(traces, letter, log));
   if (!ends) return { ...named, autorange: true };
   const shown = log ? ends.map((end) => Math.log10(Math.max(end, Number.MIN_VALUE))) : ends;
-  return { ...(isOurs && ticks(ends, log, most)), ...named, range: shown, autorange: false };
+  return { ...(isOurs && ticks(ends, log, most, whole)), ...named, range: shown, autorange: false };
 }
 
 /** Whether two values are equal, up to the rounding of single precision. */
@@ -315,8 +316,8 @@ export function extent(traces, letter, log = false) {
   return log ? [low * (low / high) ** edge, high * (high / low) ** edge] : [low - edge * (high - low), high + edge * (high - low)];
 }
 
-/** Return about `most` round values of a range with their texts. */
-export function ticks(ends, log, most) {
+/** Return about `most` round values of a range with their texts; `whole`: integers only. */
+export function ticks(ends, log, most, whole = false) {
   const [low, high] = [Math.min(...ends), Math.max(...ends)], decades = Math.log10(high / low);
   let tickvals = [], step = 0;
   if (log && low > 0 && decades > 0.7) {
@@ -325,7 +326,7 @@ export function ticks(ends, log, most) {
     tickvals = tickvals.filter((value) => value >= low && value <= high);
   } else {
     const rough = (high - low) / Math.max(2, Math.min(most, 12)), size = 10 ** Math.floor(Math.log10(rough));
-    step = [1, 2, 5, 10].find((factor) => factor * size >= rough) * size;
+    step = Math.max(whole ? 1 : 0, [1, 2, 5, 10].find((factor) => factor * size >= rough) * size);
     for (let number = Math.ceil(low / step - 1e-9); number * step <= high + 1e-9 * step; number += 1) tickvals.push(number * step);
   }
   return { tickmode: "array", tickvals, ticktext: tickvals.map((value) => text.tick(value, step || value)) };

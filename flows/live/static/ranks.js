@@ -1,6 +1,6 @@
 /** The times of a run's ranks: a heat map, and the least, median and largest time of each window. */
 
-import { Chart, faint, stroke } from "./charts.js";
+import { Chart, faint, stroke, xAxis } from "./charts.js";
 import { h } from "./dom.js";
 import { escaped } from "./metrics.js";
 
@@ -29,10 +29,10 @@ export class RankTimes {
       { ...line, y: times.max_s, name: "largest", line: { width: 1, color: stroke(1).color }, fill: "tonexty", fillcolor: faint(color, 0.15), meta: { words: slowest } },
       { ...line, y: times.median_s, name: "median", line: { width: 1.6, color } },
     ];
-    await this.range.draw(traces, { x: { title: "steps" } }).catch(() => {});
+    await this.range.draw(traces, { x: xAxis("step") }).catch(() => {});
     this.map.node.hidden = times.ranks.length < 2;
     if (this.map.node.hidden) return;
     const cells = { type: "heatmap", x: times.steps, y: times.ranks.map(String), z: times.seconds, colorscale: "Cividis", hoverongaps: false, hovertemplate: "rank %{y}, step %{x}: %{z:.4~g} s<extra></extra>" };
-    await this.map.draw([cells], { x: { title: "steps" }, y: { title: "rank", type: "category" }, layout: { hovermode: "closest" } }).catch(() => {});
+    await this.map.draw([cells], { x: xAxis("step"), y: { title: "rank", type: "category" }, layout: { hovermode: "closest" } }).catch(() => {});
   }
 }
