@@ -205,7 +205,7 @@ function progress(details) {
   return {
     traces: [{ ...base, mode: "markers", name: "trial", y: ended.map((trial) => trial.value), marker: { color: faint(color, 0.6), size: 7 } },
       { ...base, mode: "lines", name: "best so far", y: bests, line: { color: stroke(1).color, shape: "hv" } }],
-    x: { title: "trial", ...(ended.length < 12 && { dtick: 1 }) }, y: { title: escaped(details.objective) },
+    x: { title: "trial", whole: true }, y: { title: escaped(details.objective) },
   };
 }
 
