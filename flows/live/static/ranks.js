@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 import { escaped } from "./metrics.js";
 
 export class RankTimes {
-  /** @param {import("./charts.js").Crosshair} crosshair - its place `step` is where these charts show it. */
+  /** @param {Crosshair} crosshair - its place `step` is where these charts show it. */
   constructor(crosshair) {
     this.range = new Chart("Time of all ranks (s)", { crosshair, along: "step" });
     this.map = new Chart("Time of the slowest ranks (s)", { crosshair, along: "step" });
