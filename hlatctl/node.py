@@ -230,8 +230,7 @@ class Node:
         if self._stays:
             theirs.close()
         self._child = processes.identify(self._process.pid)
-        code = self._until_end(log)
-        return 128 - code if code < 0 else code
+        return self._until_end(log)
 
     def _until_end(self, log: NodeLog | None) -> int:
         """Watch the running attempt until its end, and end what is left of it."""
@@ -253,7 +252,7 @@ class Node:
             self._forks = None  # a process hangs in a device driver: nothing of it may meet the next attempt
         if log:
             log.close()
-        return code
+        return 128 - code if code < 0 else code
 
     def _await_following(self, path: Path) -> Following | None:
         """Wait for the file with the next attempt; None: there is none in time, or ``trainer.launch`` has ended."""

@@ -145,7 +145,7 @@ class LocalLauncher(Launcher):
         job, handle = plan.job, self.handle(plan)
         with writing(job):
             _prepare(plan, handle)
-            if job.stays and self._stays:
+            if self._stays and _stays(job):
                 if self._hand_over(job, handle, *self._stays):
                     return handle
                 _prepare(plan, handle)
@@ -157,7 +157,7 @@ class LocalLauncher(Launcher):
                     break
                 raise LaunchError(f"job {job.name}: its script did not start", hint=f"see {job.log}")
             time.sleep(_POLL_S)
-        self._stays = (handle, job) if job.stays else self._stays
+        self._stays = (handle, job) if _stays(job) else self._stays
         return handle
 
     def _hand_over(self, job: Job, handle: Handle, ended: Handle, old: Job) -> bool:
@@ -273,7 +273,7 @@ def _script(job: Job) -> str:
 # Job {job.name}, written by hlatctl. May be run by hand to repeat it.
 {_yielding(job)}{export_lines(_env(job), job.unset)}
 # Writes {job.name}.pid first and {job.name}.exit_code last; SIGTERM asks the job to stop, SIGQUIT ends it at once.
-exec {quote((sys.executable, "-m", "hlatctl.node", base, *(["--stay"] if job.stays else []), "--"))} \\
+exec {quote((sys.executable, "-m", "hlatctl.node", base, *(["--stay"] if _stays(job) else []), "--"))} \\
   {quote(_command(job))}
 """
 
@@ -286,6 +286,15 @@ def _yielding(job: Job) -> str:
 """
 
 
+def _stays(job: Job) -> bool:
+    return job.stays and _forks(job)
+
+
+def _forks(job: Job) -> bool:
+    # Apple's libraries don't survive a fork, and only Linux shows the names of ranks.
+    return bool(job.shared_modules) and sys.platform == "linux"
+
+
 def _command(job: Job) -> tuple[str, ...]:
     if not job.processes_per_node:
         return (*(("nice", "-n", str(BESIDE_TRAINING_NICE)) if job.beside_training else ()), sys.executable, *job.argv)
@@ -293,8 +302,7 @@ def _command(job: Job) -> tuple[str, ...]:
     count = job.processes_per_node
     torchrun = ("-m", "torch.distributed.run", f"--rdzv-id={job.name}", f"--nproc-per-node={count}")
     forking = ("-m", "trainer.launch", str(count), *(f"--import={name}" for name in job.shared_modules))
-    # Apple's libraries don't survive a fork, and only Linux shows the names of ranks.
-    launcher = forking if job.shared_modules and sys.platform == "linux" else torchrun
+    launcher = forking if _forks(job) else torchrun
     wrapper = (sys.executable, *job.wrapper) if job.wrapper else ()
     return (*wrapper, sys.executable, *launcher, *job.argv)  # torchrun reads "-m trainer" as --module trainer
 

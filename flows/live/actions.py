@@ -42,7 +42,7 @@ def stop(run: RunPaths, given: QueryParams) -> Answer:
         raise RunBusyError(f"run {run.run_id}: is already {view.status}", hint="reload the page to see its state")
     if "check" in given:
         where = f"Its driver is {view.driver_elsewhere}, which reads the request from the run's journal."
-        says = "It writes a checkpoint and stops. You can resume it later."
+        says = "The run writes a checkpoint and stops. You can resume it later."
         return {"lines": [says, where] if view.driver_elsewhere else [says]}
     request_stop(run, by=user_name(), wait_s=0.0)
     return {"run_id": run.run_id, "status": view_run(run).status}
@@ -66,7 +66,7 @@ def resume(run: RunPaths, given: QueryParams) -> Answer:
     config = of_run(run)
     expense = cost_of_rest(run, config)
     if "check" in given:
-        lines = ["It continues from its newest checkpoint, with a driver on the server's machine."]
+        lines = ["The run continues from its newest checkpoint, with a driver on the server's machine."]
         if expense and config.cluster.jobs_run == "cluster":
             lines.append(f"Cost of the rest of the run: {expense.text()}.")
         if expense and (why := expense.why_ask(config.cluster, "the rest of the run")):
@@ -138,10 +138,10 @@ def archive(run: RunPaths, given: QueryParams) -> Answer:
     keeps, found = tidy.newest_valid(run, lambda _text: None), tidy.content(run)
     stays = "none" if keeps is None else str(keeps)
     if "check" in given:
-        which = "None stays." if keeps is None else f"That of step {keeps:,} stays."
+        which = "No checkpoint is kept." if keeps is None else f"The checkpoint of step {keeps:,} is kept."
         lines = [
             f"This removes {size(found.checkpoints_bytes)} in {counted(found.checkpoints, 'checkpoint')}. {which}",
-            "An archived run can't be resumed. Its report, curves and scores stay.",
+            "An archived run can't be resumed. Its report, curves and scores are kept.",
             *(f"{fork} was forked from it; that run keeps its own checkpoint." for fork in found.forks),
         ]
         return {"lines": lines, "keeps": stays}

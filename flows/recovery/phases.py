@@ -15,10 +15,14 @@ from hlatctl.run.state import AttemptState
 
 
 class RankClock:
-    """Carries times of rank 0's clock over to the driver's."""
+    """Carries times of rank 0's clock over to the driver's.
 
-    def __init__(self) -> None:
-        self._ahead_s, self._newest_unix_s = math.inf, 0.0
+    Args:
+        known_unix_s: time of the newest event that was read before, perhaps long after it was written; 0: none.
+    """
+
+    def __init__(self, known_unix_s: float = 0.0) -> None:
+        self._ahead_s, self._newest_unix_s = math.inf, known_unix_s
 
     def read(self, newest_unix_s: float, now_unix_s: float) -> None:
         """Learn from the newest event's time by rank 0's clock, just read at ``now_unix_s`` by the driver's."""

@@ -94,7 +94,7 @@ class Attempt:
         self._ctx, self._job, self._handle = ctx, job, handle
         self._notices = notices.Reader(endings.base_of(handle))
         self._orders = Orders(ctx.run, ctx.state.attempts[-1], ctx.clock)
-        self._rank_clock, self._seen_unix_s = phases.RankClock(), 0.0
+        self._rank_clock, self._seen_unix_s = phases.RankClock(ctx.state.attempts[-1].newest_train_unix_s), 0.0
 
     @classmethod
     def start(cls, ctx: FlowContext, number: int) -> Attempt:
@@ -198,9 +198,8 @@ class Attempt:
         ctx, attempt = self._ctx, self._ctx.state.attempts[-1]
         found: dict[str, dict[str, notices.Notice]] = {}
         for notice in self._notices.new():
-            if notice.host not in attempt.noticed_hosts.get(
-                notice.what, ()
-            ):  # else an earlier driver has journalled it
+            # Otherwise an earlier driver has journalled it.
+            if notice.host not in attempt.noticed_hosts.get(notice.what, ()):
                 found.setdefault(notice.what, {})[notice.host] = notice
         for what, by_host in found.items():
             first, *others = by_host.values()

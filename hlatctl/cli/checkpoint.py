@@ -161,12 +161,17 @@ def merge(
     from flows.runtime.programs import ask
 
     if len(checkpoints) < 2:
-        raise ConfigError(f"{checkpoints[0]}: is one checkpoint, at least 2 are merged", hint="`hlatctl checkpoint ls`")
+        raise ConfigError(
+            f"RUN={checkpoints[0]}: merging needs at least 2 checkpoints",
+            hint="hlatctl checkpoint merge RUN@900 RUN@1000",
+        )
     argv: list[str] = []
     for name, weight in zip(checkpoints, _weights(weights, len(checkpoints)), strict=True):
         run, _, step = name.partition("@")
         if not re.fullmatch(r"\d{0,18}", step):
-            raise ConfigError(f"{name}: {step} is no step", hint=f"`hlatctl checkpoint ls {run}` lists a run's steps")
+            raise ConfigError(
+                f"{name}: {step} is not a step", hint=f"`hlatctl checkpoint ls {run}` lists a run's steps"
+            )
         root = find_run(run, runs_dir).root
         argv += ("--source", os.fspath(root), step or "newest", weight)
     number_format = ("--dtype", dtype.value) if dtype else ()

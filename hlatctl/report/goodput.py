@@ -831,7 +831,7 @@ def _recovery_facts(recoveries: Sequence[dict[str, Any]]) -> list[tuple[str, str
         most_s = ordered[math.ceil(0.95 * len(ordered)) - 1]
         causes.append(f"{cause} {duration(median(seconds) or 0.0)} (p95 {duration(most_s)}, {len(seconds)} times)")
     known = [f"{name.removesuffix('_s').replace('_', ' ')} {duration(part)}" for name, part in parts.items() if part]
-    return [("recovery, median", "; ".join(causes)), ("its parts, median", ", ".join(known))]
+    return [("recovery, median", "; ".join(causes)), ("recovery parts, median", ", ".join(known))]
 
 
 def _interval_facts(saving: Checkpointing, up_s: float) -> list[tuple[str, str]]:

@@ -222,7 +222,7 @@ OF_RUNS: dict[str, Kind] = {
         "whole; step whole (the last one); decision text (`done`, `restart`, `restart_without`, `walk_back`, "
         "`skip_data` or `stop`); why text; max_checkpoint_step whole (for the next attempt); hosts list (where the "
         "launcher knows them); blamed_hosts list (those that failed first); detect_s number (from the trainer's last "
-        "event until the driver saw the end; null: it wrote none); decide_s number (until the decision)",
+        "event until the driver saw the end; null: unknown); decide_s number (until the decision)",
         lambda e: f"attempt {e['attempt']}: ended at step {e['step']} ({e['evidence']}){_after('; ', e.get('why'))}",
     ),
     "train_started": _kind(

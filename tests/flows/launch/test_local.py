@@ -162,7 +162,7 @@ except LaunchError as error:
         foreign.kill()
 
 
-#: A rank that leaves what it is, and then kills itself.
+#: A rank that leaves what it is, and then kills itself, or the process that forked it.
 _RANK = """
 import json, os, signal, sys
 from pathlib import Path
@@ -179,7 +179,8 @@ Path(folder, f"{number}-{own['RANK']}.tmp").rename(folder / f"{number}-{own['RAN
 while len(list(folder.glob(f"{number}-*.json"))) < 2:
     pass
 (temporary / f"rank-{own['RANK']}").touch()
-os.kill(os.getpid(), signal.SIGKILL)
+os.kill(own["parent"] if "kills-parent" in sys.argv else os.getpid(), signal.SIGKILL)
+signal.pause()
 """
 
 
@@ -190,12 +191,14 @@ def test_the_next_attempt_is_forked_from_what_a_failed_one_left_or_else_starts_a
     files.write_text(modules / "dies.py", _RANK)
     root = Path(__file__).parents[3]
 
-    def attempt(launcher: LocalLauncher, number: int, **env: str) -> tuple[Handle, Identity, int]:
+    def attempt(
+        launcher: LocalLauncher, number: int, *words: str, code: int = 1, **env: str
+    ) -> tuple[Handle, Identity, int]:
         logs = tmp_path / f"logs-{number}"
         job = Job(
             name="train",
             run_dir=tmp_path,
-            argv=("-m", "dies", os.fspath(told), str(number)),
+            argv=("-m", "dies", os.fspath(told), str(number), *words),
             launch_dir=tmp_path / "launch" / f"attempt-{number:04d}",
             log_dir=logs,
             env={"PYTHONPATH": f"{modules}:{root}", "LOGS": os.fspath(logs), **env},
@@ -207,7 +210,7 @@ def test_the_next_attempt_is_forked_from_what_a_failed_one_left_or_else_starts_a
         record = local.recorded(handle)
         assert record
         wait_for(lambda: launcher.has_ended(handle))
-        assert launcher.status(handle).exit_code == 1
+        assert launcher.status(handle).exit_code == code
         launcher.cancel(handle, grace_s=0)
         ranks = [files.read_json(told / f"{number}-{rank}.json") for rank in range(2)]
         for rank, own in enumerate(ranks):
@@ -237,6 +240,18 @@ def test_the_next_attempt_is_forked_from_what_a_failed_one_left_or_else_starts_a
     _, unused, _ = attempt(launcher, 6, OMP_NUM_THREADS="3")
     launcher.release(tmp_path)
     assert not processes.alive(unused)
+    _, first, _ = attempt(launcher, 7)
+    _, second, _ = attempt(launcher, 8, "kills-parent", code=128 + signal.SIGKILL)
+    assert second == first
+
+
+def test_only_a_system_whose_processes_fork_keeps_what_a_failed_attempt_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = dataclasses.replace(python_job(tmp_path, ""), processes_per_node=2, shared_modules=("json",), stays=True)
+    assert "--stay" in LocalLauncher().render(job).script
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert "--stay" not in LocalLauncher().render(job).script
 
 
 def test_a_job_beside_training_has_a_low_priority_as_a_process_and_as_a_session(tmp_path: Path) -> None:

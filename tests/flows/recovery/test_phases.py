@@ -40,3 +40,11 @@ def test_what_a_person_resumes_and_a_first_attempt_are_no_recoveries() -> None:
     stopped = attempt(1, 0.0, 5.0, step=3, decision="stop")
     assert recovery([attempt(1, 0.0, None, step=1, **begun)], clock) is None
     assert recovery([stopped, attempt(2, 6.0, None, step=4, **begun)], clock) is None
+
+
+def test_an_event_from_before_this_driver_says_nothing_about_the_clock() -> None:
+    clock = RankClock(100.0)
+    clock.read(100.0, 4000.0)
+    assert clock.here(100.0) is None
+    clock.read(4001.0, 4001.5)
+    assert clock.here(4001.0) == 4001.5

@@ -225,8 +225,8 @@ def test_merge_passes_checkpoints_and_weights_on_and_refuses_what_makes_no_mean(
     for argv, message in (
         ([*command, "--weights", "1"], "--weights=1: must be 2 numbers"),
         ([*command, "--weights", "1,-1"], "--weights=1,-1: must be 2 numbers"),
-        (["checkpoint", "merge", "latest", "--to", target], "latest: is one checkpoint"),
-        (["checkpoint", "merge", "latest@x", "latest", "--to", target], "latest@x: x is no step"),
+        (["checkpoint", "merge", "latest", "--to", target], "RUN=latest: merging needs at least 2 checkpoints"),
+        (["checkpoint", "merge", "latest@x", "latest", "--to", target], "latest@x: x is not a step"),
     ):
         assert main(argv) != 0
         assert message in capsys.readouterr().err
