@@ -190,6 +190,7 @@ def _policy(scripts: Iterable[str]) -> str:
 
 _IMPORT = re.compile(r'^import (?:\* as (?P<all>\w+)|(?P<some>\{[^}]*\})) from "\./(?P<module>\w+\.js)";$', re.M)
 _EXPORT = re.compile(r"^export (?P<what>(?:async )?function|class|const) (?P<name>\w+)", re.M)
+_COMMENT = re.compile(r"/\*.*?\*/", re.S)
 _LOADER = """"use strict";
 (() => {
 const defined = {}, loaded = {};
@@ -214,7 +215,8 @@ def bundle(modules: Mapping[str, str]) -> str:
         exports = [(found["what"], found["name"]) for found in _EXPORT.finditer(code)]
         functions, others = ([each for what, each in exports if ("function" in what) == kind] for kind in (True, False))
         body = _EXPORT.sub(lambda found: f"{found['what']} {found['name']}", _IMPORT.sub(_used, code))
-        if re.search(r"^(import|export)\b|\bimport\(|</script", body, re.M):
+        # In comments, `import("./module.js").Class` names a type.
+        if re.search(r"^(import|export)\b|\bimport\(", _COMMENT.sub("", body), re.M) or "</script" in body:
             raise ValueError(f"{name}: has an import or export that can't be bundled")
         parts.append(
             f'defined["{name}"] = (exports) => {{\nObject.assign(exports, {{ {", ".join(functions)} }});\n{body}'

@@ -115,7 +115,7 @@ def test_modules_become_one_script_and_unknown_forms_are_refused() -> None:
     script = bundle(
         {
             "a.js": 'import { one as two } from "./b.js";\nexport const three = two() + 1;\n',
-            "b.js": "export function one() {\n  return 1;\n}\n",
+            "b.js": '/** @param {import("./a.js").A} a */\nexport function one() {\n  return 1;\n}\n',
         }
     )
     assert 'const { one: two } = use("b.js");' in script
