@@ -51,7 +51,7 @@ class Job:
         all_nodes: it runs on spare nodes too.
         excluded_hosts: hosts that it must not use.
         avoided_hosts: hosts that it uses only if there are no others.
-        stays: its next attempt may be run by the processes of this one that have imported everything.
+        stays: processes that have imported everything may run it after an attempt that stays, and may stay after it.
         beside_training: it may run on the nodes of training and must not slow training down.
         partition: the scheduler's partition for this job; None: that of the cluster's configuration.
         devices: number of training's devices that a job without torchrun uses. It requests them as training does, in

@@ -145,7 +145,7 @@ class LocalLauncher(Launcher):
         job, handle = plan.job, self.handle(plan)
         with writing(job):
             _prepare(plan, handle)
-            if self._stays and _stays(job):
+            if self._stays and self._stays[1].name == job.name:
                 if self._hand_over(job, handle, *self._stays):
                     return handle
                 _prepare(plan, handle)
@@ -264,7 +264,7 @@ def _imported(job: Job) -> tuple[object, ...]:
     env = dict(_env(job))
     for folder, name in folders:
         env = {key: value.replace(folder, name) for key, value in env.items()}
-    return job.name, job.run_dir, job.argv[:2], job.processes_per_node, job.shared_modules, job.unset, env
+    return job.run_dir, job.argv[:2], job.processes_per_node, job.shared_modules, job.unset, job.stays, env
 
 
 def _script(job: Job) -> str:

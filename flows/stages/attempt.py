@@ -106,6 +106,8 @@ class Attempt:
         ceiling = newest.next_max_checkpoint_step if newest else None
         job = training_job(ctx.config, ctx.run, number, config_words=config_words(ctx), max_checkpoint_step=ceiling)
         job = _placed(ctx, job, newest)
+        # After an attempt without a step, nothing is handed over: what its processes had imported may be the reason.
+        job = dataclasses.replace(job, stays=job.stays and (newest is None or newest.last_step > 0))
         plan = ctx.launcher.render(job)
         handle = ctx.launcher.handle(plan)
         # Journal the attempt before submitting it: if the driver dies in between, the next one finds the job lost.

@@ -164,6 +164,16 @@ def test_without_a_spare_node_the_run_waits_until_the_node_is_gone_and_measures_
     assert started["time_unix_s"] - ended["time_unix_s"] > 100
 
 
+def test_an_attempt_that_made_no_step_hands_nothing_over(
+    simulated_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCRIPTS, "train", first(lambda _cluster, _job: ends_with(137), "train"))
+    run = pretrain.create(simulated_config, argv=[], simulated=SimulationConfig())
+    assert pretrain.drive(run).status == "finished"
+    stays = ["--stay" in (run.launch(number) / "train.sh").read_text() for number in (1, 2)]
+    assert stays == [True, False]
+
+
 def test_an_attempt_starts_when_the_disk_has_room_for_its_event(
     simulated_config: Config, monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:

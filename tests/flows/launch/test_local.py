@@ -192,7 +192,7 @@ def test_the_next_attempt_is_forked_from_what_a_failed_one_left_or_else_starts_a
     root = Path(__file__).parents[3]
 
     def attempt(
-        launcher: LocalLauncher, number: int, *words: str, code: int = 1, **env: str
+        launcher: LocalLauncher, number: int, *words: str, code: int = 1, stays: bool = True, **env: str
     ) -> tuple[Handle, Identity, int]:
         logs = tmp_path / f"logs-{number}"
         job = Job(
@@ -204,7 +204,7 @@ def test_the_next_attempt_is_forked_from_what_a_failed_one_left_or_else_starts_a
             env={"PYTHONPATH": f"{modules}:{root}", "LOGS": os.fspath(logs), **env},
             processes_per_node=2,
             shared_modules=("json",),
-            stays=True,
+            stays=stays,
         )
         handle = launcher.submit(launcher.render(job))
         record = local.recorded(handle)
@@ -243,6 +243,9 @@ def test_the_next_attempt_is_forked_from_what_a_failed_one_left_or_else_starts_a
     _, first, _ = attempt(launcher, 7)
     _, second, _ = attempt(launcher, 8, "kills-parent", code=128 + signal.SIGKILL)
     assert second == first
+    _, third, _ = attempt(launcher, 9)
+    attempt(launcher, 10, stays=False)
+    assert not processes.alive(third), "an attempt that starts anew leaves nothing of the one before"
 
 
 def test_only_a_system_whose_processes_fork_keeps_what_a_failed_attempt_leaves(
