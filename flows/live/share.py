@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from hlatctl.report.live import curves, details, sweeps
 from hlatctl.report.live.curves import AXES, CurvesRequest, StepColumns
 from hlatctl.report.live.index import DEFAULT_POINTS, OpenRun
 from hlatctl.run.errors import ConfigError, HlatctlError
+from hlatctl.run.files import open_regular
 from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.redact import hide
 from hlatctl.units import counted
@@ -40,6 +42,8 @@ MOST_RUNS = 20
 _POINTS, _ALL_POINTS = 3000, 24_000
 #: Significant digits of values; float32 has seven.
 _DIGITS = 6
+#: Key of the configuration with a folder of this machine in which runs are.
+_RUNS_DIR = "runs_dir"
 
 
 def best_trials(sweep: SweepPaths) -> list[RunPaths]:
@@ -83,6 +87,12 @@ def page(runs: Sequence[OpenRun], sweep: SweepPaths | None, view: str) -> str:
 MARK = '<meta name="generator" content="hlatctl share">'
 
 
+def is_ours(path: Path) -> bool:
+    """Return whether a file is one of these. Raises an OSError if it isn't a regular file, or can't be read."""
+    with open(path, "rb", opener=open_regular) as file:
+        return MARK.encode() in file.read(2000)
+
+
 def _view(runs: Sequence[OpenRun], sweep: SweepPaths | None) -> str:
     if sweep:
         return f"#/sweep/{sweep.run_id}"
@@ -113,11 +123,16 @@ def _content(runs: Sequence[OpenRun], sweep: SweepPaths | None, view: str) -> di
         "runs": found,
         "sweeps": {sweep.run_id: {**sweeps.details(sweep), "links": {"report": None}}} if sweep else {},
         "compared": {
-            name: {"runs": rows, **details.compared([opened.run for opened in runs], name or None)}
+            name: {"runs": rows, **_compared([opened.run for opened in runs], name or None)}
             for name in ("", *baselines.names())
         },
         "paired": _paired([opened.run for opened in runs]),
     }
+
+
+def _compared(runs: Sequence[RunPaths], baselines_name: str | None) -> dict[str, Any]:
+    found = details.compared(runs, baselines_name)
+    return {**found, "config": [row for row in found["config"] if row["key"] != _RUNS_DIR]}
 
 
 def _paired(runs: Sequence[RunPaths]) -> dict[str, Any]:
@@ -133,6 +148,7 @@ def _run(opened: OpenRun, every: int, notes: list[str]) -> dict[str, Any]:
     """Return what the page asks of a run. Names of processes and folders of this machine are left out."""
     found = {**details.details(opened), "driver": None, "links": {}}
     found["row"] = {**found["row"], "path": ""}
+    found["config"] = {key: value for key, value in found["config"].items() if key != _RUNS_DIR}
     answers: dict[str, Any] = {"details": found, "prompts": {"samples": details.samples(opened)}}
     try:
         answers |= {"ranks": opened.heat_map(DEFAULT_POINTS), "curves": _curves(opened, every)}

@@ -125,9 +125,9 @@ def share(
     path = (output or Path(f"{name}.html")).absolute()
     if path.is_dir() or path.suffix != ".html":
         raise ConfigError(f"--output={output}: must be the name of an HTML file", hint=f"--output {path.name}.html")
-    if path.exists() and shared.MARK not in path.read_text(encoding="utf-8", errors="replace")[:2000]:
-        raise ConfigError(f"--output={path}: was not written by `hlatctl share`", hint="name another file")
     try:
+        if path.exists() and not shared.is_ours(path):
+            raise ConfigError(f"--output={path}: was not written by `hlatctl share`", hint="name another file")
         files.write_text(path, page)
     except OSError as error:
         raise cannot_write(path, error) from None

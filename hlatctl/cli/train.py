@@ -98,6 +98,8 @@ def submit_of(cluster: ClusterConfig, name: str | None, *, detach: bool) -> Subm
 
     drivers = drivers_for(name)
     if name != cluster.launcher:
+        if cluster.jobs_run == "nowhere":
+            raise ConfigError(f"--driver={name}: a simulation starts no jobs", hint="omit --driver")
         raise ConfigError(
             f"--driver={name}: with cluster.launcher={cluster.launcher}, the run's jobs would start inside the "
             "driver's job",

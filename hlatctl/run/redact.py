@@ -35,7 +35,7 @@ _PLACES = {"DIR", "FILE", "PATH"}
 #: The shell's working directories.
 _NOT_SECRET = {"PWD", "OLDPWD"}
 
-_ADDRESS_USER = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*)://([^/\s'\"]+)@")
+_ADDRESS_USER = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,30})://([^/\s'\"]+)@")
 #: A user name alone is not a secret: it is a login name, or the container in an Azure address.
 _PUBLIC_USER_SCHEMES = {"ssh", "git+ssh", "svn+ssh", "sftp", "abfs", "abfss", "wasb", "wasbs"}
 _QUERY_ITEM = re.compile(r"([?&;])([A-Za-z0-9_.-]+)=([^&;\s'\"#]+)")
@@ -48,10 +48,11 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 #: ``NAME=value`` as in a shell, and quoted values as in programs. Special tokens of a tokenizer (``<pad>``) and
-#: expressions are not secrets.
+#: expressions are not secrets. A name begins where its characters do, nothing is tried twice, and a value has a limit:
+#: otherwise a word of 60,000 letters took minutes.
 _ASSIGNMENT = re.compile(
-    r"(?P<name>[A-Za-z_][A-Za-z0-9_.-]*)(?P<between>=|[\"']?\s*[:=]\s*(?P<quote>[\"']))"
-    r"(?P<value>[^\s\"'<>\[\](){}$,]{6,})(?(quote)(?P=quote)|(?=\s|$))"
+    r"(?<![A-Za-z0-9_.-])(?P<name>[A-Za-z0-9_.-]++)(?P<between>=|[\"']?\s*[:=]\s*(?P<quote>[\"']))"
+    r"(?P<value>[^\s\"'<>\[\](){}$,]{6,2048}+)(?(quote)(?P=quote)|(?=\s|$))"
 )
 
 

@@ -19,7 +19,7 @@ import pickle
 import warnings
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -45,7 +45,7 @@ from conf.devices import DEVICES
 from hlatctl.run import files
 from hlatctl.run.checkpoint import INDEX_FILES
 from hlatctl.run.errors import CheckpointError, StorageError, code_of, first_line, hint_of
-from hlatctl.run.files import DAMAGED, read_bytes, why
+from hlatctl.run.files import DAMAGED, open_regular, read_bytes, why
 
 if TYPE_CHECKING:
     from trainer.checkpoint.together import Together
@@ -136,7 +136,8 @@ def read_metadata(folder: Path) -> Metadata:
         content = read_bytes(path, _MAX_METADATA_BYTES)
         return _metadata(_Unpickler(io.BytesIO(content)).load(), most_chunks=len(content))
     except (OSError, EOFError, MemoryError, pickle.UnpicklingError, *DAMAGED) as error:
-        raise CheckpointError(f"{path}: can't be read ({why(error) or type(error).__name__})") from None
+        text = f"{path}: can't be read ({why(error) or type(error).__name__})"
+        raise CheckpointError(text, hint="copy the checkpoint again") from None
 
 
 def _fields(record: Any, kind: str) -> dict[str, Any]:
@@ -178,6 +179,10 @@ def _entry(record: Any) -> TensorStorageMetadata | BytesStorageMetadata:
     if type(properties).__name__ != "TensorProperties":
         raise ValueError(f"has {type(properties).__name__} in the place of TensorProperties")
     dtype, size = _typed(properties.state[0], torch.dtype), _typed(fields["size"], torch.Size)
+    try:
+        torch.empty(size, dtype=dtype, device="meta")
+    except RuntimeError as error:
+        raise ValueError(f"a tensor has an impossible shape ({first_line(error)})") from None
     chunks = [_chunk(chunk, len(size)) for chunk in _typed(fields["chunks"], list)]
     return TensorStorageMetadata(properties=TensorProperties(dtype=dtype), size=size, chunks=chunks)
 
@@ -226,29 +231,38 @@ def why_incomplete(folder: Path, sizes: Mapping[str, int]) -> str | None:
     metadata = read_metadata(folder)
     expected = 0
     for name, stored in metadata.state_dict_metadata.items():
-        places: Iterable[tuple[torch.Size | None, int]] = [(None, 1)]
+        places: Mapping[torch.Size | None, int] = {None: 1}
         if isinstance(stored, TensorStorageMetadata):
             if reason := _why_not_whole(stored):
                 return f"{name}: {reason}"
-            itemsize = stored.properties.dtype.itemsize
-            # Processes without elements may share an offset, and so an entry.
-            places = {chunk.offsets: math.prod(chunk.sizes) * itemsize for chunk in _by_size(stored.chunks)}.items()
-        for offset, least in places:
-            expected += 1
-            info = metadata.storage_data.get(MetadataIndex(name, offset))
-            if info is None:
-                return f"{name}: a chunk is in no file"
-            if info.length < least:
-                return f"{name}: {info.length} bytes in {info.relative_path}, expected at least {least}"
-            if info.offset + info.length > sizes.get(info.relative_path, -1):
-                return f"{name}: ends at byte {info.offset + info.length} of {info.relative_path}, which is shorter"
+            places = _chunk_bytes(stored)
+        expected += len(places)
+        if reason := _why_not_in_files(metadata, name, places, sizes):
+            return f"{name}: {reason}"
     if len(metadata.storage_data) > expected:
         return f"{METADATA}: has {len(metadata.storage_data)} entries, expected {expected}"
     return _overlap(metadata.storage_data)
 
 
-def _by_size(chunks: Iterable[ChunkStorageMetadata]) -> list[ChunkStorageMetadata]:
-    return sorted(chunks, key=lambda chunk: math.prod(chunk.sizes))
+def _chunk_bytes(stored: TensorStorageMetadata) -> dict[torch.Size | None, int]:
+    """Return the bytes of each chunk by its offset. Processes without elements may share an offset, and so an entry."""
+    chunks = sorted(stored.chunks, key=lambda chunk: math.prod(chunk.sizes))
+    return {chunk.offsets: math.prod(chunk.sizes) * stored.properties.dtype.itemsize for chunk in chunks}
+
+
+def _why_not_in_files(
+    metadata: Metadata, name: str, places: Mapping[torch.Size | None, int], sizes: Mapping[str, int]
+) -> str | None:
+    """Return why the files don't have a tensor's chunks, or a state; ``places`` has their least bytes by offset."""
+    for offset, least in places.items():
+        info = metadata.storage_data.get(MetadataIndex(name, offset))
+        if info is None:
+            return "a chunk is in no file"
+        if info.length < least:
+            return f"{info.length} bytes in {info.relative_path}, expected at least {least}"
+        if info.offset + info.length > sizes.get(info.relative_path, -1):
+            return f"ends at byte {info.offset + info.length} of {info.relative_path}, which is shorter"
+    return None
 
 
 def _why_not_whole(stored: TensorStorageMetadata) -> str | None:
@@ -581,10 +595,8 @@ class BlockReader:
 
     def __init__(self, folder: Path, metadata: Metadata) -> None:
         self._folder, self._metadata = folder, metadata
-        described = describe_tensors(metadata)
-        self.tensors = {name: tensor for name, (tensor, _) in described.items()}
-        self._places = {name: {tuple(at): (file, first, size) for file, first, size, at in places}
-                        for name, (_, places) in described.items()}  # fmt: skip
+        self.tensors = {name: tensor for name, (tensor, _) in describe_tensors(metadata).items()}
+        self._sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
         #: By tensor, the last chunk that was read, if it is larger than the block: the next block is often in it too.
         self._last: dict[str, tuple[tuple[int, ...], torch.Tensor]] = {}
         self._whole: set[str] = set()
@@ -593,8 +605,12 @@ class BlockReader:
         """Return a block of a tensor. Raises a CheckpointError if the tensor isn't whole, or can't be read."""
         stored = self._metadata.state_dict_metadata[name]
         assert isinstance(stored, TensorStorageMetadata)
-        if name not in self._whole and (reason := _why_not_whole(stored)):
-            raise CheckpointError(f"{self._folder}: {name}: {reason}", hint="copy the checkpoint again")
+        if name not in self._whole:  # before memory is allocated for it
+            reason = _why_not_whole(stored) or _why_not_in_files(
+                self._metadata, name, _chunk_bytes(stored), self._sizes
+            )
+            if reason:
+                raise CheckpointError(f"{self._folder}: {name}: {reason}", hint="copy the checkpoint again")
         self._whole.add(name)
         block = torch.empty(tuple(sizes), dtype=stored.properties.dtype)
         for chunk in stored.chunks:
@@ -614,24 +630,23 @@ class BlockReader:
         offsets = tuple(chunk.offsets)
         if (last := self._last.get(name)) and last[0] == offsets:
             return last[1]
-        if offsets not in self._places[name]:
-            raise CheckpointError(f"{self._folder}: {name}: a chunk is in no file", hint="copy the checkpoint again")
-        file, first, length = self._places[name][offsets]
-        values = _load(_bytes_at(self._folder / file, first, length), f"{self._folder}: {name}")
+        info = self._metadata.storage_data[MetadataIndex(name, chunk.offsets)]
+        path = self._folder / info.relative_path
+        values = _load(_bytes_at(path, info), f"{self._folder}: {name}")
         if not isinstance(values, torch.Tensor) or values.shape != chunk.sizes:
-            raise CheckpointError(
-                f"{self._folder / file}: {name} isn't what {METADATA} describes", hint="copy the checkpoint again"
-            )
+            raise CheckpointError(f"{path}: {name} isn't what {METADATA} describes", hint="copy the checkpoint again")
         self._last[name] = (offsets, values)
         return values
 
 
-def _bytes_at(path: Path, first: int, length: int) -> io.BytesIO:
+def _bytes_at(path: Path, info: _StorageInfo) -> io.BytesIO:
     try:
-        with path.open("rb") as file:
-            file.seek(first)
-            return io.BytesIO(file.read(length))
-    except OSError as error:
+        with open(path, "rb", opener=open_regular) as file:
+            if info.offset + info.length > os.fstat(file.fileno()).st_size:  # or memory is allocated for all of them
+                raise ValueError(f"has no {info.length} bytes at byte {info.offset}")
+            file.seek(info.offset)
+            return io.BytesIO(file.read(info.length))
+    except (OSError, *DAMAGED) as error:
         raise CheckpointError(f"{path}: can't be read ({why(error)})", hint="copy the checkpoint again") from None
 
 
@@ -679,15 +694,25 @@ def read_objects(folder: Path, entry: tuple[str, Metadata] | str) -> Any:
             if info is None or info.length > _MAX_OBJECTS_BYTES:
                 raise FileNotFoundError(f"{path}: {entry[0]}")
             path = folder / info.relative_path
-            content = _bytes_at(path, info.offset, info.length)
+            content = _bytes_at(path, info)
         with zipfile.ZipFile(content) as archive:
             (pickled,) = [each for each in archive.infolist() if each.filename.endswith("/data.pkl")]
             if pickled.file_size > _MAX_OBJECTS_BYTES:
                 raise ValueError(f"its pickle has {pickled.file_size} bytes")
+            if pickled.compress_type != zipfile.ZIP_STORED or pickled.flag_bits & 1:
+                raise ValueError("its pickle is compressed or encrypted, which torch.save never does")
             return _InertUnpickler(io.BytesIO(archive.read(pickled))).load()
     except FileNotFoundError:
         raise
-    except (OSError, EOFError, MemoryError, zipfile.BadZipFile, pickle.UnpicklingError, *DAMAGED) as error:
+    except (
+        OSError,
+        EOFError,
+        MemoryError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        pickle.UnpicklingError,
+        *DAMAGED,
+    ) as error:
         text = f"{path}: can't be read ({why(error) or type(error).__name__})"
         raise CheckpointError(text, hint="copy the checkpoint again") from None
 

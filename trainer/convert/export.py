@@ -166,7 +166,10 @@ def tokenizer_of(run: RunPaths) -> dict[str, Any]:
     try:
         tokenizer: dict[str, Any] = files.read_sealed_json(run.dataset)["tokenizer"]
     except (OSError, *DAMAGED) as error:
-        raise DataError(f"{run.dataset}: names no tokenizer ({why(error)})") from None
+        raise DataError(
+            f"{run.dataset}: names no tokenizer ({why(error)})",
+            hint=f"name a run that has trained; `hlatctl status {run.run_id}` shows how far it got",
+        ) from None
     if not Path(tokenizer["path"]).is_dir():
         raise DataError(
             f"{tokenizer['path']}: the run's tokenizer is missing",

@@ -238,7 +238,8 @@ def _megatron(folder: Path, reader: dcp.BlockReader, prefix: str, model: ModelCo
         shape = tuple(_joined(tensor.name, [expected[part] for part in tensor.parts], model).shape)
         place = _place(folder, reader.tensors, prefix, tensor, shape, model)
         dtype = reader.tensors[place.name].dtype
-        places |= {part: (place, expected[part].to(dtype)) for part in tensor.parts}
+        like = {part: torch.empty(expected[part].shape, dtype=dtype, device="meta") for part in tensor.parts}
+        places |= {part: (place, like[part]) for part in tensor.parts}
     known = {place.name for place, _ in places.values()} | {prefix + _HEAD if model.tie_embeddings else ""}
     modules = tuple(f"{prefix}{module}." for module in ("embedding", "encoder", "decoder", "output_layer", "mtp"))
     unknown = sorted(name for name in reader.tensors if name.startswith(modules) and name not in known)
@@ -368,7 +369,7 @@ def _settings(folder: Path, metadata: Metadata) -> tuple[dict[str, Any] | None, 
             continue
         state = state[0] if isinstance(state, list) and state else state
         arguments = dcp.attributes(state.get("args")) if isinstance(state, dict) else {}
-        return arguments or None, file
+        return {name: _plain(value) for name, value in arguments.items()} or None, file
     return None, folder
 
 
@@ -401,12 +402,18 @@ def _check_settings(values: Mapping[str, Any], file: Path) -> None:
         value = values.get(name)
         if value is not None and value not in allowed:
             raise CheckpointError(
-                f"{file}: {name}={value}: must be {allowed[0]}; {_ONLY}",
+                f"{file}: {name}={value!s:.60}: must be {allowed[0]}; {_ONLY}",
                 hint="convert the model to Hugging Face's format with Megatron-Bridge, and import that",
             )
     activation = values.get("activation_func")
     if activation is not None and "silu" not in str(activation):
-        raise CheckpointError(f"{file}: activation_func={activation}: must be silu", hint=_ONLY)
+        raise CheckpointError(f"{file}: activation_func={activation!s:.60}: must be silu", hint=_ONLY)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a pickle, or its type: it may be nested endlessly, or have too many digits to be written."""
+    is_plain = value is None or isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 1 << 64)
+    return value if is_plain else f"({type(value).__name__})"
 
 
 def _first(values: Mapping[str, Any], *names: str) -> Any:

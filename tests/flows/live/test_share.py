@@ -56,7 +56,16 @@ def test_secrets_are_masked_and_text_can_not_end_the_data(page: Page) -> None:
         each["text"] for each in content_of(html)["runs"]["a"]["details"]["notes"] if "</script>" in each["text"]
     ]
     assert note == "</script><b> https://***@host/x and ***"
-    assert os.fspath(page.runs_dir) not in json.dumps(content_of(html)["rows"])
+
+
+def test_a_file_does_not_say_where_runs_are(page: Page) -> None:
+    for run_id in ("a", "b"):
+        path = RunPaths(page.runs_dir / run_id).config
+        found = path.read_text(encoding="utf-8")
+        path.write_text(found.replace("runs_dir: /runs", f"runs_dir: /runs/{run_id}"), encoding="utf-8")
+    assert "/runs/b" in page.browser.get("/api/compare?runs=a,b").text
+    html = page.browser.get("/api/share?runs=a,b").text
+    assert not [folder for folder in ("/runs/a", "/runs/b", os.fspath(page.runs_dir)) if f'"{folder}' in html]
 
 
 def test_a_sweep_s_file_has_the_pages_of_its_best_trials(page: Page, make_run: MakeRun) -> None:
@@ -107,6 +116,9 @@ def test_the_command_writes_a_file_and_replaces_only_its_own(
     (tmp_path / "other.html").write_text("mine", encoding="utf-8")
     assert main(["share", "a", "--output", "other.html", *runs_dir]) != 0
     assert "was not written by `hlatctl share`" in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe.html")  # reading it would block
+    assert main(["share", "a", "--output", "pipe.html", *runs_dir]) != 0
+    assert "pipe.html: can't be written (is not a regular file)" in capsys.readouterr().err
     assert main(["share", "a", "--output", "a.txt", *runs_dir]) != 0
     assert "must be the name of an HTML file" in capsys.readouterr().err
 

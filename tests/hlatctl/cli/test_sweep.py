@@ -71,6 +71,8 @@ def test_a_sweep_is_driven_by_a_job_that_status_stop_and_resume_know(
     words = ["sweep", "--sweep-id", "s", *SMALL, "seed=1,2", "--driver", "slurm"]
     assert main(words) == 10
     assert "with cluster.launcher=local, the run's jobs would start inside" in capsys.readouterr().err
+    assert main([*words, "cluster=slurm", "--dry-run"]) == 10
+    assert "--driver=slurm: a simulation starts no jobs\nhint: omit --driver" in capsys.readouterr().err
     assert main([*words, "cluster=slurm", "--yes"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "s\n"

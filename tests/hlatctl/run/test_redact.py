@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from hlatctl.run.redact import hide, is_secret_name, secret_in
@@ -57,3 +59,12 @@ def test_secrets_in_a_text_are_masked(text: str, shown: str) -> None:
 )
 def test_other_text_stays_as_it_is(text: str) -> None:
     assert (hide(text), secret_in(text)) == (text, "")
+
+
+@pytest.mark.parametrize("text", ["x" * 60_000, "a-" * 30_000])
+def test_a_long_word_takes_no_longer_than_a_text_of_its_length(text: str) -> None:
+    start_s = time.process_time()
+    assert hide(text) == text
+    assert (
+        time.process_time() - start_s < 5
+    )  # it took minutes, because each letter was tried as the beginning of a name

@@ -343,3 +343,10 @@ def test_objects_of_any_class_are_read_without_its_code(tmp_path: Path, code: by
     with suppress(CheckpointError):
         assert attributes(read_objects(tmp_path, "common.pt")) == {}
     assert (dict(vars(_Inert)), (tmp_path / "proof").exists()) == (before, False)
+
+
+def test_a_compressed_pickle_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "common.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("common/data.pkl", pickle.dumps({"a": "b" * 1000}))
+    with pytest.raises(CheckpointError, match=r"common\.pt: can't be read \(its pickle is compressed"):
+        read_objects(tmp_path, "common.pt")

@@ -268,6 +268,27 @@ def test_code_in_the_settings_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "proof").exists()
 
 
+def damage_embedding(folder: Path, *, size: tuple[int, ...] = (), **entry: Any) -> None:
+    """Change what the metadata says of the embedding: its shape, and that of its chunk, or its place in a file."""
+    metadata, name = pickle.loads((folder / METADATA).read_bytes()), "embedding.word_embeddings.weight"
+    stored = metadata.state_dict_metadata[name]
+    if size:
+        stored.size, chunk = torch.Size(size), stored.chunks[0]
+        stored.chunks[0] = replace(chunk, sizes=stored.size)
+    for index, info in metadata.storage_data.items():
+        if index.fqn == name:
+            metadata.storage_data[index] = replace(info, **entry)
+    (folder / METADATA).write_bytes(pickle.dumps(metadata))
+
+
+def nested(levels: int) -> list[Any]:
+    """Return a list that ``repr`` can't write."""
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 REFUSED: list[tuple[Callable[[Path], Any], str]] = [
     (lambda folder: rewrite(folder, num_experts=8), r"common\.pt: num_experts=8: must be None; only dense Llama"),
     (lambda folder: rewrite(folder, normalization="LayerNorm"), r"normalization=LayerNorm: must be RMSNorm"),
@@ -288,6 +309,13 @@ REFUSED: list[tuple[Callable[[Path], Any], str]] = [
     ),
     (lambda folder: (folder / "common.pt").write_bytes(b"PK\x03\x04"), r"common\.pt: can't be read"),
     (lambda folder: (folder / "common.pt").unlink(), r"doesn't describe its model: it has no run_config\.yaml"),
+    (lambda folder: rewrite(folder, hidden_size=10**5000), r"hidden_size='\(int\)': must be a whole number"),
+    (lambda folder: rewrite(folder, rotary_base=nested(300)), r"rope_theta='\(list\)': must be a number"),
+    (lambda folder: damage_embedding(folder, length=2**62), r"ends at byte \d+ of __0_0\.distcp, which is shorter"),
+    (lambda folder: damage_embedding(folder, offset=2**64), r"ends at byte \d{20} of __0_0"),
+    (lambda folder: damage_embedding(folder, relative_path="a\0b"), r"which is shorter"),
+    (lambda folder: damage_embedding(folder, size=(2**40, 32)), r"distcp, expected at least \d+"),
+    (lambda folder: damage_embedding(folder, size=(-1, 32)), r"a tensor has an impossible shape"),
     (lambda folder: os.truncate(folder / "__0_0.distcp", 2000), r"can't be read|is damaged|need at least"),
 ]
 
