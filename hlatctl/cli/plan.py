@@ -281,7 +281,7 @@ def forecast(
 def speedtest(
     overrides: Overrides = None,
     config_dir: ConfigDirs = None,
-    steps: Annotated[int, typer.Option(min=10, help="Steps to train on each number of nodes.")] = 20,
+    steps: Annotated[int, typer.Option(min=10, max=10_000, help="Steps to train on each number of nodes.")] = 20,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Simulate it; nothing is trained or kept.")] = False,
     yes: Yes = False,
     as_json: Json = False,
