@@ -353,7 +353,8 @@ def test_every_control_has_a_name_and_a_visible_focus(page: Page) -> None:
         page.wait_for_selector("main button, main select")
         nameless = page.evaluate(
             "[...document.querySelectorAll('button, a, input, select')].filter((e) => e.checkVisibility() &&"
-            " !e.textContent.trim() && !e.ariaLabel && !e.label?.length && !e.closest('.js-plotly-plot'))"
+            " !e.textContent.trim() && !e.ariaLabel && !e.closest('.js-plotly-plot')"
+            " && ![...(e.labels || [])].some((label) => label.textContent.trim()))"
             ".map((e) => e.outerHTML)"
         )
         assert nameless == []
