@@ -68,6 +68,26 @@ def check_names(faults: list[str]) -> None:
             raise ConfigError(f"--fault={name}: no such fault", hint=suggest(name, list(FAULTS)))
 
 
+def not_injected(config: Config, faults: Sequence[str]) -> dict[str, str]:
+    """Return why some of the faults can't be injected, by their names.
+
+    Raises:
+        ConfigError: the configuration can't be drilled, or none of the faults can be injected.
+    """
+    for error in unsupported(config):
+        raise error
+    if not LAUNCHERS[config.cluster.launcher].drill:
+        raise ConfigError(
+            f"cluster.launcher={config.cluster.launcher}: a drill disturbs real processes",
+            hint="hlatctl drill cluster=local, or cluster=slurm",
+        )
+    skipped = {name: why for name in faults if (why := FAULTS[name].skip(config))}
+    if skipped.keys() == set(faults):
+        name, why = next(iter(skipped.items()))
+        raise ConfigError(f"--fault={name}: can't be injected, {why}", hint="choose other faults with --fault")
+    return skipped
+
+
 def exercise(
     config: Config, folder: Path, faults: Sequence[str], *, argv: list[str], say: Callable[[str], None]
 ) -> RunPaths:
@@ -84,17 +104,7 @@ def exercise(
         ConfigError: the configuration can't be drilled.
         HlatctlError: the drilled run did not start, or the undisturbed one failed.
     """
-    for error in unsupported(config):
-        raise error
-    if not LAUNCHERS[config.cluster.launcher].drill:
-        raise ConfigError(
-            f"cluster.launcher={config.cluster.launcher}: a drill disturbs real processes",
-            hint="hlatctl drill cluster=local, or cluster=slurm",
-        )
-    skipped = {name: why for name in faults if (why := FAULTS[name].skip(config))}
-    if skipped.keys() == set(faults):
-        name, why = next(iter(skipped.items()))
-        raise ConfigError(f"--fault={name}: can't be injected, {why}", hint="choose other faults with --fault")
+    skipped = not_injected(config, faults)
     if "flip_memory" in faults and "flip_memory" not in skipped:
         every = config.recovery.corruption_check_steps or 2 * config.checkpoint.every_steps
         recovery = dataclasses.replace(config.recovery, corruption_check_steps=every)

@@ -36,7 +36,7 @@ from hlatctl.units import count, size, utc
 if TYPE_CHECKING:
     from conf.schema import Config
 
-app = App("List, verify, restore, merge, export and import checkpoints.")
+app = App("List, verify, merge, export and import checkpoints.")
 
 _HEADER = ["STEP", "TOKENS", "SIZE", "WRITTEN", "WRITTEN BY", "KEPT AS", "STATE"]
 Target = Annotated[Path, typer.Option("--to", help="Folder to create; it must be empty if it exists.", parser=place)]

@@ -54,7 +54,7 @@ def drill(
     if a recovery failed.
     """
     from conf.compose import compose
-    from flows.drill.exercise import check_names, exercise, new_folder
+    from flows.drill.exercise import check_names, exercise, new_folder, not_injected
     from flows.drill.faults import offered
     from flows.runtime.spending import of_training
 
@@ -63,10 +63,12 @@ def drill(
     if not any(override.lstrip("+").startswith(_EXPERIMENT) for override in chosen):
         chosen = [f"{_EXPERIMENT}drill", *chosen]
     config = compose(chosen, to_start=False)  # refuse what can't be drilled before anything else
+    faults = fault or offered(config)
+    not_injected(config, faults)
     confirm(of_training(config, typed=chosen), config.cluster, "the drill's run", yes=yes)
     folder = new_folder(Path(config.runs_dir))
     try:
-        run = exercise(config, folder, fault or offered(config), argv=sys.argv, say=say)
+        run = exercise(config, folder, faults, argv=sys.argv, say=say)
     except KeyboardInterrupt:
         raise StoppedError(
             f"the drill was interrupted; its files are in {folder}", hint="`hlatctl drill` begins a new one"

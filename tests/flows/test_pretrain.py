@@ -68,7 +68,7 @@ def test_a_run_waits_for_prefect_only_at_its_end_and_not_if_it_failed(
     ended, joined = threading.Event(), list[float]()
     monkeypatch.setattr(prefect_api, "begin", lambda *_, **__: True)
     monkeypatch.setattr(prefect_api, "connect", lambda *_: ended.wait(WAIT_S))  # a server that is not up yet
-    monkeypatch.setattr(prefect_flow.PrefectView, "_report", lambda self: None)
+    monkeypatch.setattr(prefect_flow.PrefectView, "_run_flow", lambda self: None)
     finish = prefect_flow.PrefectView.finish
 
     def finished(view: prefect_flow.PrefectView, timeout_s: float) -> None:

@@ -70,7 +70,8 @@ def test_a_single_process_keeps_the_users_threads_and_gives_its_cores_away_while
 @pytest.mark.parametrize(
     ("override", "shared"),
     [
-        ("backend.compile=false", False),
+        ("cluster.processes_per_node=1", False),
+        ("cluster.processes_per_node=2", True),
         ("backend.compile=true", True),
         ("parallel.data_parallel=fsdp", True),
         ("parallel.activation_checkpointing=full", True),
