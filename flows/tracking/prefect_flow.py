@@ -178,10 +178,12 @@ class PrefectView:
             self._lose(f"{type(error).__name__}: {error}")
 
     def _lose(self, why: str) -> None:
-        if self._is_lost or self._abandoned.is_set():
+        if self._is_lost:
             return
         ctx, self._is_lost = self._ctx, True
         links.keep_missed(ctx.run, missed=True)
+        if self._abandoned.is_set():
+            return
         message = f"Prefect failed ({why}); the run continues without it"
         ctx.event("tracking_lost", what="prefect", message=message)
         ctx.message(message)
@@ -246,6 +248,8 @@ class PrefectView:
                     work = partial(contextvars.copy_context().run, self._run_task, stage)
                     tasks.append(threading.Thread(target=work, daemon=True, name=f"prefect {stage.name}"))
                     tasks[-1].start()
+                    if stage.ended.is_set():
+                        tasks[-1].join()  # so that the tasks of past stages are in their order
                 for text in self._lines[lines:]:
                     logger.info(text)
                     lines += 1
