@@ -92,6 +92,8 @@ def lose_prefect():
     from flows.tracking import prefect_stale
 
     flow_run_id = UUID(flow_run())
+    if prefect_api._own_server.poll() is not None:
+        return  # the second attempt
     with get_client(sync_client=True) as client:
         known = {}
         while "train attempt 1" not in known or not all(known[name] for name in set(known) - {"train attempt 1"}):

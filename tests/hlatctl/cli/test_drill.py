@@ -60,7 +60,7 @@ def test_an_interrupted_drill_ends_with_a_sentence(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("flows.drill.exercise.exercise", interrupted)
-    assert main(["drill", f"runs_dir={tmp_path}"]) == 0
+    assert main(["drill", "--fault", "kill_process", f"runs_dir={tmp_path}"]) == 0
     assert "stopped: the drill was interrupted; its files are in " in capsys.readouterr().err
 
 
