@@ -81,10 +81,10 @@ def bring_up_to_date(runs_dir: Path, say: Callable[[str], None]) -> None:
         with prefect_api.tolerated(lambda why: say(f"Prefect failed ({why})")):
             with files.created_with(files.PRIVATE):
                 prefect_api.configure(runs_dir, say)
-            mark_crashed(runs_dir, say)
-            for path in sorted(runs_dir.glob("*/prefect.json")):
+            for path in sorted(runs_dir.glob("*/prefect.json")):  # first: a journal knows more than a dead process
                 sweep = SweepPaths(path.parent.absolute())
                 fill_missed(sweep if sweep.space.is_file() else RunPaths(sweep.root), say)
+            mark_crashed(runs_dir, say)
 
 
 def fill_missed(run: RunPaths, say: Callable[[str], None]) -> None:

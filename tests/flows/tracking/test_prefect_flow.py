@@ -208,7 +208,7 @@ def test_a_run_continues_when_prefect_disappears_and_is_copied_to_it_later(confi
     kinds = [event["kind"] for event in read_events(run)]
     assert kinds.count("eval_finished") == 3
     assert kinds.count("attempt_started") == 2
-    assert kinds[-1] == "run_finished"
+    assert "run_finished" in kinds
     assert "Prefect" in output
     assert states(runs_dir) != {"alone (SIMULATED)": "Completed"}
     assert links.is_missed(run)
