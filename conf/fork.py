@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from conf.load import flatten
 from conf.schema import Config
-from conf.training_rules import learning_rate
+from conf.training_rules import last_stable_step, learning_rate
 from hlatctl.run.errors import ConfigError
 
 #: Keys that don't change which documents come next.
@@ -71,7 +70,7 @@ def decay(before: Config, after: Config, share: float) -> list[str]:
             "have any schedule",
         )
     near = int(step / (1 - share))
-    total = next(last for last in range(max(near - 2, step + 1), near + 3) if last - math.ceil(share * last) == step)
+    total = next(last for last in range(max(near - 2, step + 1), near + 3) if last_stable_step(last, share) == step)
     return [
         "optimizer.schedule=wsd",
         f"optimizer.wsd_decay_fraction={share}",

@@ -125,8 +125,13 @@ def linear(step: int, config: Config) -> float:
 def wsd(step: int, config: Config) -> float:
     """Return 1 (stable), and a straight line over the last steps (MiniCPM, arXiv 2404.06395, section 4)."""
     total = config.total_steps
-    start = max(config.warmup_steps, total - math.ceil(config.optimizer.wsd_decay_fraction * total))
+    start = max(config.warmup_steps, last_stable_step(total, config.optimizer.wsd_decay_fraction))
     return 1.0 - _progress(step, start, config)
+
+
+def last_stable_step(total_steps: int, decay_fraction: float) -> int:
+    """Return the step after which `wsd` decays."""
+    return total_steps - math.ceil(decay_fraction * total_steps)
 
 
 def next_corruption_check(config: Config, step: int) -> int | None:
