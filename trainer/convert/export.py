@@ -81,7 +81,9 @@ def export(
                 weights, partial, config=config, dtype=named, step=manifest.step, tokenizer=(tokenizer["path"], target)
             )
         else:
-            shutil.copytree(tokenizer["path"], partial, dirs_exist_ok=True)
+            size = write_model(
+                weights, partial, config=config, tokenizer=tokenizer, dtype=named, with_weights=link != "only"
+            )
             if link:
                 write_link(
                     partial,
@@ -90,10 +92,6 @@ def export(
                     manifest_sha256=manifest.sha256,
                     left_out=weights.left_out,
                 )
-            size = 0 if link == "only" else write_weights(weights, partial, named)
-            ids = {key: tokenizer[key] for key in ("bos_id", "eos_id")}
-            described = weights.config(seq_len=config.train.seq_len, dtype=named, **ids)
-            files.write_json(partial / "config.json", described)
     parameters = sum(tensor.numel() for tensor in weights.ours.values())
     return {
         "step": manifest.step,
@@ -142,8 +140,33 @@ class _Readable(Protocol):
 
     def read(self, ours: Sequence[str]) -> dict[str, Tensor]: ...
 
+    def config(self, *, seq_len: int, bos_id: int, eos_id: int, dtype: str) -> dict[str, Any]: ...
 
-def write_weights(weights: _Readable, target: Path, dtype: str) -> int:
+
+def write_model(
+    weights: _Readable,
+    folder: Path,
+    *,
+    config: Config,
+    tokenizer: dict[str, Any],
+    dtype: str,
+    with_weights: bool = True,
+) -> int:
+    """Write tokenizer, weights and ``config.json`` into a Hugging Face folder; return the weights' bytes.
+
+    Args:
+        config: of a run that trained the model.
+        tokenizer: from :func:`tokenizer_of`.
+    """
+    shutil.copytree(tokenizer["path"], folder, dirs_exist_ok=True)
+    size = _write_weights(weights, folder, dtype) if with_weights else 0
+    ids = {key: tokenizer[key] for key in ("bos_id", "eos_id")}
+    described = weights.config(seq_len=config.train.seq_len, dtype=dtype, **ids)
+    files.write_json(folder / "config.json", described)
+    return size
+
+
+def _write_weights(weights: _Readable, target: Path, dtype: str) -> int:
     """Write files of up to ``_SHARD_BYTES``, with an index if there are several; return the weights' bytes."""
     number_format: torch.dtype = getattr(torch, dtype)
     sizes = {name: tensor.numel() * number_format.itemsize for name, tensor in weights.ours.items()}

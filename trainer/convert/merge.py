@@ -12,7 +12,6 @@ import argparse
 import json
 import math
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -29,7 +28,7 @@ from hlatctl.run.errors import CheckpointError, ConfigError, run_main
 from hlatctl.run.files import new_folder
 from hlatctl.run.model_folder import hashes
 from hlatctl.run.paths import RunPaths
-from trainer.convert.export import DTYPES, choose, tokenizer_of, write_weights
+from trainer.convert.export import DTYPES, choose, tokenizer_of, write_model
 from trainer.convert.hugging_face import Weights
 
 #: Says which checkpoints a model is the mean of.
@@ -52,7 +51,7 @@ class _Mean:
 
     def __init__(self, parts: Sequence[Weights], sources: Sequence[Source]) -> None:
         self._parts, self._sources = parts, sources
-        self.ours = parts[0].ours
+        self.ours, self.config = parts[0].ours, parts[0].config
         for part, source in zip(parts, sources, strict=True):
             _check_same_model(self.ours, part.ours, sources[0], source)
 
@@ -112,10 +111,7 @@ def merge(sources: Sequence[tuple[RunPaths, int | None, float]], target: Path, d
             merged.append(source)
         mean = _Mean(parts, merged)
         named = dtype or str(next(iter(mean.ours.values())).dtype).removeprefix("torch.")
-        shutil.copytree(tokenizer["path"], partial, dirs_exist_ok=True)
-        size = write_weights(mean, partial, named)
-        ids = {key: tokenizer[key] for key in ("bos_id", "eos_id")}
-        files.write_json(partial / "config.json", parts[0].config(seq_len=configs[0].train.seq_len, dtype=named, **ids))
+        size = write_model(mean, partial, config=configs[0], tokenizer=tokenizer, dtype=named)
         provenance = [asdict(source) for source in merged]
         files.write_sealed_json(partial / MERGED_FROM, {"sources": provenance})
     return {
