@@ -434,13 +434,17 @@ def fork(
     drive(new, detach=detach, submit=submit)
 
 
+#: A share closer to 1 makes the run longer by orders of magnitude.
+_LONGEST_DECAY = 0.99
+
+
 def _share(text: str) -> float:
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         share = 0.0
-    if not 0 < share < 1:
-        raise ConfigError(f"--decay={text}: must be a share of all steps between 0 and 1", hint="--decay 10%")
+    if not 0 < share <= _LONGEST_DECAY:
+        raise ConfigError(f"--decay={text}: must be a share of all steps, above 0 and at most 99 %", hint="--decay 10%")
     return share
 
 
