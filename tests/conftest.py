@@ -104,11 +104,12 @@ sys.addaudithook(_refuse_processes)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Let only tests marked ``processes`` start any: `make test-fast` leaves those out.
 
-    Ctrl-C raises in every test. Otherwise a library that has left another handler, or a shell that ignores it, would
-    end a worker in a test of Ctrl-C.
+    Signals have Python's handlers in every test. Otherwise a library that has left another one, or a shell that ignores
+    Ctrl-C, would end a worker in a test of signals.
     """
     global _in_unmarked_test
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _in_unmarked_test = item.get_closest_marker("processes") is None
     try:
         return (yield)

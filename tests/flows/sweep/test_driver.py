@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -288,15 +288,19 @@ def test_a_driver_in_a_job_hands_its_trials_over_and_counts_no_death_of_their_dr
 
     def start(run: RunPaths, env: dict[str, str]) -> subprocess.Popen[bytes]:
         started.append(subprocess.Popen(["sleep", "600"]))
-        if len(started) == 2:
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
         return started[-1]
+
+    def sleep(duration_s: float) -> None:
+        """Get SIGTERM here: anywhere else, its exception can leave a file open, or end a worker of pytest."""
+        assert callable(signal.getsignal(signal.SIGTERM))
+        signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr("flows.runtime.programs.start_driver", start)
     arguments = [*SMALL, f"runs_dir={tmp_path}", "optimizer.lr=1e-3,3e-3", "sweep.parallel=2"]
     sweep = create.make(create.prepare(arguments, folder=tmp_path, simulated=False), sweep_id="s", argv=[])
     try:
-        with pytest.raises(SystemExit):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+            patch.setattr("flows.sweep.driver.time", SimpleNamespace(sleep=sleep))
             drive(sweep, silent)
         assert [driver.wait(WAIT_S) for driver in started] == [-signal.SIGTERM] * 2
     finally:
