@@ -299,9 +299,10 @@ def test_a_driver_in_a_job_hands_its_trials_over_and_counts_no_death_of_their_dr
     arguments = [*SMALL, f"runs_dir={tmp_path}", "optimizer.lr=1e-3,3e-3", "sweep.parallel=2"]
     sweep = create.make(create.prepare(arguments, folder=tmp_path, simulated=False), sweep_id="s", argv=[])
     try:
-        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        with monkeypatch.context() as patch:
             patch.setattr("flows.sweep.driver.time", SimpleNamespace(sleep=sleep))
-            drive(sweep, silent)
+            with pytest.raises(SystemExit):
+                drive(sweep, silent)
         assert [driver.wait(WAIT_S) for driver in started] == [-signal.SIGTERM] * 2
     finally:
         for driver in started:
