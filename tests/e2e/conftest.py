@@ -108,10 +108,12 @@ class Cli:
         return losses
 
     def trainer_pids(self, run_id: str) -> list[int]:
-        """Return the training processes of a run, without their launcher and the script, in order of ranks."""
-        words = ("-m", "trainer", "--run-dir", os.fspath(self.paths(run_id).root))
+        """Return the training processes of a run, without their launcher and the script, in order of ranks.
+
+        The process that forked them may have been started for the preflight.
+        """
         found: dict[int, processes.Identity] = {}
-        for process in processes.with_words(*words):
+        for process in processes.with_words("--run-dir", os.fspath(self.paths(run_id).root)):
             found |= processes.ranks(process.pid)
         return [found[rank].pid for rank in sorted(found)]
 
