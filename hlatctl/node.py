@@ -15,9 +15,9 @@ A notice that the provider takes this node back asks the command to stop too (``
 On one machine, the processes find each other through files in the private folder and communicate over loopback.
 torchrun's own store would listen on all interfaces, and torchrun unpickles its content.
 
-With ``--stay passed`` or ``--stay failed``, for a job on one machine whose ranks ``trainer.launch`` forks, both programs
-wait for a minute after such an end, and run the next job if it is handed over (``hlatctl.run.following``). All other
-processes of the job have ended by then, as always before BASE.exit_code is written.
+With ``--stay passed`` or ``--stay failed``, for a job on one machine whose ranks ``trainer.launch`` forks, both
+programs wait for a minute after such an end, and run the next job if it is handed over (``hlatctl.run.following``). All
+other processes of the job have ended by then, as always before BASE.exit_code is written.
 
 The output of torchrun's ranks goes into one log per node (``hlatctl.node_log``): on the first node to this program's
 own output, on the others to a file next to the job's log.

@@ -10,7 +10,7 @@ and a summary in torchrun's format names the first one. The exit code is then 1.
 
 If the node's program stays (``hlatctl.node --stay``), this one stays too, and forks the processes of the next job, with
 that one's arguments and variables: nothing is imported again. It has no threads, has opened no device, and has computed
-nothing, so each fork is like the first. A preflight leaves its imports to training, and a failed attempt to the next one.
+nothing, so each fork is like the first. A preflight leaves its imports to training, a failed attempt to the next one.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ class Job:
         all_nodes: it runs on spare nodes too.
         excluded_hosts: hosts that it must not use.
         avoided_hosts: hosts that it uses only if there are no others.
-        stays: how it must end, ``passed`` or ``failed``, for its processes that have imported everything to stay for the
-            next job of this kind; such processes may run it too. Empty: it takes over nothing, and leaves nothing.
+        stays: ``passed`` or ``failed``: after such an end, processes that have imported everything stay for the next
+            job that sets it, and such processes may run this job too. Empty: it takes over nothing, and leaves nothing.
         beside_training: it may run on the nodes of training and must not slow training down.
         partition: the scheduler's partition for this job; None: that of the cluster's configuration.
         devices: number of training's devices that a job without torchrun uses. It requests them as training does, in

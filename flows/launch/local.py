@@ -260,7 +260,7 @@ def _env(job: Job) -> dict[str, str]:
 
 
 def _imported(job: Job) -> tuple[object, ...]:
-    """Return what a process that has imported a job's modules depends on: all but the job's own module and arguments."""
+    """Return what a process depends on that has imported a job's modules: all but the job's module and arguments."""
     folders = ((os.fspath(job.log_dir), "LOGS"), (os.fspath(job.launch_dir), "LAUNCH"))
     env = job.env
     for folder, name in folders:

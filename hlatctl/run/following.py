@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-#: The end of a job after which what it has imported stays for the next one: training follows a preflight that passed, and
-#: either of them follows training that failed. Empty: nothing stays.
+#: The end of a job after which what it has imported stays for the next one: training follows a preflight that passed,
+#: and either of them follows training that failed. Empty: nothing stays.
 Stays = Literal["", "passed", "failed"]
-#: Names the descriptor over which ``trainer.launch`` tells the node's program the exit code of each job, and gets the next
-#: one, which it answers with ``FORKED``.
+#: Names the descriptor over which ``trainer.launch`` tells the node's program the exit code of each job, and gets the
+#: next one, which it answers with ``FORKED``.
 FORKS_ENV, FORKED = "HLATCTL_FORKS", b"forked"
 MESSAGE_BYTES = 1 << 18
 
