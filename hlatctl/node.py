@@ -15,9 +15,9 @@ A notice that the provider takes this node back asks the command to stop too (``
 On one machine, the processes find each other through files in the private folder and communicate over loopback.
 torchrun's own store would listen on all interfaces, and torchrun unpickles its content.
 
-With ``--stay``, for a job on one machine whose ranks ``trainer.launch`` forks, both programs wait for a minute after an
-attempt has failed, and run the next one if it is handed over (``hlatctl.run.following``). All other processes
-of the attempt have ended by then, as always before BASE.exit_code is written.
+With ``--stay passed`` or ``--stay failed``, for a job on one machine whose ranks ``trainer.launch`` forks, both
+programs wait for a minute after such an end, and run the next job if it is handed over (``hlatctl.run.following``). All
+other processes of the job have ended by then, as always before BASE.exit_code is written.
 
 The output of torchrun's ranks goes into one log per node (``hlatctl.node_log``): on the first node to this program's
 own output, on the others to a file next to the job's log.
@@ -50,7 +50,7 @@ from hlatctl.node_log import NodeLog
 from hlatctl.run import fence, files, processes, rank_output
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.files import DAMAGED
-from hlatctl.run.following import FORKED, FORKS_ENV, MESSAGE_BYTES, Following, following_file
+from hlatctl.run.following import FORKED, FORKS_ENV, MESSAGE_BYTES, Following, following_file, stays_after
 from hlatctl.run.processes import node_name, node_python
 
 #: Environment variables that a scheduler's script sets and this program passes on.
@@ -78,9 +78,9 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 _LAUNCHERS = {"torch.distributed.run", "trainer.launch"}
 #: A node that can't start ends the whole job. The others first write their records, and then this one is known.
 _OTHERS_START_S = 5.0
-#: How long this program stays for the next attempt, and how often it looks for it.
+#: How long this program stays for the next job, and how often it looks for it.
 _STAYS_S, _LOOK_S = 60.0, 0.02
-#: Time for ``trainer.launch`` to fork the ranks of the next attempt.
+#: Time for ``trainer.launch`` to fork the ranks of the next job.
 _FORKED_S = 5.0
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 #: Newer versions of torchrun read from the environment how long they wait for ranks after a signal.
@@ -149,10 +149,10 @@ class Node:
     Args:
         base: path prefix of the records.
         rank: this node's rank.
-        stays: it runs further attempts if they are handed over.
+        stays: the end after which it runs further jobs if they are handed over: ``passed`` or ``failed``.
     """
 
-    def __init__(self, base: Path, command: list[str], rank: int, *, stays: bool = False) -> None:
+    def __init__(self, base: Path, command: list[str], rank: int, *, stays: str = "") -> None:
         self._base, self._command, self._rank = base, command, rank
         self._stays, self._watches = stays, False
         self._forks: socket.socket | None = None  # to ``trainer.launch``, while both can stay
@@ -181,7 +181,7 @@ class Node:
                 try:
                     log = self._take_over(following, own)
                 except (OSError, *DAMAGED) as error:
-                    print(f"{node_name()}: the next attempt can't be taken over ({error})", file=sys.stderr, flush=True)
+                    print(f"{node_name()}: the next job can't be taken over ({error})", file=sys.stderr, flush=True)
                     break
                 code = self._attempt(own, functools.partial(self._until_end, log))
             self._end_all()
@@ -255,7 +255,7 @@ class Node:
         return 128 - code if code < 0 else code
 
     def _await_following(self, path: Path) -> Following | None:
-        """Wait for the file with the next attempt; None: there is none in time, or ``trainer.launch`` has ended."""
+        """Wait for the file with the next job; None: there is none in time, or ``trainer.launch`` has ended."""
         deadline_s = time.monotonic() + _STAYS_S
         while self._forks and time.monotonic() < deadline_s and not (self._asked_to_stop or self._asked_to_end):
             if select.select([self._forks], [], [], _LOOK_S)[0]:
@@ -269,12 +269,13 @@ class Node:
         return None
 
     def _take_over(self, following: Following, own: files.Scratch) -> NodeLog | None:
-        """Have ``trainer.launch`` fork the ranks of the next attempt; return the collector of their output.
+        """Have ``trainer.launch`` fork the ranks of the next job; return the collector of their output.
 
         Raises an OSError or one of ``DAMAGED`` if it doesn't.
         """
         assert self._forks is not None
         self._base, self._command, self._order = Path(following.base), following.command, ""
+        self._stays = following.stays
         self._fence = fence.of_job(self._base)
         os.environ.update(following.env)
         self._reserve()
@@ -306,7 +307,7 @@ class Node:
             if not select.select([self._forks], [], [], _ORDERS_EVERY_S)[0]:
                 return None
             told = self._forks.recv(MESSAGE_BYTES)
-            if told and not self._asked_to_stop and not self._asked_to_end:
+            if told and stays_after(self._stays, int(told)) and not self._asked_to_stop and not self._asked_to_end:
                 return int(told)
             self._forks.close()  # then it ends, if it hasn't
             self._forks = None
@@ -433,8 +434,9 @@ def _unknown() -> processes.Identity:
 
 def main(argv: list[str]) -> int:
     """Run a command and return its exit code."""
-    base, stays, command = argv[:1], argv[1:2] == ["--stay"], argv[1:]
-    command = command[stays:]
+    base, stays, command = argv[:1], "", argv[1:]
+    if command[:1] == ["--stay"] and len(command) > 1:
+        stays, command = command[1], command[2:]
     if not base or len(command) < 2 or command[0] != "--":
         print(__doc__, file=sys.stderr)
         return 2

@@ -8,9 +8,9 @@ imports the modules once, calls the functions, and then forks the processes.
 It sets torchrun's environment variables, and ends as torchrun does: if a process fails, the others are asked to end,
 and a summary in torchrun's format names the first one. The exit code is then 1.
 
-If the node's program stays (``hlatctl.node --stay``), this one stays too after a failure, and forks the processes of
-the next attempt, with that one's arguments and variables: nothing is imported again. It has no threads, has opened no
-device, and has computed nothing, so each fork is like the first.
+If the node's program stays (``hlatctl.node --stay``), this one stays too, and forks the processes of the next job, with
+that one's arguments and variables: nothing is imported again. It has no threads, has opened no device, and has computed
+nothing, so each fork is like the first. A preflight leaves its imports to training, a failed attempt to the next one.
 """
 
 from __future__ import annotations
@@ -43,17 +43,16 @@ _POLL_S = 0.05
 _OWN_NAME = "trainer.launch"
 #: What all processes of a module import late, because other jobs don't need it. pyarrow is left to them: it starts a
 #: thread.
-_IMPORTED_LATE = {
-    "trainer": (
-        "torch.distributed.tensor",
-        "torch.distributed.checkpoint",
-        "conf.of_run",
-        "trainer.checkpoint.manager",
-        "trainer.gpu_node",
-        "trainer.step.corruption",
-        "trainer.step.profiling",
-    )
-}
+_OF_TRAINING = (
+    "torch.distributed.tensor",
+    "torch.distributed.checkpoint",
+    "conf.of_run",
+    "trainer.checkpoint.manager",
+    "trainer.gpu_node",
+    "trainer.step.corruption",
+    "trainer.step.profiling",
+)
+_IMPORTED_LATE = {"trainer": _OF_TRAINING, "trainer.preflight": _OF_TRAINING}
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def main(argv: list[str]) -> int:
         if node and round_number:
             node.send(FORKED)
         code = _supervise(ranks)
-        if not code or not node or not (following := _following(node, code)):
+        if not node or not (following := _following(node, code)):
             return code
         arguments = following
     return 0
@@ -176,7 +175,7 @@ def _run(rank: int, arguments: argparse.Namespace, round_number: int) -> int:
 
 
 def _following(node: socket.socket, code: int) -> argparse.Namespace | None:
-    """Tell the node's program how the attempt ended, and return the arguments of the next one; None: there is none."""
+    """Tell the node's program how the job ended, and return the arguments of the next one; None: there is none."""
     try:
         node.send(str(code).encode())
         told = node.recv(MESSAGE_BYTES)

@@ -164,7 +164,9 @@ class _Drill:
 
     def _undisturbed(self, steps: int) -> Arena:
         self.say(f"running the same {steps:,} steps undisturbed, for comparison")
-        arena = Arena(pretrain.create(self.config, argv=self.argv, run_id=UNDISTURBED), self.journal)
+        self.servers.stop()  # nothing reads what they would get of this run, which has their processor time instead
+        alone = dataclasses.replace(self.config, tracking=dataclasses.replace(self.config.tracking, enabled=False))
+        arena = Arena(pretrain.create(alone, argv=self.argv, run_id=UNDISTURBED), self.journal)
         with _running(arena):
             arena.wait_until(f"step {steps}", lambda: arena.state.step >= steps, patience_s=float("inf"))
         self.journal.append("drill_baseline", steps=steps, cold_start_s=arena.cold_start_s)

@@ -19,6 +19,7 @@ from conf.registries import LAUNCHERS
 from conf.schema import ClusterConfig, Config
 from hlatctl.driver_job import driver_job
 from hlatctl.run.errors import ConfigError, LaunchError, cannot_write
+from hlatctl.run.following import Stays
 from hlatctl.run.paths import RunPaths
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -51,7 +52,8 @@ class Job:
         all_nodes: it runs on spare nodes too.
         excluded_hosts: hosts that it must not use.
         avoided_hosts: hosts that it uses only if there are no others.
-        stays: processes that have imported everything may run it after an attempt that stays, and may stay after it.
+        stays: ``passed`` or ``failed``: after such an end, processes that have imported everything stay for the next
+            job that sets it, and such processes may run this job too. Empty: it takes over nothing, and leaves nothing.
         beside_training: it may run on the nodes of training and must not slow training down.
         partition: the scheduler's partition for this job; None: that of the cluster's configuration.
         devices: number of training's devices that a job without torchrun uses. It requests them as training does, in
@@ -78,7 +80,7 @@ class Job:
     all_nodes: bool = False
     excluded_hosts: tuple[str, ...] = ()
     avoided_hosts: tuple[str, ...] = ()
-    stays: bool = False
+    stays: Stays = ""
     beside_training: bool = False
     partition: str | None = None
     devices: int = 0
@@ -227,7 +229,7 @@ class Launcher(Protocol):
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
         """Ask the job to stop (SIGTERM), end it after ``grace_s``, and return when none of its processes is left.
 
-        What an ended job that ``stays`` has left, for its next attempt alone, ends with :meth:`release`.
+        What an ended job that ``stays`` has left, for the run's next job of that kind, ends with :meth:`release`.
         """
 
     def allocation(self, job: Job) -> Allocation | None:
@@ -235,7 +237,7 @@ class Launcher(Protocol):
         return None
 
     def release(self, run_dir: Path) -> None:
-        """Release the nodes that are kept for a run, once the job that runs on them has ended."""
+        """Release what is kept for a run, once its job has ended: nodes, and what it left for the next job."""
         return
 
     def dump_stacks(self, handle: Handle) -> str:

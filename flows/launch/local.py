@@ -110,7 +110,7 @@ _POLL_S = 0.05
 #: of its processes. With a tenth (10), an evaluation did not begin before training ended.
 BESIDE_TRAINING_NICE = 5
 _START_TIMEOUT_S = 60.0
-#: Time for what an attempt left to take over the next one, which takes milliseconds; and how often it is looked for.
+#: Time for what a job left to take over the next one, which takes milliseconds; and how often it is looked for.
 _TAKE_OVER_S, _LOOK_S = 10.0, 0.01
 #: Time for ``hlatctl.node`` to end its processes and write the end record.
 _END_TIMEOUT_S = 20.0
@@ -145,7 +145,7 @@ class LocalLauncher(Launcher):
         job, handle = plan.job, self.handle(plan)
         with writing(job):
             _prepare(plan, handle)
-            if self._stays and self._stays[1].name == job.name:
+            if self._stays and job.stays:
                 if self._hand_over(job, handle, *self._stays):
                     return handle
                 _prepare(plan, handle)
@@ -161,7 +161,7 @@ class LocalLauncher(Launcher):
         return handle
 
     def _hand_over(self, job: Job, handle: Handle, ended: Handle, old: Job) -> bool:
-        """Have what an ended attempt left run the next one; return whether it does. Otherwise nothing is left of it."""
+        """Have what an ended job left run this one; return whether it does. Otherwise nothing is left of it."""
         record, self._stays = recorded(ended), None
         is_there = record is not None and record.folder and Path(record.folder).is_dir()
         if record and is_there and self.has_ended(ended) and _imported(old) == _imported(job):
@@ -170,6 +170,7 @@ class LocalLauncher(Launcher):
                 command=list(_command(job)),
                 env=_env(job),
                 log=os.fspath(job.log),
+                stays=job.stays,
             )
             with suppress(OSError):  # it is gone
                 files.write_json(following_file(Path(record.folder)), asdict(following))
@@ -183,7 +184,7 @@ class LocalLauncher(Launcher):
         return False
 
     def release(self, run_dir: Path) -> None:
-        """End what an ended attempt has left for the next one."""
+        """End what an ended job has left for the next one."""
         if self._stays and self._stays[1].run_dir == run_dir and self.has_ended(self._stays[0]):
             self._end(self._stays[0])
             self._stays = None
@@ -259,12 +260,12 @@ def _env(job: Job) -> dict[str, str]:
 
 
 def _imported(job: Job) -> tuple[object, ...]:
-    """Return what a process that has imported a job's modules depends on: all but the attempt's own arguments."""
+    """Return what a process depends on that has imported a job's modules: all but the job's module and arguments."""
     folders = ((os.fspath(job.log_dir), "LOGS"), (os.fspath(job.launch_dir), "LAUNCH"))
-    env = dict(_env(job))
+    env = job.env
     for folder, name in folders:
         env = {key: value.replace(folder, name) for key, value in env.items()}
-    return job.run_dir, job.argv[:2], job.processes_per_node, job.shared_modules, job.unset, job.stays, env
+    return job.run_dir, job.processes_per_node, job.shared_modules, job.unset, env
 
 
 def _script(job: Job) -> str:
@@ -273,7 +274,7 @@ def _script(job: Job) -> str:
 # Job {job.name}, written by hlatctl. May be run by hand to repeat it.
 {_yielding(job)}{export_lines(_env(job), job.unset)}
 # Writes {job.name}.pid first and {job.name}.exit_code last; SIGTERM asks the job to stop, SIGQUIT ends it at once.
-exec {quote((sys.executable, "-m", "hlatctl.node", base, *(["--stay"] if _stays(job) else []), "--"))} \\
+exec {quote((sys.executable, "-m", "hlatctl.node", base, *(["--stay", job.stays] if _stays(job) else []), "--"))} \\
   {quote(_command(job))}
 """
 
@@ -287,7 +288,7 @@ def _yielding(job: Job) -> str:
 
 
 def _stays(job: Job) -> bool:
-    return job.stays and _forks(job)
+    return bool(job.stays) and _forks(job)
 
 
 def _forks(job: Job) -> bool:

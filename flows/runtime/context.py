@@ -365,6 +365,6 @@ def _shared(config: Config, argv: tuple[str, ...]) -> tuple[str, ...]:
     """
     kind, parallel = config.backend.kind, config.parallel
     compiles = config.backend.compile or parallel.activation_checkpointing != "none"
-    trains = argv[:2] == ("-m", "trainer")
+    trains = argv[:2] in (("-m", "trainer"), ("-m", "trainer.preflight"))  # the first leaves its imports to the second
     compiler = "torch._dynamo" if trains and (compiles or config.world_size > 1) else ""
     return tuple(filter(None, (kind.code.partition(":")[0], kind.before_fork, compiler)))

@@ -28,7 +28,7 @@ from flows.runtime.context import FlowContext, make_job
 from flows.runtime.driver import Clock
 from flows.runtime.jobs import JobWatch, ending_of
 from flows.stages.compile import cache_env, local_cache, warm_wrapper
-from flows.stages.preflight import is_due, preflight
+from flows.stages.preflight import hands_over, is_due, preflight
 from hlatctl import notices
 from hlatctl.run import fence
 from hlatctl.run.checkpoint import MANIFEST, batches_drawn, events_about
@@ -106,8 +106,9 @@ class Attempt:
         ceiling = newest.next_max_checkpoint_step if newest else None
         job = training_job(ctx.config, ctx.run, number, config_words=config_words(ctx), max_checkpoint_step=ceiling)
         job = _placed(ctx, job, newest)
-        # After an attempt without a step, nothing is handed over: what its processes had imported may be the reason.
-        job = dataclasses.replace(job, stays=job.stays and (newest is None or newest.last_step > 0))
+        if not hands_over(ctx):
+            ctx.launcher.release(ctx.run.root)
+            job = dataclasses.replace(job, stays="")
         plan = ctx.launcher.render(job)
         handle = ctx.launcher.handle(plan)
         # Journal the attempt before submitting it: if the driver dies in between, the next one finds the job lost.
@@ -342,7 +343,7 @@ def training_job(
     words = config_words or ("--config", os.fspath(run.config))
     argv = ("-m", "trainer", "--run-dir", os.fspath(run.root), *words, "--attempt", str(number), *ceiling)
     job = make_job(config, run, TRAIN_JOB, *argv, attempt=number, distributed=True, env=env, wrapper=wrapper)
-    return dataclasses.replace(job, stays=bool(job.shared_modules) and not wrapper)
+    return dataclasses.replace(job, stays="failed" if job.shared_modules and not wrapper else "")
 
 
 def _hang_variables(config: Config, logs: Path) -> dict[str, str]:

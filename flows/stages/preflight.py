@@ -14,6 +14,7 @@ from flows.runtime.amended import config_words
 from flows.runtime.context import FlowContext
 from flows.runtime.jobs import run_job
 from flows.stages import run_stage
+from flows.stages.compile import cache_env, local_cache
 from hlatctl.run import files
 from hlatctl.run.errors import PreflightError
 from hlatctl.run.files import reading
@@ -69,8 +70,19 @@ def is_due(ctx: FlowContext, job: Job) -> bool:
 
 def _job(ctx: FlowContext) -> Job:
     argv = ("-m", "trainer.preflight", "--run-dir", os.fspath(ctx.run.root), *config_words(ctx))
-    job = ctx.job(_JOB, *argv, distributed=True)
-    return dataclasses.replace(job, all_nodes=True)
+    # The environment of training, which then has nothing to import.
+    env = cache_env(ctx.config, local_cache(ctx.config)) if ctx.config.backend.compile else {}
+    job = ctx.job(_JOB, *argv, distributed=True, env=env)
+    return dataclasses.replace(job, all_nodes=True, stays="passed" if job.shared_modules and hands_over(ctx) else "")
+
+
+def hands_over(ctx: FlowContext) -> bool:
+    """Return whether a job may take over what the job before has imported.
+
+    That may be the reason why an attempt made no step.
+    """
+    newest = ctx.state.attempt
+    return newest is None or newest.last_step > 0
 
 
 def _kept(ctx: FlowContext) -> str:

@@ -108,10 +108,12 @@ class Cli:
         return losses
 
     def trainer_pids(self, run_id: str) -> list[int]:
-        """Return the training processes of a run, without their launcher and the script, in order of ranks."""
-        words = ("-m", "trainer", "--run-dir", os.fspath(self.paths(run_id).root))
+        """Return the training processes of a run, without their launcher and the script, in order of ranks.
+
+        The process that forked them may have been started for the preflight.
+        """
         found: dict[int, processes.Identity] = {}
-        for process in processes.with_words(*words):
+        for process in processes.with_words("--run-dir", os.fspath(self.paths(run_id).root)):
             found |= processes.ranks(process.pid)
         return [found[rank].pid for rank in sorted(found)]
 
@@ -130,12 +132,15 @@ from conf.registries import OptimizerKind
 PACED = OptimizerKind(code="paced.optimizer:Paced.of")
 """
 _PACED = """
-import time
+import sys, time
 from trainer.optim.adamw import AdamW
+
+PAUSES = int(sys.argv[sys.argv.index("--attempt") + 1]) >= {first_attempt}
 
 class Paced(AdamW):
     def step(self, **options):
-        time.sleep(0.05)
+        if PAUSES:
+            time.sleep({pause_s})
         super().step(**options)
 """
 
@@ -145,11 +150,15 @@ class Paced(WithPackage):
 
     Such a training goes on until commands, servers and new processes have started. At full speed it would take the
     processors from these, and a run of so many steps would have to be repeated for comparison.
+
+    Args:
+        first_attempt: the first attempt whose steps sleep.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, pause_s: float = 0.05, first_attempt: int = 1) -> None:
         super().__init__(folder)
-        modules = {"paced/__init__.py": "", "paced/rows.py": _PACED_ROW, "paced/optimizer.py": _PACED}
+        optimizer = _PACED.format(pause_s=pause_s, first_attempt=first_attempt)
+        modules = {"paced/__init__.py": "", "paced/rows.py": _PACED_ROW, "paced/optimizer.py": optimizer}
         install(folder, "paced", modules, {"hlatctl.optimizers": {"paced": "paced.rows:PACED"}})
         self.overrides.append("optimizer.name=paced")
 

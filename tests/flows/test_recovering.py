@@ -172,6 +172,7 @@ def test_an_attempt_that_made_no_step_hands_nothing_over(
     assert pretrain.drive(run).status == "finished"
     stays = ["--stay" in (run.launch(number) / "train.sh").read_text() for number in (1, 2)]
     assert stays == [True, False]
+    assert "--stay passed" in (run.launch(0) / "preflight.sh").read_text()
 
 
 def test_an_attempt_starts_when_the_disk_has_room_for_its_event(

@@ -21,6 +21,7 @@ from flows.launch.local import LocalLauncher
 from flows.simulation.cluster import SimulatedLauncher
 from hlatctl.run import files, processes
 from hlatctl.run.errors import ConfigError
+from hlatctl.run.following import Stays
 from hlatctl.run.processes import Identity
 from tests.flows.launch.contract import python_job
 from tests.waiting import wait_for
@@ -179,6 +180,8 @@ Path(folder, f"{number}-{own['RANK']}.tmp").rename(folder / f"{number}-{own['RAN
 while len(list(folder.glob(f"{number}-*.json"))) < 2:
     pass
 (temporary / f"rank-{own['RANK']}").touch()
+if "passes" in sys.argv:
+    sys.exit()
 os.kill(own["parent"] if "kills-parent" in sys.argv else os.getpid(), signal.SIGKILL)
 signal.pause()
 """
@@ -192,11 +195,11 @@ def test_the_next_attempt_is_forked_from_what_a_failed_one_left_or_else_starts_a
     root = Path(__file__).parents[3]
 
     def attempt(
-        launcher: LocalLauncher, number: int, *words: str, code: int = 1, stays: bool = True, **env: str
+        launcher: LocalLauncher, number: int, *words: str, code: int = 1, stays: Stays = "failed", **env: str
     ) -> tuple[Handle, Identity, int]:
         logs = tmp_path / f"logs-{number}"
         job = Job(
-            name="train",
+            name="preflight" if stays == "passed" else "train",
             run_dir=tmp_path,
             argv=("-m", "dies", os.fspath(told), str(number), *words),
             launch_dir=tmp_path / "launch" / f"attempt-{number:04d}",
@@ -244,14 +247,19 @@ def test_the_next_attempt_is_forked_from_what_a_failed_one_left_or_else_starts_a
     _, second, _ = attempt(launcher, 8, "kills-parent", code=128 + signal.SIGKILL)
     assert second == first
     _, third, _ = attempt(launcher, 9)
-    attempt(launcher, 10, stays=False)
-    assert not processes.alive(third), "an attempt that starts anew leaves nothing of the one before"
+    _, preflight, _ = attempt(launcher, 10, "passes", code=0, stays="passed")
+    _, after_preflight, _ = attempt(launcher, 11)
+    assert third == preflight == after_preflight
+    attempt(launcher, 12, stays="passed")
+    wait_for(lambda: not processes.alive(third))  # a preflight that fails leaves nothing
+    _, alone, _ = attempt(launcher, 13, stays="")
+    wait_for(lambda: not processes.alive(alone))
 
 
 def test_only_a_system_whose_processes_fork_keeps_what_a_failed_attempt_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = dataclasses.replace(python_job(tmp_path, ""), processes_per_node=2, shared_modules=("json",), stays=True)
+    job = dataclasses.replace(python_job(tmp_path, ""), processes_per_node=2, shared_modules=("json",), stays="failed")
     assert "--stay" in LocalLauncher().render(job).script
     monkeypatch.setattr("sys.platform", "darwin")
     assert "--stay" not in LocalLauncher().render(job).script
