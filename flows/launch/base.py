@@ -238,6 +238,10 @@ class Launcher(Protocol):
         """Release the nodes that are kept for a run, once the job that runs on them has ended."""
         return
 
+    def pass_on(self, run_dir: Path, to: Path) -> None:
+        """Let another run, on as many nodes or fewer, use the nodes that are kept for a run whose jobs have ended."""
+        return
+
     def dump_stacks(self, handle: Handle) -> str:
         """Ask all processes of the job to print their stacks into their logs; return the result in one sentence."""
 

@@ -98,6 +98,8 @@ class FlowContext:
         self.message_sinks: list[Callable[[str], None]] = []
         #: Set when the flow ends early: background work stops.
         self.cancelled = threading.Event()
+        #: Another run gets the nodes of this one when it has finished.
+        self.keeps_nodes = False
         #: Jobs that have done their work and wait for more (``flows.runtime.jobs``).
         self.staying: list[Any] = []
         self.signals = Signals()

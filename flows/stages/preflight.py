@@ -70,7 +70,8 @@ def is_due(ctx: FlowContext, job: Job) -> bool:
 def _job(ctx: FlowContext) -> Job:
     argv = ("-m", "trainer.preflight", "--run-dir", os.fspath(ctx.run.root), *config_words(ctx))
     job = ctx.job(_JOB, *argv, distributed=True)
-    return dataclasses.replace(job, all_nodes=True)
+    # Without spare ones, the nodes that are kept can be more than the run's: another run passed them on.
+    return dataclasses.replace(job, all_nodes=ctx.config.cluster.spare_nodes > 0)
 
 
 def _kept(ctx: FlowContext) -> str:
