@@ -22,7 +22,7 @@ from hlatctl.run import files, stopping
 from hlatctl.run.errors import ConfigError, RunBusyError, StorageError
 from hlatctl.run.fold import apply, follow, read_state
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
-from hlatctl.run.lease import driver, wait_until_undriven
+from hlatctl.run.lease import driver, is_held, wait_until_undriven
 from hlatctl.run.paths import MOST_RANKS, MOST_STEPS, RunPaths, table_name
 from hlatctl.run.state import ProfileState, RunState
 from hlatctl.units import size
@@ -51,7 +51,7 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
     wait_until_undriven(run, wait_s)
     if driver(run) is None:
         if as_job:
-            as_job.end(run)  # one that has started and doesn't drive yet
+            as_job.end(run.driver_job)  # one that has started and doesn't drive yet
         launcher = launcher_for(of_run(run))
         if job := live_training(read_state(run), launcher):
             launcher.cancel(job, grace_s=STOP_GRACE_S)
@@ -86,12 +86,23 @@ def end_driver_jobs(run: RunPaths, *, running: bool = False) -> Drivers | None:
     Returns:
         What submitted them; None if no job was to drive the run.
     """
-    chain = driver_job(run)
+    chain = driver_job(run.driver_job)
     if chain is None:
         return None
     drivers = drivers_for(chain.launcher)
-    (drivers.end if running else drivers.end_waiting)(run)
+    (drivers.end if running else drivers.end_waiting)(run.driver_job)
     return drivers
+
+
+def stop_evaluator_jobs(run: RunPaths, wait_s: float) -> bool:
+    """Stop the jobs that evaluate a run, and wait for their end; return whether they have ended or there was none."""
+    chain = driver_job(run.evaluator_job)
+    if chain is not None:
+        drivers_for(chain.launcher).interrupt(run.evaluator_job)
+        deadline = time.monotonic() + wait_s
+        while is_held(run.evaluator_lock) and time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY_S)
+    return not is_held(run.evaluator_lock)
 
 
 #: Seconds between two reads of the journal.

@@ -152,7 +152,9 @@ def drive(request: EvaluationRequest, observer: Observer | None = None) -> list[
         held.enter_context(hold_evaluator(run))
         if request.model:
             held.enter_context(hold_driver(run))
-        ctx = open_context(run, observer, config=request.config, writer=EVALUATE_WRITER, heeds_stop=False)
+        ctx = open_context(
+            run, observer, config=request.config, writer=EVALUATE_WRITER, heeds_stop=request.model is not None
+        )
         held.callback(ctx.close)
         if request.model:
             ctx.event("head_started", pid=os.getpid(), host=platform.node(), token=driver_token(run))
@@ -168,7 +170,7 @@ def drive(request: EvaluationRequest, observer: Observer | None = None) -> list[
                     end_staying(ctx)
             _finish(ctx, request, "finished", "")
         except HlatctlError as error:
-            _finish(ctx, request, "failed", error.message)
+            _finish(ctx, request, "stopped" if isinstance(error, StoppedError) else "failed", error.message)
             raise
         except KeyboardInterrupt:
             ctx.signals.take()
@@ -193,6 +195,7 @@ def pipeline(ctx: FlowContext, caller: Caller, request: EvaluationRequest, folde
             ctx.message(f"{title(tokens)}: skipped, the checkpoint of step {step} no longer exists")
             continue
         elif caller.call(f"evaluate {tokens:,} tokens", partial(evaluate_milestone, ctx, tokens, asked)) != "evaluated":
+            ctx.check_stop()
             failed.append(tokens)
             continue
         folders += [ctx.run.eval(tokens) / contract.folder(number) for number in asked.contracts]

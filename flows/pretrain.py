@@ -176,12 +176,17 @@ def _same_file(source: Path, target: Path) -> None:
 
 
 def drive(
-    run: RunPaths, observer: Observer | None = None, *, caller_of: Callable[[FlowContext], Caller] | None = None
+    run: RunPaths,
+    observer: Observer | None = None,
+    *,
+    caller_of: Callable[[FlowContext], Caller] | None = None,
+    keeps_nodes: bool = False,
 ) -> RunState:
     """Drive a run to its end; start or resume it.
 
     Args:
         caller_of: returns the caller of the stages, for runs without Prefect and MLflow; None: use both.
+        keeps_nodes: a finished run doesn't release its nodes, because the caller passes them on to another run.
 
     Raises:
         RunBusyError: the run already has a driver.
@@ -190,6 +195,7 @@ def drive(
     """
     with storage_errors(), files.created_like(run.root), hold_driver(run):
         ctx = open_context(run, observer)
+        ctx.keeps_nodes = keeps_nodes
         try:
             refuse_archived(run, ctx.state)
         except CheckpointError:
@@ -348,7 +354,8 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
         announce_milestones(ctx, evaluations.add)
         if ctx.config.eval_placement == "between":
             evaluations.finish()  # on the nodes of training
-        ctx.launcher.release(ctx.run.root)
+        if not ctx.keeps_nodes:
+            ctx.launcher.release(ctx.run.root)
         for announced_by_others in due_milestones(ctx):  # `hlatctl eval`, which may have failed since then
             evaluations.add(announced_by_others)
         if not evaluations.done:
@@ -360,7 +367,8 @@ def _train_and_evaluate(ctx: FlowContext, caller: Caller) -> list[str]:
 
 
 def _finish(ctx: FlowContext, outcome: str, message: str, hint: str = "") -> None:
-    ctx.launcher.release(ctx.run.root)
+    if outcome != "finished" or not ctx.keeps_nodes:
+        ctx.launcher.release(ctx.run.root)
     state = ctx.refresh()
     ctx.event("run_finished", outcome=outcome, step=state.step, tokens=state.tokens, message=message, hint=hint)
     ctx.watch()

@@ -1,6 +1,8 @@
 """Trains a few steps of a configuration on one, two and all of its nodes, and compares their speed with the plan.
 
 Each is an ordinary run without evaluations, so a node that fails its preflight is named and a job that waits is shown.
+The run on all nodes is the first one. Where a scheduler keeps a run's nodes, the smaller runs get them from it, so the
+test waits in the queue once.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import replace
 from conf.schema import BudgetConfig, Config, SimulationConfig
 from conf.sizes import flops_per_token
 from flows import pretrain, tidy
+from flows.launch.base import launcher_for
 from flows.pretrain import PlainCaller
 from flows.runtime import spending
 from flows.runtime.driver import Observer
@@ -61,27 +64,41 @@ def measure_speed(
     simulated: SimulationConfig | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> SpeedTest:
-    """Run each configuration to its end, fewest nodes first, and return what was measured.
+    """Run each configuration to its end, most nodes first, and return what was measured.
 
     Their checkpoints are removed. A budget holds for all of them together.
+
+    Args:
+        configs: configurations of :func:`overrides_for`, fewest nodes first.
 
     Raises:
         HlatctlError: a run failed, was stopped, or could not start.
     """
-    points, fits = [], []
-    budget = configs[0].budget
-    for each in configs:
-        config = replace(each, budget=budget)
-        run = pretrain.create(config, argv=argv, simulated=simulated)
-        say(f"{config.cluster.nodes} of {config.cluster.name}: run {run.run_id}")
-        pretrain.drive(run, observer, caller_of=lambda ctx: PlainCaller(ctx.clock))
-        budget = _rest_of(budget, run, config)
-        planned, _ = measured(config, measure)
-        point = _point(run, planned)
-        tidy.archive(run, keeps=None, by="speedtest")
-        points.append(point)
-        fits.append((planned, point.step_s))
-    last = configs[-1]
+    points: list[Point] = []
+    fits = []
+    last, before = configs[-1], None
+    budget, launcher = last.budget, launcher_for(last)
+    try:
+        for each in reversed(configs):
+            held = _held(each, last).cluster.paid_nodes / each.cluster.nodes
+            config = replace(each, budget=_times(budget, 1 / held))
+            run = pretrain.create(config, argv=argv, simulated=simulated)
+            if before:
+                launcher.pass_on(before.root, run.root)
+            before = run
+            say(f"{config.cluster.nodes} of {config.cluster.name}: run {run.run_id}")
+            pretrain.drive(
+                run, observer, caller_of=lambda ctx: PlainCaller(ctx.clock), keeps_nodes=each is not configs[0]
+            )
+            budget = _times(_rest_of(run, config), held)
+            planned, _ = measured(config, measure)
+            point = _point(run, planned)
+            tidy.archive(run, keeps=None, by="speedtest")
+            points.insert(0, point)
+            fits.append((planned, point.step_s))
+    finally:
+        if before:
+            launcher.release(before.root)
     return SpeedTest(
         cluster=last.cluster.name,
         unix_s=time.time(),
@@ -92,13 +109,34 @@ def measure_speed(
     )
 
 
-def _rest_of(budget: BudgetConfig, run: RunPaths, config: Config) -> BudgetConfig:
-    """Return what a run has left of a budget; never nothing, so that the next run stops at its start."""
+def expense(configs: Sequence[Config], typed: Sequence[str]) -> spending.Expense:
+    """Return what the runs cost together, at most their common budget."""
+    largest = configs[-1]
+    free = [replace(_held(each, largest), budget=BudgetConfig()) for each in configs]
+    return spending.within_budget(
+        spending.of_several([spending.of_training(each, typed=typed) for each in free]), largest
+    )
+
+
+def _held(config: Config, largest: Config) -> Config:
+    """Return a run's configuration with the nodes that it pays for: where nodes are kept, it holds all of them."""
+    more = largest.cluster.nodes - config.cluster.nodes if launcher_for(config).keeps_nodes else 0
+    return replace(config, cluster=replace(config.cluster, spare_nodes=more))
+
+
+def _times(budget: BudgetConfig, factor: float) -> BudgetConfig:
+    """Return a multiple of a budget: a run counts its own nodes, and holds more."""
+    limits = {"usd": budget.usd, "node_hours": budget.node_hours}
+    return replace(budget, **{name: limit * factor for name, limit in limits.items() if limit is not None})
+
+
+def _rest_of(run: RunPaths, config: Config) -> BudgetConfig:
+    """Return what a run has left of its budget; never nothing, so that the next run stops at its start."""
     rest = {
         one.key.removeprefix("budget."): max(1e-9, one.limit - one.used)
         for one in spending.spent(read_state(run), config)
     }
-    return replace(budget, **rest)
+    return replace(config.budget, **rest)
 
 
 def _point(run: RunPaths, planned: Config) -> Point:

@@ -1,12 +1,15 @@
-"""``python -m hlatctl.driver_job RUN_DIR SCRIPT``: drives a run in a Slurm job, and has the next job follow.
+"""``python -m hlatctl.driver_job FILE WORDS``: runs `hlatctl WORDS` in a Slurm job, and has the next job follow.
+
+WORDS drive a run, `resume RUN`, or evaluate one, `eval RUN`.
 
 A driver's job first submits its successor, which Slurm starts when this job has ended, for whatever reason: a time
 limit, a lost node, ``scancel``, a pre-emption. The successor re-attaches to training, which continues meanwhile. Before
 the time limit Slurm sends SIGUSR1, and the driver ends as it does on SIGTERM. When the run has ended, or has failed in
-a way that a restart repeats, the successor is cancelled.
+a way that a restart repeats, the successor is cancelled. SIGINT stops the command as Ctrl-C does, and ends the chain.
 
-RUN_DIR/driver-job.json names the one chain of jobs that may drive the run. Whoever removes the file or writes another
-one ends the chain: a job with another token does nothing. Standard library only.
+FILE, ``driver-job.json`` or ``evaluator-job.json`` in the run directory, names the one chain of jobs that may do that.
+Whoever removes the file or writes another one ends the chain: a job with another token does nothing. Next to it is the
+script of the jobs. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,7 +27,6 @@ from hlatctl.allocation import TOKEN_ENV
 from hlatctl.run import files
 from hlatctl.run.errors import NO_RESTART
 from hlatctl.run.files import DAMAGED
-from hlatctl.run.paths import RunPaths
 
 #: Variable of the driver's process: the token of its chain of jobs.
 CHAIN_ENV = "HLATCTL_DRIVER_JOB"
@@ -51,7 +53,7 @@ def outside_of_jobs() -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class DriverJob:
-    """The chain of jobs that drives a run.
+    """The chain of jobs that drives or evaluates a run.
 
     Args:
         launcher: row of ``conf.registries.LAUNCHERS`` that submits them.
@@ -61,55 +63,63 @@ class DriverJob:
     launcher: str
     token: str
 
-    def write(self, run: RunPaths) -> None:
-        """Make it the one chain that may drive a run."""
-        files.write_json(run.driver_job, {"v": 1, **asdict(self)})
+    def write(self, place: Path) -> None:
+        """Make it the one chain of a file: ``RunPaths.driver_job`` or ``evaluator_job``."""
+        files.write_json(place, {"v": 1, **asdict(self)})
 
 
-def driver_job(run: RunPaths) -> DriverJob | None:
-    """Return the chain of jobs that may drive a run; None if there is none, or it has ended."""
+def driver_job(place: Path) -> DriverJob | None:
+    """Return the chain of a file; None if there is none, or it has ended."""
     try:
-        value = files.read_json(run.driver_job)
+        value = files.read_json(place)
         return DriverJob(launcher=str(value["launcher"]), token=str(value["token"]))
     except (OSError, *DAMAGED):
         return None
 
 
-def submission(script: str, token: str) -> tuple[str, ...]:
+def script_of(place: Path) -> Path:
+    """Return the script of a chain's jobs."""
+    return place.with_suffix(".sh")
+
+
+def submission(script: Path, token: str) -> tuple[str, ...]:
     """Return the command that submits a job of a chain, which starts after the chain's earlier jobs."""
     options = ("--parsable", f"--comment={token}", f"--export=ALL,{TOKEN_ENV}={token}")
-    return ("sbatch", "--dependency=singleton", *options, script)
+    return ("sbatch", "--dependency=singleton", *options, os.fspath(script))
 
 
 class _Chain:
     """One job of a chain."""
 
-    def __init__(self, run: RunPaths, script: str, token: str) -> None:
-        self._run, self._script, self._token = run, script, token
+    def __init__(self, place: Path, words: list[str], token: str) -> None:
+        self._place, self._words, self._token = place, words, token
         self._asked: signal.Signals | None = None
         self._next = ""
-        for number in (RENEW, signal.SIGTERM):
+        for number in (RENEW, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._remember)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._asked = self._asked or signal.Signals(number)
 
+    def _is_interrupted(self) -> bool:
+        return self._asked == signal.SIGINT
+
     @property
     def _valid(self) -> bool:
-        chain = driver_job(self._run)
+        chain = driver_job(self._place)
         return chain is not None and chain.token == self._token
 
     def drive(self) -> int:
-        """Drive the run until it ends, or until the job must end; return the exit code of the job."""
+        """Run the command until it has done its work, or until the job must end; return the exit code of the job."""
         if not self._valid:
-            print("this job drives nothing: the run was stopped, or another driver has taken it over")
+            print("this job does nothing: the run was stopped, or another driver has taken it over")
             return 0
         self._submit_next()
         failures = 0
         while True:
             began_s = time.monotonic()
             code = self._driver()
-            if code in (0, *NO_RESTART):
+            if code in (0, *NO_RESTART) or self._is_interrupted():
                 return self._end(code)
             if not self._asked:
                 failures = 1 if time.monotonic() - began_s > _LONG_S else failures + 1
@@ -117,6 +127,8 @@ class _Chain:
                     print(f"the driver has failed {failures} times in succession, so this job gives the run up")
                     return self._end(code)
                 self._pause()
+            if self._is_interrupted():
+                return self._end(code)
             if self._asked:
                 if not self._next:
                     self._submit_next()
@@ -126,10 +138,9 @@ class _Chain:
                 return code
 
     def _driver(self) -> int:
-        """Run `hlatctl resume`; return its exit code, or 128 + the signal that ended it."""
-        words = (sys.executable, "-P", "-m", "hlatctl", "resume", self._run.run_id, "--yes")
-        where = ("--runs-dir", os.fspath(self._run.root.parent))
-        driver = subprocess.Popen((*words, *where), env={**outside_of_jobs(), CHAIN_ENV: self._token})
+        """Run the command; return its exit code, or 128 + the signal that ended it."""
+        command = (sys.executable, "-P", "-m", "hlatctl", *self._words)
+        driver = subprocess.Popen(command, env={**outside_of_jobs(), CHAIN_ENV: self._token})
         while not self._asked:
             if driver.poll() is not None:
                 break
@@ -139,7 +150,7 @@ class _Chain:
             while driver.poll() is None and time.monotonic() < deadline_s:
                 time.sleep(_POLL_S)
         if driver.poll() is None:
-            driver.terminate()
+            driver.send_signal(signal.SIGINT if self._is_interrupted() else signal.SIGTERM)
         code = driver.wait()
         return code if code >= 0 else 128 - code
 
@@ -150,7 +161,7 @@ class _Chain:
             time.sleep(_POLL_S)
 
     def _submit_next(self) -> None:
-        words = submission(self._script, self._token)
+        words = submission(script_of(self._place), self._token)
         try:
             done = subprocess.run(
                 words, env=outside_of_jobs(), capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
@@ -162,16 +173,16 @@ class _Chain:
 
     def _end(self, code: int) -> int:
         if self._valid:
-            self._run.driver_job.unlink(missing_ok=True)
+            self._place.unlink(missing_ok=True)
         if self._next:
             subprocess.run(("scancel", self._next), capture_output=True, check=False, stdin=subprocess.DEVNULL)
         return code
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Drive the run of the command line."""
-    root, script = sys.argv[1:] if argv is None else argv
-    return _Chain(RunPaths(Path(root)), script, os.environ.pop(TOKEN_ENV, "")).drive()
+    """Run the command of the command line."""
+    place, *words = sys.argv[1:] if argv is None else argv
+    return _Chain(Path(place), words, os.environ.pop(TOKEN_ENV, "")).drive()
 
 
 if __name__ == "__main__":

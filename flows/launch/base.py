@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,8 +19,11 @@ from conf.registries import LAUNCHERS
 from conf.schema import ClusterConfig, Config
 from hlatctl.driver_job import driver_job
 from hlatctl.run.errors import ConfigError, LaunchError, cannot_write
+<<<<<<< HEAD
 from hlatctl.run.following import Stays
 from hlatctl.run.paths import RunPaths
+=======
+>>>>>>> n-labs
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -240,6 +243,10 @@ class Launcher(Protocol):
         """Release what is kept for a run, once its job has ended: nodes, and what it left for the next job."""
         return
 
+    def pass_on(self, run_dir: Path, to: Path) -> None:
+        """Let another run, on as many nodes or fewer, use the nodes that are kept for a run whose jobs have ended."""
+        return
+
     def dump_stacks(self, handle: Handle) -> str:
         """Ask all processes of the job to print their stacks into their logs; return the result in one sentence."""
 
@@ -265,7 +272,10 @@ class PlannedStops:
 
 
 class Drivers(Protocol):
-    """Runs the driver of a run or a sweep as a job, which the next such job replaces (``hlatctl.driver_job``)."""
+    """Runs the driver of a run or a sweep as a job, which the next such job replaces (``hlatctl.driver_job``).
+
+    ``place`` is the file of the chain of jobs: ``RunPaths.driver_job``, or ``evaluator_job`` for a `hlatctl eval`.
+    """
 
     def check(self, cluster: ClusterConfig) -> None:
         """Check that the scheduler can start such a job.
@@ -275,26 +285,29 @@ class Drivers(Protocol):
             LaunchError: it does not answer, or is not installed.
         """
 
-    def submit(self, run: RunPaths, cluster: ClusterConfig) -> str:
-        """Submit the driver of a run or a sweep in place of any earlier one; return the job's name for people.
+    def submit(self, place: Path, words: Sequence[str], cluster: ClusterConfig) -> str:
+        """Submit a job that runs `hlatctl WORDS`, in place of any earlier one; return the job's name for people.
 
         Raises:
             StorageError: its files can't be written.
             LaunchError: the scheduler refuses it or does not answer.
         """
 
-    def state(self, run: RunPaths) -> str:
-        """Return where the run's driver's jobs are, in words; empty if none waits or runs.
+    def state(self, place: Path) -> str:
+        """Return where the jobs are, in words; empty if none waits or runs.
 
         Raises:
             AwayError: the scheduler does not answer.
         """
 
-    def end_waiting(self, run: RunPaths) -> None:
-        """Let no further job drive the run, and cancel those that wait. A running one continues to the driver's end."""
+    def end_waiting(self, place: Path) -> None:
+        """Let no further job begin, and cancel those that wait. A running one continues to its command's end."""
 
-    def end(self, run: RunPaths) -> None:
+    def end(self, place: Path) -> None:
         """Do the same, and end a running job too."""
+
+    def interrupt(self, place: Path) -> None:
+        """Let no further job begin, and stop the command of a running job as Ctrl-C does."""
 
 
 class AwayError(LaunchError):
@@ -321,8 +334,8 @@ def drivers_for(name: str) -> Drivers:
     return drivers
 
 
-def driver_jobs(run: RunPaths) -> str | None:
-    """Return where the jobs that drive a run or a sweep are, in words; None if it is not driven by jobs.
+def driver_jobs(place: Path) -> str | None:
+    """Return where the jobs that drive or evaluate a run are, in words; None if no jobs do (``Drivers``).
 
     Empty if no job is left although the run has not ended, such as after somebody cancelled all of them.
 
@@ -330,8 +343,8 @@ def driver_jobs(run: RunPaths) -> str | None:
         LaunchError: the scheduler does not answer, or its commands are not installed here.
         ConfigError: the launcher's package is not installed here.
     """
-    chain = driver_job(run)
-    return None if chain is None else drivers_for(chain.launcher).state(run)
+    chain = driver_job(place)
+    return None if chain is None else drivers_for(chain.launcher).state(place)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def stop(run: RunPaths, given: QueryParams) -> Answer:
         StorageError: the request can't be written.
     """
     view = view_run(run)
-    if view.at_rest and not driver_job(run):
+    if view.at_rest and not driver_job(run.driver_job):
         raise RunBusyError(f"run {run.run_id}: is already {view.status}", hint="reload the page to see its state")
     if "check" in given:
         where = f"Its driver is {view.driver_elsewhere}, which reads the request from the run's journal."

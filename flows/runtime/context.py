@@ -18,6 +18,7 @@ from flows.launch.base import Handle, Job, Launcher, launcher_for
 from flows.recovery import node_ledger
 from flows.runtime import spending
 from flows.runtime.driver import Clock, DriverLog, Observer, RealClock, Signals, SilentObserver
+from hlatctl.driver_job import CHAIN_ENV
 from hlatctl.run import processes
 from hlatctl.run.errors import DISK_FULL, CheckpointError, HlatctlError, StoppedError, StorageError
 from hlatctl.run.fold import KEEP_BYTES, apply, follow, read_state
@@ -98,6 +99,8 @@ class FlowContext:
         self.message_sinks: list[Callable[[str], None]] = []
         #: Set when the flow ends early: background work stops.
         self.cancelled = threading.Event()
+        #: Another run gets the nodes of this one when it has finished.
+        self.keeps_nodes = False
         #: Jobs that have done their work and wait for more (``flows.runtime.jobs``).
         self.staying: list[Any] = []
         self.signals = Signals()
@@ -226,6 +229,11 @@ class FlowContext:
     def nodes(self) -> node_ledger.Nodes:
         """The hosts that this run's jobs can use, as the node ledger describes them."""
         return node_ledger.Nodes(self.ledger, self.launcher, self.config.cluster.nodes, self.clock.now_unix_s)
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether this driver ends because its job ends; the driver in the next job re-attaches to jobs that run."""
+        return self.signals.terminated and CHAIN_ENV in os.environ
 
     def training_lives(self) -> bool:
         """Return whether the newest attempt's job is running now, whoever started it."""

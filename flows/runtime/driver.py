@@ -137,6 +137,8 @@ class Signals:
 
     def __init__(self) -> None:
         self._pending: signal.Signals | None = None
+        #: A SIGTERM has come.
+        self.terminated = False
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -171,6 +173,7 @@ class Signals:
     def _remember(self, handler: Any) -> Callable[[int, FrameType | None], None]:
         def remember(number: int, frame: FrameType | None) -> None:
             self._pending = signal.Signals(number)
+            self.terminated |= number == signal.SIGTERM
             if callable(handler):
                 handler(number, frame)
             elif handler == signal.SIG_DFL:

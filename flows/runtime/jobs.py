@@ -92,12 +92,18 @@ _MOST_NODES = 4
 
 @dataclass
 class StayingJob:
-    """A job that has done its work and waits for more; ``given`` is the number of its newest order."""
+    """A job that can wait for more when it has done its work.
+
+    Args:
+        given: number of its newest order.
+        outlives: it continues when its driver hands over to the next one.
+    """
 
     job: Job
     handle: Handle
     launcher: Launcher
     given: int = 0
+    outlives: bool = False
 
     @property
     def orders(self) -> Path:
@@ -124,7 +130,7 @@ def run_job(
     Args:
         timeout_s: limit of its running time, without its wait in a queue; None: no limit.
         timeout_key: the configuration key of the limit.
-        reattach: if a dead driver left the same job running, wait for that one.
+        reattach: if an earlier driver left the same job running, wait for that one; leave it running for the next one.
         until: cancel the job when this returns True.
         stays: its program takes ``--then FOLDER`` and waits for more work. A waiting job of this flow does the work if
             it can; any other waiting job is ended.
@@ -152,13 +158,14 @@ def run_job(
         own.job = replace(job, argv=(*job.argv, "--then", str(own.orders)))
     plan = launcher.render(own.job)
     left_running = not launcher.status(own.handle).ended
-    reattach = reattach and _is_submitted(plan)
-    if left_running and not reattach:
+    is_same = reattach and _is_submitted(plan)
+    if left_running and not is_same:
         launcher.cancel(own.handle, grace_s=CANCEL_GRACE_S)
-    if not (left_running and reattach):
+    if not (left_running and is_same):
         if stays:
             ctx.when_there_is_room(lambda: orders.clear(own.orders))
         ctx.when_there_is_room(lambda: launcher.submit(plan))
+    own.outlives = reattach
     return _watch(ctx, own, until=until, stays=stays, timeout_s=timeout_s, timeout_key=timeout_key) is not False
 
 
@@ -227,7 +234,9 @@ def _watch(
             ctx.clock.wait_for_event(_POLL_S, job.name, lambda: launcher.has_ended(handle))
     finally:
         # Cancel it after an interrupt or a time-out, and its leftover processes, unless a successor has re-attached.
-        if not keeps and successor(ctx.run) is None:
+        # A job that got another order has another script by now, so the next driver wouldn't find it.
+        left = one.outlives and not one.given and ctx.hands_over
+        if not (keeps or left) and successor(ctx.run) is None:
             launcher.cancel(handle, grace_s=CANCEL_GRACE_S)
             watch.ended()
     if status.state != "succeeded":

@@ -184,10 +184,11 @@ def of_training(config: Config, *, done: int = 0, typed: Sequence[str] = ()) -> 
     step_s, source = step_time_of(config, Pace(Path(config.runs_dir)), typed)
     steps = max(0, config.total_steps - max(done, config.fork.step))
     found = total([None if step_s is None else cost(config, step_s, steps=steps)], priced=priced)
-    return _within_budget(replace(found, source=source), config)
+    return within_budget(replace(found, source=source), config)
 
 
-def _within_budget(expense: Expense, config: Config) -> Expense:
+def within_budget(expense: Expense, config: Config) -> Expense:
+    """Return an expense, or the whole budget of a configuration if that is less."""
     price, hours, usd = config.cluster.price_usd_per_node_hour, config.budget.node_hours, config.budget.usd
     limits = [*([hours] if hours is not None else []), *([usd / price] if usd is not None and price else [])]
     if not limits or (expense.node_hours is not None and expense.node_hours <= min(limits)):

@@ -129,9 +129,12 @@ def evaluate_milestone(ctx: FlowContext, milestone_tokens: int, asked: Asked | N
 
 
 def _tell_cut_short(ctx: FlowContext, milestone_tokens: int) -> None:
-    """Journal that an evaluation was interrupted because the run or this process stops; it is pending again."""
+    """Journal that an evaluation was interrupted because the run or this process stops; it is pending again.
+
+    The next driver re-attaches to one whose driver hands over.
+    """
     milestone = ctx.refresh().milestones[milestone_tokens]
-    if milestone.progress:
+    if milestone.progress and not ctx.hands_over:
         ctx.event("eval_stopped", milestone_tokens=milestone_tokens, step=milestone.step)
         ctx.message(f"{title(milestone_tokens)}: interrupted; it is evaluated after `hlatctl resume {ctx.run.run_id}`")
 

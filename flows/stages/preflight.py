@@ -73,7 +73,9 @@ def _job(ctx: FlowContext) -> Job:
     # The environment of training, which then has nothing to import.
     env = cache_env(ctx.config, local_cache(ctx.config)) if ctx.config.backend.compile else {}
     job = ctx.job(_JOB, *argv, distributed=True, env=env)
-    return dataclasses.replace(job, all_nodes=True, stays="passed" if job.shared_modules and hands_over(ctx) else "")
+    # Without spare ones, the nodes that are kept can be more than the run's: another run passed them on.
+    all_nodes, hands_on = ctx.config.cluster.spare_nodes > 0, job.shared_modules and hands_over(ctx)
+    return dataclasses.replace(job, all_nodes=all_nodes, stays="passed" if hands_on else "")
 
 
 def hands_over(ctx: FlowContext) -> bool:

@@ -175,5 +175,5 @@ def request_stop(sweep: SweepPaths, *, by: str, wait_s: float) -> SweepState:
                     control.request_stop(sweep.trial(number), by=by, wait_s=wait_s)
     wait_until_undriven(sweep, wait_s)
     if as_job and driver_pid(sweep) is None:
-        as_job.end(sweep)  # one that has started and doesn't drive yet
+        as_job.end(sweep.driver_job)  # one that has started and doesn't drive yet
     return fold(read_events(sweep))

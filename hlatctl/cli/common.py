@@ -187,15 +187,6 @@ RunsDir = Annotated[
         help="Folder that contains the runs.  [default: $HLATCTL_RUNS_DIR or ./runs]",
     ),
 ]
-Detach = Annotated[bool, typer.Option("--detach", help="Run in the background and return immediately.")]
-DriverAs = Annotated[
-    str | None,
-    typer.Option(
-        "--driver",
-        metavar="slurm",
-        help="Run the driver as a job of the cluster, which replaces itself before its time limit, and return.",
-    ),
-]
 Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Display name.")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="K=V", help="Tag to find it by; can be repeated.")]
 Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Note to attach to it.")]

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conf.folders import user_folders
 from hlatctl.cli.app import App, Group
 from hlatctl.cli.common import (
     At,
@@ -43,9 +45,11 @@ from hlatctl.cli.common import (
     with_runs_dir,
     write,
 )
+from hlatctl.cli.drivers import DriverAs, Submit, submit_driver, submit_evaluator, submit_of
 from hlatctl.cli.progress import LiveEvaluationObserver, PlainEvaluationObserver, observer_for
 from hlatctl.run.errors import ConfigError, EvaluationError
 from hlatctl.run.fold import read_state
+from hlatctl.run.lease import hold_evaluator
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.processes import user_name
 from hlatctl.units import count, counted, duration, size
@@ -321,6 +325,7 @@ def evaluate(
         bool, typer.Option("--new-contract", help="Use a new contract; its scores are kept apart from earlier ones.")
     ] = False,
     yes: Yes = False,
+    driver_as: DriverAs = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Evaluate a run's pending milestones, a checkpoint or a model.
@@ -329,6 +334,8 @@ def evaluate(
 
     A run uses its own configuration. OVERRIDES can change only its eval.* keys, such as eval=hlat_core
     eval.data_dir=DIR. The first evaluation freezes the run's contract. Other settings need --new-contract.
+
+    With --driver, a job of the cluster evaluates; `hlatctl status` shows it and `hlatctl stop` stops it.
     """
     from conf.load import token_count
     from flows import targets
@@ -337,12 +344,29 @@ def evaluate(
     resolved = targets.find(target, runs_folder(runs_dir))
     targets.refuse_at(resolved, tokens)
     if isinstance(resolved, targets.FolderTarget):
-        run, asked = _create(resolved.folder, overrides, runs_dir)
-        step, overrides = None, None
-    else:
-        run, step, asked = resolved.run, resolved.step, None
+        run, asked, submit = _create(resolved.folder, overrides, runs_dir, yes=yes, driver_as=driver_as)
+        announce(run)
+        if submit:
+            write(run.run_id)
+            submit_driver(run, submit)
+        else:
+            evaluate_run(run, asked=asked, yes=True)
+        return
+    run = resolved.run
     announce(run)
-    evaluate_run(run, overrides=overrides, at=tokens, step=step, new_contract=new_contract, asked=asked, yes=yes)
+    words = ["eval", run.run_id if resolved.step is None else os.fspath(run.checkpoint(resolved.step))]
+    words += [*(overrides or []), *(["--at", at] if at else []), *(["--new-contract"] if new_contract else [])]
+    words += [word for folder in user_folders() for word in ("--config-dir", os.fspath(folder))]
+    evaluate_run(
+        run,
+        overrides=overrides,
+        at=tokens,
+        step=resolved.step,
+        new_contract=new_contract,
+        yes=yes,
+        driver_as=driver_as,
+        words=words,
+    )
 
 
 def evaluate_run(
@@ -354,8 +378,14 @@ def evaluate_run(
     new_contract: bool = False,
     asked: Asked | None = None,
     yes: bool = False,
+    driver_as: str | None = None,
+    words: Sequence[str] = (),
 ) -> None:
-    """Evaluate a run, show progress, and print the paths of the results files."""
+    """Evaluate a run, show progress, and print the paths of the results files; or submit a job that does.
+
+    Args:
+        words: words of the `hlatctl eval` that a job runs.
+    """
     from conf.compose import override_eval
     from conf.of_run import of_run
     from flows import evaluate as flow
@@ -365,22 +395,33 @@ def evaluate_run(
     if overrides:
         config = override_eval(config, overrides)
     request = flow.of_run(run, config, read_state(run), at=at, step=step, new_contract=new_contract, asked=asked)
+    submit = submit_of(config.cluster, driver_as, evaluates=words, instead="omit --driver")
     say(f"run {run.run_id} in {run.root}")
     confirm(of_evaluations(config, len(request.steps)), config.cluster, "the evaluation", yes=yes)
+    if submit:
+        with hold_evaluator(run):  # no process evaluates it
+            flow.contracts_of(request)
+        submit_evaluator(run, submit)
+        return
     with observer_for(sys.stderr, live=LiveEvaluationObserver, plain=PlainEvaluationObserver) as observer:
         folders = flow.drive(request, observer)
     for folder in folders:
         write(folder / "results.json")
 
 
-def _create(folder: Path, overrides: list[str] | None, runs_dir: Path | None) -> tuple[RunPaths, Asked]:
+def _create(
+    folder: Path, overrides: list[str] | None, runs_dir: Path | None, *, yes: bool, driver_as: str | None
+) -> tuple[RunPaths, Asked, Submit | None]:
     from conf.compose import compose
     from flows import evaluate as flow
+    from flows.runtime.spending import of_evaluations
     from flows.stages.validate import refuse_simulation
 
     config = compose(with_runs_dir(overrides, runs_dir))
     refuse_simulation(config, hint=_EVALUATE_HERE, done="evaluated")
-    return flow.create(config, folder, argv=sys.argv)
+    submit = submit_of(config.cluster, driver_as, instead="omit --driver")
+    confirm(of_evaluations(config, 1), config.cluster, "the evaluation", yes=yes)
+    return *flow.create(config, folder, argv=sys.argv), submit
 
 
 @data.command("status")

@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from hlatctl.cli.common import RunName, RunsDir, announce, find_run, say, write
+from hlatctl.cli.drivers import none_left
 from hlatctl.driver_job import driver_job
 from hlatctl.run import rank_output
 from hlatctl.run.errors import HlatctlError
@@ -153,21 +154,20 @@ class _DriverJobs:
     """Whether a scheduler's job still drives a run or will do so. Asks the scheduler every 30 s."""
 
     def __init__(self, run: RunPaths) -> None:
-        self._run, self._asked_s, self._left = run, -math.inf, True
+        self._place, self._asked_s, self._left = run.driver_job, -math.inf, True
 
     @property
     def are_left(self) -> bool:
-        chain = driver_job(self._run)
+        chain = driver_job(self._place)
         if chain is None:
             return False
         if time.monotonic() - self._asked_s >= _ASK_S:
             from flows.launch.base import driver_jobs
 
             with suppress(HlatctlError):  # the scheduler is away, or can't be asked here: nothing is known
-                self._left = driver_jobs(self._run) != ""
+                self._left = driver_jobs(self._place) != ""
             if not self._left:
-                again = f"`hlatctl resume {self._run.run_id} --driver {chain.launcher}` submits one"
-                say(f"none of the jobs that drive the run waits or runs any more; {again}")
+                say(f"the run's driver: {none_left(self._place, chain)}")
             self._asked_s = time.monotonic()
         return self._left
 

@@ -289,15 +289,15 @@ def speedtest(
 ) -> None:
     """Measure a cluster's speed, and calibrate the planner.
 
-    Trains a few steps of the configuration on one node, on two and on all, one run after the other, with the same batch
-    per node. Prints tokens per second, MFU, scaling and the bandwidth of exchanges, next to the plan's and to the speed
-    of the most similar published run. A budget holds for all runs together. The result is kept in your own folder;
-    `hlatctl plan` uses it for this cluster with the same engine, device and precision.
+    Trains a few steps of the configuration on all nodes, on two and on one, one run after the other, with the same
+    batch per node. On Slurm, all of them use the nodes of one job. Prints tokens per second, MFU, scaling and the
+    bandwidth of exchanges, next to the plan's and to the speed of the most similar published run. A budget holds for
+    all runs together. The result is kept in your own folder; `hlatctl plan` uses it for this cluster with the same
+    engine, device and precision.
     """
     from conf import simulation
     from conf.compose import compose
     from flows import speedtest as tests
-    from flows.runtime.spending import of_several, of_training
     from flows.stages.validate import refuse_simulation
     from hlatctl.cli.progress import observer_for
     from hlatctl.plan.calibration import keep, speed_section
@@ -321,8 +321,7 @@ def speedtest(
             problem = error.message
         if problem:
             say(f"note: cluster.nodes={nodes} is not tested: {problem}")
-    expense = of_several([of_training(config, typed=typed) for config in configs])
-    confirm(expense, whole.cluster, "the speed test", yes=yes, dry_run=dry_run)
+    confirm(tests.expense(configs, typed), whole.cluster, "the speed test", yes=yes, dry_run=dry_run)
     with observer_for(sys.stderr) as observer:
         test = tests.measure_speed(configs, argv=sys.argv, observer=observer, simulated=simulated, say=say)
     if not dry_run:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hlatctl.cli.common import Json, RunOrSweepName, RunsDir, columns, find_run, find_sweep, print_json, say, write
+from hlatctl.cli.drivers import job_rows, job_text
 from hlatctl.driver_job import driver_job
 from hlatctl.report.eval_queue import (
     EvaluationQueue,
@@ -19,11 +20,10 @@ from hlatctl.report.eval_queue import (
 )
 from hlatctl.report.run_view import RunView, view_run, view_sweep
 from hlatctl.run import continuations
-from hlatctl.run.errors import HlatctlError
 from hlatctl.run.evaluations import in_words, skipped_in_words
 from hlatctl.run.labels import LabelState, noted
 from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
-from hlatctl.run.paths import RunPaths, SweepPaths
+from hlatctl.run.paths import SweepPaths
 from hlatctl.run.reader import INTERRUPTED
 from hlatctl.run.runs import LATEST
 from hlatctl.run.state import MilestoneState, RunState
@@ -81,8 +81,7 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
     yield "status", view.status + (f" ({driver})" if driver else "")
     if view.problem:
         yield "problem", view.problem
-    if text := driver_job_text(view.run):
-        yield "driver's job", text
+    yield from job_rows(view.run)
     if state.message:
         yield "message", state.message
     if state.created_unix_s:
@@ -118,22 +117,6 @@ def status_rows(view: RunView) -> Iterator[tuple[str, str]]:
         yield "warning", warning
     if (view.run.report / "index.html").is_file():
         yield "report", str(view.run.report / "index.html")
-
-
-def driver_job_text(run: RunPaths) -> str:
-    """Return the state of the jobs that drive a run or a sweep; empty if it is not driven by jobs."""
-    chain = driver_job(run)
-    if chain is None:
-        return ""
-    from flows.launch.base import AwayError, driver_jobs
-
-    submit = f"`hlatctl resume {run.run_id} --driver {chain.launcher}` submits one"
-    try:
-        return driver_jobs(run) or f"none of its jobs waits or runs any more; {submit}"
-    except AwayError:
-        return "unknown: the scheduler does not answer"
-    except HlatctlError as error:
-        return f"unknown: {error.message}"
 
 
 def label_rows(labels: LabelState) -> Iterator[tuple[str, str]]:
@@ -274,7 +257,7 @@ def status(run: RunOrSweepName = LATEST, as_json: Json = False, runs_dir: RunsDi
         print_json(_record(view))
         return
     write(columns([[name, text] for name, text in status_rows(view)]))
-    if view.status in _RESUMABLE and not driver_job(view.run):
+    if view.status in _RESUMABLE and not driver_job(view.run.driver_job):
         say(f"hint: `hlatctl resume {view.run.run_id}` continues the run ({_RESUMABLE[view.status]})")
 
 
@@ -286,7 +269,8 @@ def _record(view: RunView) -> dict[str, Any]:
         "status": view.status,
         "head_pid": view.driver_pid,
         "head_elsewhere": view.driver_elsewhere or None,
-        "head_job": driver_job_text(view.run) or None,
+        "head_job": job_text(view.run.driver_job) or None,
+        "evaluator_job": job_text(view.run.evaluator_job) or None,
         "simulated": state.simulated,
         "step": state.step,
         "total_steps": view.total_steps,
@@ -311,14 +295,13 @@ def _sweep_status(sweep: SweepPaths, *, as_json: bool) -> None:
 
     state, pid = view_sweep(sweep)
     if as_json:
-        driven = {"head_pid": pid, "head_job": driver_job_text(sweep) or None}
+        driven = {"head_pid": pid, "head_job": job_text(sweep.driver_job) or None}
         print_json({**dataclasses.asdict(state), "path": str(sweep.root), **driven})
         return
     labels = [list(fact) for fact in label_rows(state.labels)]
-    if text := driver_job_text(sweep):
-        labels.append(["driver's job", text])
+    labels += [list(row) for row in job_rows(sweep)]
     write(columns([*labels, *(list(fact) for fact in report.facts(state))]))
     if state.trials:
         write("\n" + columns([report.header(state), *report.rows(state)]))
-    if pid is None and state.status in _RESUMABLE and not driver_job(sweep):
+    if pid is None and state.status in _RESUMABLE and not driver_job(sweep.driver_job):
         say(f"hint: `hlatctl resume {sweep.run_id}` continues the sweep ({_RESUMABLE[state.status]})")

@@ -10,8 +10,6 @@ import typer
 
 from hlatctl.cli.common import (
     ConfigDirs,
-    Detach,
-    DriverAs,
     Name,
     Note,
     Overrides,
@@ -25,7 +23,8 @@ from hlatctl.cli.common import (
     with_runs_dir,
     write,
 )
-from hlatctl.cli.train import drive, submit_of
+from hlatctl.cli.drivers import Detach, DriverAs, submit_of
+from hlatctl.cli.train import drive
 from hlatctl.run.labels import WARNING, change, write_label
 from hlatctl.run.processes import user_name
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,8 +11,6 @@ import typer
 from hlatctl.cli.common import (
     Changes,
     ConfigDirs,
-    Detach,
-    DriverAs,
     Name,
     Note,
     Overrides,
@@ -33,6 +29,7 @@ from hlatctl.cli.common import (
     with_runs_dir,
     write,
 )
+from hlatctl.cli.drivers import Detach, DriverAs, Submit, detach_driver, submit_driver, submit_of, what_is
 from hlatctl.cli.evaluate import evaluate_run
 from hlatctl.cli.progress import observer_for
 from hlatctl.cli.status import end_lines
@@ -48,76 +45,27 @@ from hlatctl.run.state import ProfileState
 from hlatctl.units import size
 
 if TYPE_CHECKING:
-    from conf.schema import ClusterConfig, Config
+    from conf.schema import Config
 
 
-#: Submits the driver of a run or a sweep as a job, and returns the job's name.
-Submit = Callable[[RunPaths], str]
 #: Arms of a sweep that are shown when it has ended.
 _MOST_ROWS = 20
 
 
-def drive(run: RunPaths, *, detach: bool, submit: Submit | None = None) -> None:
+def drive(run: RunPaths, *, detach: bool, submit: Submit | None = None, yes: bool = False) -> None:
     """Print the id of a run or a sweep and drive it to its end: here, in a separate process, or as a job."""
     write(run.run_id)
     sys.stdout.flush()
     if submit:
-        _submit(run, submit)
+        submit_driver(run, submit)
     elif detach:
-        _detach(run)
+        detach_driver(run)
     elif isinstance(run, SweepPaths):
         _drive_sweep(run)
     elif read_state(run).evaluates:
-        evaluate_run(run)
+        evaluate_run(run, yes=yes)
     else:
         _drive_run(run)
-
-
-def _detach(run: RunPaths) -> None:
-    from flows.runtime import programs
-
-    driver = programs.start_driver(run)
-    say(f"the {_what(run)}'s driver is process {driver.pid}; it continues if this terminal closes")
-    _follow(run)
-
-
-def _follow(run: RunPaths) -> None:
-    say(f"hlatctl status {run.run_id}     shows its state")
-    if not isinstance(run, SweepPaths):  # its trials have logs
-        say(f"hlatctl logs {run.run_id} -f    prints its output")
-    say(f"hlatctl stop {run.run_id}       stops it with a checkpoint")
-
-
-def submit_of(cluster: ClusterConfig, name: str | None, *, detach: bool) -> Submit | None:
-    """Return what submits the driver that ``--driver`` names, after checking its job; None without that option."""
-    if name is None:
-        return None
-    if detach:
-        raise ConfigError(f"--driver={name}: the driver can't also run here in the background", hint="omit --detach")
-    from flows.launch.base import drivers_for
-
-    drivers = drivers_for(name)
-    if name != cluster.launcher:
-        if cluster.jobs_run == "nowhere":
-            raise ConfigError(f"--driver={name}: a simulation starts no jobs", hint="omit --driver")
-        raise ConfigError(
-            f"--driver={name}: with cluster.launcher={cluster.launcher}, the run's jobs would start inside the "
-            "driver's job",
-            hint=f"add cluster={name}, or use --detach to run the driver in the background",
-        )
-    drivers.check(cluster)
-    return partial(drivers.submit, cluster=cluster)
-
-
-def _submit(run: RunPaths, submit: Submit) -> None:
-    if holder := driver(run):
-        raise RunBusyError(f"{_what(run)} {run.run_id}: {holder} drives it", hint=f"`hlatctl status {run.run_id}`")
-    say(f"the {_what(run)}'s driver is {submit(run)}; this command may end now, and so may the login session")
-    _follow(run)
-
-
-def _what(run: RunPaths) -> str:
-    return "sweep" if isinstance(run, SweepPaths) else "run"
 
 
 def _drive_run(run: RunPaths) -> None:
@@ -298,18 +246,18 @@ def resume(
     announce(paths)
     if not submit and (taken := _take_over(paths)):
         say(taken)
-    drive(paths, detach=detach, submit=submit)
+    drive(paths, detach=detach, submit=submit, yes=yes)
 
 
 def _take_over(run: RunPaths) -> str:
     """End the jobs that wait to drive a run, unless this process was started by one; return what was done."""
-    chain = driver_job(run)
+    chain = driver_job(run.driver_job)
     if chain is None or os.environ.get(CHAIN_ENV) == chain.token or driver(run):
         return ""
     from flows.control import end_driver_jobs
 
     end_driver_jobs(run, running=True)
-    return f"{_what(run)} {run.run_id}: the jobs that were to drive it are cancelled, because this process does now"
+    return f"{what_is(run)} {run.run_id}: the jobs that were to drive it are cancelled, because this process does now"
 
 
 def _amend(run: RunPaths, overrides: list[str], why: str) -> None:
@@ -327,16 +275,21 @@ def stop(
 ) -> None:
     """Save a checkpoint and stop a run, or all runs of a sweep.
 
-    Works from any machine that shares the runs folder with the driver.
+    Also stops a job that evaluates the run (`hlatctl eval --driver`). Works from any machine that shares the runs
+    folder with the driver.
     """
-    from flows.control import request_stop
+    from flows.control import request_stop, stop_evaluator_jobs
 
     if swept := find_sweep(run, runs_dir):
         _stop_sweep(swept, wait)
         return
     paths = find_run(run, runs_dir)
+    if driver_job(paths.evaluator_job):
+        ended = stop_evaluator_jobs(paths, wait)
+        so_far = "is stopped; finished tasks are kept" if ended else f"is asked to stop; still running after {wait:g} s"
+        say(f"{paths.run_id}: its evaluation {so_far}")
     before = view_run(paths)
-    if before.at_rest and not driver_job(paths):
+    if before.at_rest and not driver_job(paths.driver_job):
         say(f"{paths.run_id}: is already {before.status}")
         return
     if before.driver_elsewhere:
@@ -347,7 +300,8 @@ def stop(
         say(f"{paths.run_id}: stop requested; still running after {wait:g} s (`hlatctl status {paths.run_id}`)")
         return
     newest = f"step {max(view.state.checkpoints)}" if view.state.checkpoints else "none"
-    say(f"{paths.run_id}: {view.status} at step {view.state.step}; newest checkpoint: {newest}")
+    kept = "finished tasks are kept" if view.state.evaluates else f"newest checkpoint: {newest}"
+    say(f"{paths.run_id}: {view.status} at step {view.state.step}; {kept}")
     if view.can_resume:
         say(f"hlatctl resume {paths.run_id}   continues the run")
 
@@ -357,7 +311,7 @@ def _stop_sweep(sweep: SweepPaths, wait_s: float) -> None:
 
     before, driver = view_sweep(sweep)
     at_rest = driver is None and before.status in ("finished", "failed", "stopped") and not before.count("running")
-    if at_rest and not driver_job(sweep):
+    if at_rest and not driver_job(sweep.driver_job):
         say(f"{sweep.run_id}: is already {before.status}")
         return
     state = request_stop(sweep, by=user_name(), wait_s=wait_s)

@@ -238,7 +238,7 @@ class DamagedFileError(HlatctlError):
 
 
 #: Exit codes of a driver that a restart repeats, or that somebody asked for; 2 is a usage error.
-NO_RESTART = (2, 10, 11, 13, 15, 17, 20, 22, 23, 24, 25, 26, 130)
+NO_RESTART = (2, 10, 11, 13, 15, 17, 20, 21, 22, 23, 24, 25, 26, 130)
 
 
 def code_of(error: BaseException) -> str:

@@ -225,6 +225,11 @@ class RunPaths:
         return self.root / "driver-job.json"
 
     @property
+    def evaluator_job(self) -> Path:
+        """``evaluator-job.json``: the same for a `hlatctl eval` of the run."""
+        return self.root / "evaluator-job.json"
+
+    @property
     def head_log(self) -> Path:
         """``logs/head.log``: what the processes of drivers in the background and in jobs print."""
         return self.root / "logs" / "head.log"

@@ -20,7 +20,6 @@ from flows.launch.slurm.script import allocation_script, script
 from hlatctl.cache.environment import Packer
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.files import read_sealed_json
-from hlatctl.run.paths import RunPaths
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "slurm"
 #: Set to write the golden files anew; look at the difference before it is committed.
@@ -139,8 +138,9 @@ def test_a_drivers_job_runs_the_python_of_a_bundle_and_asks_for_nothing_of_the_n
 ) -> None:
     monkeypatch.setenv("HLATCTL_PYTHON", "/shared/bundle/hlatctl-python")
     monkeypatch.setattr(limits, "partitions", lambda: [SimpleNamespace(name="gpu", max_time_s=3600)])
-    text = SlurmDrivers().script(RunPaths(Path("/runs/golden")), EVERYTHING)
-    assert "exec /shared/bundle/hlatctl-python -P -m hlatctl.driver_job" in text
+    text = SlurmDrivers().script(Path("/runs/golden/driver-job.json"), ("resume", "golden"), EVERYTHING)
+    program = "/shared/bundle/hlatctl-python -P -m hlatctl.driver_job"
+    assert f"exec {program} /runs/golden/driver-job.json resume golden" in text
     options = {line.split()[1].partition("=")[0] for line in text.splitlines() if line.startswith("#SBATCH")}
     assert {"--partition", "--account", "--qos", "--time", "--mem"} < options
     assert not options & {"--reservation", "--constraint", "--gpus-per-node", "--exclusive"}

@@ -26,6 +26,7 @@ codes = (folder / "codes").read_text().split()
 (folder / "codes").write_text(" ".join(codes[1:]))
 if codes[0] == "wait":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
     (folder / "waits").touch()
     signal.pause()
 sys.exit(int(codes[0]))
@@ -38,11 +39,11 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self._folder, self.run = folder, RunPaths(folder / "runs" / "one")
         self.run.root.mkdir(parents=True)
-        DriverJob(launcher="slurm", token="t").write(self.run)
+        DriverJob(launcher="slurm", token="t").write(self.run.driver_job)
 
     def drives(self, codes: str) -> int:
         (self._folder / "codes").write_text(codes)
-        return main([os.fspath(self.run.root), "driver-job.sh"])
+        return main([os.fspath(self.run.driver_job), "resume", "one", "--yes"])
 
     def lines(self, name: str) -> list[str]:
         path = self._folder / name
@@ -66,7 +67,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "4096")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     monkeypatch.setattr(driver_job, "_AGAIN_S", 0.0)
-    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}
     yield Job(tmp_path)
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -74,9 +75,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
 
 def test_a_driver_that_dies_starts_again_until_the_run_has_ended(job: Job) -> None:
     assert job.drives("137 18 0") == 0
-    assert job.lines("started") == [f"resume one --yes --runs-dir {job.run.root.parent}"] * 3
+    assert job.lines("started") == ["resume one --yes"] * 3
     assert job.lines("sbatch") == [
-        "--dependency=singleton --parsable --comment=t --export=ALL,HLATCTL_TOKEN=t driver-job.sh"
+        f"--dependency=singleton --parsable --comment=t --export=ALL,HLATCTL_TOKEN=t {job.run.root}/driver-job.sh"
     ]
     assert job.lines("scancel") == ["8"], "nothing is left for the next job"
     assert not job.run.driver_job.exists()
@@ -89,8 +90,10 @@ def test_a_failure_that_repeats_ends_all_jobs(job: Job, codes: str, starts: int)
     assert (job.lines("scancel"), job.run.driver_job.exists()) == (["8"], False)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_job_that_must_end_leaves_the_run_to_the_next(job: Job, number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "ends"), [(signal.SIGUSR1, False), (signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_a_job_that_must_end_leaves_the_run_to_the_next_unless_it_was_stopped(
+    job: Job, number: signal.Signals, ends: bool, tmp_path: Path
+) -> None:
     def signals() -> None:
         while not (tmp_path / "waits").exists():
             threading.Event().wait(0.01)
@@ -98,18 +101,16 @@ def test_a_job_that_must_end_leaves_the_run_to_the_next(job: Job, number: signal
 
     thread = threading.Thread(target=signals)
     thread.start()
-    assert job.drives("wait") == 0
+    assert job.drives("wait") == (130 if ends else 0)
     thread.join()
-    assert (job.lines("scancel"), job.run.driver_job.exists()) == ([], True)
+    assert (job.lines("scancel"), job.run.driver_job.exists()) == (["8"] if ends else [], not ends)
 
 
 @pytest.mark.parametrize(
-    "change", [lambda run: run.driver_job.unlink(), lambda run: DriverJob(launcher="slurm", token="u").write(run)]
+    "change", [lambda place: place.unlink(), lambda place: DriverJob(launcher="slurm", token="u").write(place)]
 )
-def test_a_job_of_a_run_that_was_stopped_or_taken_over_does_nothing(
-    job: Job, change: Callable[[RunPaths], None]
-) -> None:
-    change(job.run)
+def test_a_job_of_a_run_that_was_stopped_or_taken_over_does_nothing(job: Job, change: Callable[[Path], None]) -> None:
+    change(job.run.driver_job)
     assert job.drives("0") == 0
     assert (job.lines("started"), job.lines("sbatch")) == ([], [])
 

@@ -99,7 +99,12 @@ def test_jobs_run_in_turn_on_kept_nodes_and_a_spare_one_replaces_a_lost_one(lab:
     excluded = dataclasses.replace(trains, excluded_hosts=(trained[0],))
     assert launcher.allocation(excluded) is None, "one node is left"
     folder = kept_nodes.newest(place / "launch")
-    launcher.release(place)
+    smaller = tmp_path / "smaller"
+    launcher.pass_on(place, smaller)
+    one = in_turn(dataclasses.replace(again, run_dir=smaller, launch_dir=smaller / "launch" / "a"), "one", "", nodes=1)
+    status = end_of(launcher, submit(launcher, one))
+    assert (status.state, len(status.hosts)) == ("succeeded", 1), "another run gets them, and uses a part"
+    launcher.release(smaller)
     assert folder
     wait_for(lambda: not lab.command("squeue", "-h", f"--name={folder.job_name}").stdout)
     wait_for(lambda: not lab.command("squeue", "-h", f"--jobs={other.strip()}").stdout)

@@ -1,4 +1,4 @@
-"""A run's driver as a Slurm job: its script, its submission, where it is, and its end (``hlatctl.driver_job``).
+"""A run's driver or evaluator as a Slurm job: script, submission, where it is, and its end (``hlatctl.driver_job``).
 
 All of its jobs have the same name and ``--dependency=singleton``, so Slurm runs them one after another. As for the
 other jobs of a run, the token is on the disk before sbatch runs.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from flows.launch.base import quote
 from flows.launch.slurm import limits
 from flows.launch.slurm.commands import RUNS, WAITS, SlurmJob, own_jobs, scancel, slurm
 from flows.launch.slurm.script import clock, directives, job_name, pattern
-from hlatctl.driver_job import RENEW, DriverJob, submission
+from hlatctl.driver_job import RENEW, DriverJob, script_of, submission
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.paths import RunPaths
@@ -40,11 +41,12 @@ class SlurmDrivers:
         """Check the job's shape with the scheduler."""
         limits.check_driver(cluster, _shape(cluster), least_s=_LEAST_S)
 
-    def script(self, run: RunPaths, cluster: ClusterConfig) -> str:
+    def script(self, place: Path, words: Sequence[str], cluster: ClusterConfig) -> str:
         """Return the batch script of a driver."""
+        run = RunPaths(place.parent)
         selection, limit_s = limits.driver_cluster(cluster).slurm.selection, _limit_s(cluster)
         options = [
-            f"--job-name={_job_name(run)}",
+            f"--job-name={_job_name(place)}",
             "--no-requeue",
             "--open-mode=append",
             f"--output={pattern(run.root, run.head_log)}",
@@ -55,31 +57,31 @@ class SlurmDrivers:
             f"--signal=B:{RENEW.name.removeprefix('SIG')}@{_RENEW_BEFORE_S}",
             *_shape(cluster),
         ]
-        program = (node_python(), "-P", "-m", "hlatctl.driver_job", os.fspath(run.root), os.fspath(_script(run)))
+        program = (node_python(), "-P", "-m", "hlatctl.driver_job", os.fspath(place), *words)
         return f"""#!/bin/bash
-{directives(options)}# Written by hlatctl: drives the run in this folder, and submits itself again as its successor.
+{directives(options)}# Written by hlatctl: drives or evaluates a run, and submits itself again as its successor.
 export PYTHONUNBUFFERED=1
 exec {quote(program)}
 """
 
-    def submit(self, run: RunPaths, cluster: ClusterConfig) -> str:
+    def submit(self, place: Path, words: Sequence[str], cluster: ClusterConfig) -> str:
         """Submit the driver in place of any earlier one."""
-        self.end_waiting(run)
-        token, path = uuid.uuid4().hex, _script(run)
-        with files.created_like(run.root):
-            run.head_log.parent.mkdir(exist_ok=True)
-            files.write_text(path, self.script(run, cluster))
-            DriverJob(launcher=_NAME, token=token).write(run)
+        self.end_waiting(place)
+        token, path = uuid.uuid4().hex, script_of(place)
+        with files.created_like(place.parent):
+            RunPaths(place.parent).head_log.parent.mkdir(exist_ok=True)
+            files.write_text(path, self.script(place, words, cluster))
+            DriverJob(launcher=_NAME, token=token).write(place)
         try:
-            number = slurm(*submission(os.fspath(path), token))
+            number = slurm(*submission(path, token))
         except LaunchError:
-            run.driver_job.unlink(missing_ok=True)
+            place.unlink(missing_ok=True)
             raise
         return f"Slurm job {number.strip().partition(';')[0]}"
 
-    def state(self, run: RunPaths) -> str:
-        """Return where the jobs of the run's driver are."""
-        known = _jobs(run)
+    def state(self, place: Path) -> str:
+        """Return where the jobs of the chain are."""
+        known = _jobs(place)
         running = next((job for job in known if job.state in RUNS), None)
         waiting = next((job for job in known if job.state in WAITS), None)
         if running is None:
@@ -87,15 +89,20 @@ exec {quote(program)}
         next_one = f"; job {waiting.id} follows it" if waiting else "; no job follows it"
         return f"Slurm job {running.id} runs on {running.nodes}, time left {running.left}{next_one}"
 
-    def end_waiting(self, run: RunPaths) -> None:
-        """Let no further job drive the run, and cancel those that wait."""
-        run.driver_job.unlink(missing_ok=True)
-        _cancel(run, WAITS)
+    def end_waiting(self, place: Path) -> None:
+        """Let no further job of the chain begin its work, and cancel those that wait."""
+        place.unlink(missing_ok=True)
+        _cancel(place, WAITS)
 
-    def end(self, run: RunPaths) -> None:
+    def end(self, place: Path) -> None:
         """Do the same, and end a running job."""
-        run.driver_job.unlink(missing_ok=True)
-        _cancel(run, (*WAITS, *RUNS))
+        place.unlink(missing_ok=True)
+        _cancel(place, (*WAITS, *RUNS))
+
+    def interrupt(self, place: Path) -> None:
+        """Do the same, and stop the command of a running job as Ctrl-C does."""
+        self.end_waiting(place)
+        _cancel(place, RUNS, "--signal=INT", "--batch")
 
 
 def _limit_s(cluster: ClusterConfig) -> int:
@@ -111,22 +118,19 @@ def _shape(cluster: ClusterConfig) -> list[str]:
     return ["--nodes=1", "--ntasks=1", f"--cpus-per-task={own.cpus}", *memory, *own.extra]
 
 
-def _script(run: RunPaths) -> Path:
-    return run.driver_job.with_suffix(".sh")
+def _job_name(place: Path) -> str:
+    """Return the name of a chain's jobs, which ends with `driver` or `evaluator`."""
+    return job_name(os.fspath(place.parent), place.stem.removesuffix("-job"))
 
 
-def _job_name(run: RunPaths) -> str:
-    return job_name(os.fspath(run.root), "driver")
-
-
-def _jobs(run: RunPaths) -> list[SlurmJob]:
-    """Return the jobs of a run's driver that wait or run, of any chain, oldest first."""
-    found = own_jobs(f"--name={_job_name(run)}")
+def _jobs(place: Path) -> list[SlurmJob]:
+    """Return the jobs of a run's driver or evaluator that wait or run, of any chain, oldest first."""
+    found = own_jobs(f"--name={_job_name(place)}")
     return sorted((job for job in found if job.state in (*WAITS, *RUNS)), key=lambda job: int(job.id))
 
 
-def _cancel(run: RunPaths, states: tuple[str, ...]) -> None:
-    """Cancel the jobs of a run's driver in these states. A scheduler that is away is no error: they do nothing now."""
+def _cancel(place: Path, states: tuple[str, ...], *options: str) -> None:
+    """Cancel the jobs of a chain in these states. A scheduler that is away is no error: they do nothing now."""
     with suppress(LaunchError):
-        if jobs := [job.id for job in _jobs(run) if job.state in states]:
-            scancel(*jobs)
+        if jobs := [job.id for job in _jobs(place) if job.state in states]:
+            scancel(*options, *jobs)

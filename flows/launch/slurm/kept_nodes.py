@@ -2,7 +2,8 @@
 
 An allocation is a folder next to the launch folders of attempts, ``launch/allocation-0001``: its script, its token, and
 the files of :mod:`hlatctl.allocation`, its batch program. The newest folder counts. A job that runs in an allocation
-has a file ``JOB.round``, which names the folder and the round.
+has a file ``JOB.round``, which names the folder and the round. A run that got the nodes of another run has a link to
+the other run's folder.
 """
 
 from __future__ import annotations
@@ -90,7 +91,21 @@ class Folder:
 def newest(launch: Path) -> Folder | None:
     """Return the newest allocation in a run's folder ``launch``."""
     known = sorted(launch.glob("allocation-[0-9]*"))
-    return Folder(path=known[-1]) if known else None
+    return _folder(known[-1]) if known else None
+
+
+def _folder(place: Path) -> Folder:
+    """Return an allocation with the path that its Slurm job is named by, also if another run got it first."""
+    return Folder(path=place.readlink() if place.is_symlink() else place)
+
+
+def pass_on(run_dir: Path, to: Path) -> None:
+    """Give a run's newest allocation to another run that has none (``Launcher.pass_on``)."""
+    folder = newest(RunPaths(run_dir).launch(0).parent)
+    if folder and not folder.closed:
+        launch = RunPaths(to).launch(0).parent
+        launch.mkdir(parents=True, exist_ok=True)
+        (launch / folder.path.name).symlink_to(folder.path)
 
 
 def following(launch: Path) -> Folder:
@@ -142,7 +157,7 @@ def round_of(base: Path) -> Round | None:
     """Return the round in which a job runs; None: it is a Slurm job of its own."""
     try:
         value = files.read_json(round_file(base))
-        return Round(folder=base.parent.parent / str(value["allocation"]), number=int(value["round"]))
+        return Round(folder=_folder(base.parent.parent / str(value["allocation"])).path, number=int(value["round"]))
     except (OSError, *DAMAGED):
         return None
 

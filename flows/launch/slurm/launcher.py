@@ -241,6 +241,10 @@ class SlurmLauncher(Launcher):
         """Release a run's kept nodes after the current round."""
         self._kept.release(run_dir)
 
+    def pass_on(self, run_dir: Path, to: Path) -> None:
+        """Let another run use the nodes that are kept for a run."""
+        kept_nodes.pass_on(run_dir, to)
+
     def dump_stacks(self, handle: Handle) -> str:
         """Ask the nodes' programs, which signal the ranks below them."""
         return order_stacks(base_of(handle))

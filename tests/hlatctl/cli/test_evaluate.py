@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from conf.schema import Config
+from conf.of_run import of_run
+from conf.schema import ClusterConfig, Config
 from hlatctl.cli.main import main
 from hlatctl.cli.progress import PlainEvaluationObserver
 from hlatctl.cli.status import evaluation_line
@@ -22,6 +23,8 @@ from hlatctl.run.fold import read_state
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.runs import list_runs
 from hlatctl.run.state import EvaluationProgress, MilestoneState, RunState
+from tests.hlatctl.cli.conftest import FakeSlurm
+from tests.hlatctl.conftest import MakeRun
 from tests.hlatctl.exported_runs import exported_run
 from tests.hlatctl.scored_runs import score
 
@@ -450,3 +453,21 @@ def test_an_imported_score_is_ranked_if_all_that_is_known_agrees() -> None:
     found = [cell for cell in ranked("highest", marked(cells)) if cell]
     assert [cell.remark for cell in found] == ["", IMPORTED, *[IMPORTED_UNKNOWN] * 5]
     assert [cell.standing for cell in found] == ["", "best", *[""] * 5]
+
+
+@pytest.mark.processes
+def test_a_job_evaluates_with_the_words_of_the_command(
+    make_run: MakeRun, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    (folder := run.root.parent / "own").mkdir()
+    words = ["eval", "example", "eval.limit=7", "--new-contract", "--config-dir", str(folder), "--yes", "--driver"]
+    assert main([*words, "slurm"]) == 10
+    assert "hint: omit --driver" in capsys.readouterr().err
+    on_slurm = replace(of_run(run), cluster=ClusterConfig(launcher="slurm"))
+    monkeypatch.setattr("conf.of_run.of_run", lambda run: on_slurm)
+    monkeypatch.setattr("flows.evaluate.contracts_of", lambda request: None)
+    assert main([*words, "slurm"]) == 0
+    assert "the evaluation's driver is Slurm job 7;" in capsys.readouterr().err
+    script = run.evaluator_job.with_suffix(".sh").read_text()
+    assert f"{run.evaluator_job} eval example eval.limit=7 --new-contract --config-dir {folder} --yes" in script

@@ -207,7 +207,7 @@ def test_following_continues_over_a_restart_and_ends_with_the_run(
 def test_following_ends_when_all_jobs_that_would_drive_the_run_were_cancelled(
     run: RunPaths, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    DriverJob(launcher="slurm", token="t").write(run)
+    DriverJob(launcher="slurm", token="t").write(run.driver_job)
     monkeypatch.setattr(logs_command, "_ASK_S", 0.01)
     codes: list[int] = []
     follower = threading.Thread(target=lambda: codes.append(main(["logs", "example", "-f"])))

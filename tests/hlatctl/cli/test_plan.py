@@ -254,6 +254,6 @@ def test_a_speed_test_is_confirmed_like_a_run_and_its_runs_share_a_budget(
     assert not runs_dir.exists()
     where = ("cluster=slurm_h100", "cluster.nodes=2", "backend.device=cuda", "precision=mixed", "parallel=fsdp")
     size = ("model=llama31_8b", "train.global_batch_size=16", "parallel.activation_checkpointing=selective")
-    assert main(["speedtest", "--dry-run", "--steps=10", *where, *size, "budget.node_hours=0.9"]) == 26
+    assert main(["speedtest", "--dry-run", "--steps=10", *where, *size, "budget.node_hours=1.5"]) == 26
     told = capsys.readouterr().err
-    assert re.search(r"2 of slurm_h100: run .*speedtest", told), "the first run is within the budget"
+    assert re.search(r"1 of slurm_h100: run .*speedtest", told), "the first run, on two nodes, is within the budget"

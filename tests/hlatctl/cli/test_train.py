@@ -21,7 +21,7 @@ from hlatctl.cli.progress import LiveObserver, PlainObserver, describe, observer
 from hlatctl.driver_job import DriverJob
 from hlatctl.report.run_view import view_run
 from hlatctl.run.errors import RunBusyError, StoppedError, TrainingError
-from hlatctl.run.fold import fold
+from hlatctl.run.fold import fold, read_state
 from hlatctl.run.journal import JournalWriter, read_events
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
@@ -338,7 +338,7 @@ def test_a_job_that_waits_to_drive_a_run_is_shown_and_stopped(
     make_run: MakeRun, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(until="killed")
-    DriverJob(launcher="slurm", token="t").write(run)
+    DriverJob(launcher="slurm", token="t").write(run.driver_job)
     assert main(["status", "example"]) == 0
     shown = capsys.readouterr()
     assert "Slurm job 7 waits in the queue (Dependency)" in shown.out
@@ -349,11 +349,30 @@ def test_a_job_that_waits_to_drive_a_run_is_shown_and_stopped(
 
 
 @pytest.mark.processes
+def test_a_job_that_waits_to_evaluate_a_run_is_shown_and_stopped(
+    make_run: MakeRun, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    DriverJob(launcher="slurm", token="t").write(run.evaluator_job)
+    assert main(["status", "example"]) == 0
+    assert "evaluation's job" in (shown := capsys.readouterr().out)
+    assert "Slurm job 7 waits in the queue (Dependency)" in shown
+    assert main(["stop", "example", "--wait", "1"]) == 0
+    assert (slurm.cancelled, run.evaluator_job.exists()) == (["7"], False)
+    assert "example: its evaluation is stopped; finished tasks are kept" in capsys.readouterr().err
+    assert read_state(run).stop_by == "", "the run itself has finished"
+    slurm.forget()
+    DriverJob(launcher="slurm", token="t").write(run.evaluator_job)
+    assert main(["status", "example"]) == 0
+    assert "`hlatctl eval example --driver slurm` submits one" in capsys.readouterr().out
+
+
+@pytest.mark.processes
 def test_a_driver_here_cancels_the_job_that_waits(
     make_run: MakeRun, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(until="killed")
-    DriverJob(launcher="slurm", token="t").write(run)
+    DriverJob(launcher="slurm", token="t").write(run.driver_job)
     monkeypatch.setattr("flows.pretrain.drive", lambda run, observer: None)
     monkeypatch.setenv("HLATCTL_DRIVER_JOB", "t")
     assert main(["resume", "example"]) == 0
