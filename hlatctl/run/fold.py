@@ -636,6 +636,8 @@ def _gradient_spike_ended(state: RunState, event: Event) -> None:
 
 def _warning(state: RunState, event: Event) -> None:
     state.warnings.append(str(event.get("message", "")))
+    if event.get("damaged"):
+        state.damages.append(state.warnings[-1])
 
 
 def _alarm(state: RunState, event: Event) -> None:

@@ -116,18 +116,17 @@ def last_event(path: Path) -> Event | None:
         return None
 
 
-def ignored(count: int, writer: str, before: Event, beside: Event) -> Event:
-    """Return the warning that replaces damaged lines.
+def ignored(count: int, line: int, writer: str, beside: Event) -> Event:
+    """Return the warning that replaces damaged lines. Its field ``damaged`` tells it from other warnings.
 
     Args:
         count: number of damaged lines.
+        line: number of the first of them in its file, from 1.
         writer: writer of the file.
-        before: the event before them; its ``seq`` is 0 if there is none.
         beside: event whose time and number the warning gets.
     """
-    where = f"after event {before['seq']}" if before["seq"] else "at its beginning"
-    lines = "1 damaged line is ignored" if count == 1 else f"{count} damaged lines are ignored"
-    return warning(f"journal/{writer}.jsonl: {lines}, {where}", writer, beside)
+    lines = f"line {line} is" if count == 1 else f"{count} lines from line {line} on are"
+    return {**warning(f"journal/{writer}.jsonl: {lines} damaged and ignored", writer, beside), "damaged": True}
 
 
 def warning(message: str, writer: str, beside: Event) -> Event:
@@ -435,7 +434,7 @@ class JournalTail:
                 source: IO[bytes] = io.BytesIO(file.read(size_bytes - place[0])) if small else file
                 if small:
                     file.close()
-                yield from _items(source, stem, place, size_bytes, self._wanted)
+                yield from _items(source, path, place, size_bytes, self._wanted)
                 self._searched[stem] = size_bytes
         except OSError as error:
             raise StorageError(f"{path}: can't be read ({error.strerror})", hint="`ls -l` shows whose it is") from None
@@ -466,7 +465,7 @@ def writer_events(run: RunPaths, writer: str) -> list[Event]:
 
 def _events_of(path: Path) -> list[Event]:
     with path.open("rb") as file:
-        return [item[3] for item in _items(file, path.stem, _BEGIN, os.fstat(file.fileno()).st_size)]
+        return [item[3] for item in _items(file, os.fspath(path), _BEGIN, os.fstat(file.fileno()).st_size)]
 
 
 def no_steps(line: bytes) -> bool:
@@ -496,7 +495,7 @@ def _ordered(events: list[Event], writer: str, place: Place) -> Iterator[_Item]:
 
 
 def _items(
-    source: IO[bytes], writer: str, place: Place, size_bytes: int, wanted: Callable[[bytes], bool] | None = None
+    source: IO[bytes], path: str, place: Place, size_bytes: int, wanted: Callable[[bytes], bool] | None = None
 ) -> Iterator[_Item]:
     """Yield the events of a file's complete lines, and one warning for each series of damaged lines.
 
@@ -505,14 +504,15 @@ def _items(
 
     Args:
         source: the file, positioned at ``place``.
-        writer: writer of the file.
+        path: its path.
         place: offset where reading begins.
         size_bytes: offset where reading ends.
         wanted: see :class:`JournalTail`.
     """
     offset, clock_unix_s, seq, time_unix_s = place
-    damaged, index = 0, 0
-    for line, length in files.lines(source, MAX_BYTES):
+    writer = Path(path).stem
+    before = damaged = first = index = 0
+    for number, (line, length) in enumerate(files.lines(source, MAX_BYTES), 1):
         end = offset + length
         if end > size_bytes or line[-1] != 10:  # b"\n"
             break
@@ -521,13 +521,15 @@ def _items(
             continue
         event = parse_line(line.rstrip(b"\r\n")) if length <= MAX_BYTES else None
         if event is None:
-            damaged += bool(line.strip(b"\r\n"))
+            if line.strip(b"\r\n"):
+                before = before or _count_lines(path, place[0])
+                damaged, first = damaged + 1, first if damaged else before + number
         else:
             event["writer"] = writer
             if damaged:
                 beside = {"seq": seq or event["seq"], "time_unix_s": time_unix_s if seq else event["time_unix_s"]}
                 clock_unix_s = max(clock_unix_s, beside["time_unix_s"])
-                note = ignored(damaged, writer, {"seq": seq}, beside)
+                note = ignored(damaged, first, writer, beside)
                 yield clock_unix_s, writer, index, note, (offset, clock_unix_s, seq, time_unix_s)
                 damaged, index = 0, index + 1
             seq, time_unix_s = event["seq"], event["time_unix_s"]
@@ -538,8 +540,17 @@ def _items(
     if damaged:
         beside = {"seq": seq, "time_unix_s": time_unix_s}
         clock_unix_s = max(clock_unix_s, time_unix_s)
-        note = ignored(damaged, writer, beside, beside)
+        note = ignored(damaged, first, writer, beside)
         yield clock_unix_s, writer, _AT_END, note, (offset, clock_unix_s, seq, time_unix_s)
+
+
+def _count_lines(path: str, offset: int) -> int:
+    """Return the number of lines before an offset. It reads 1 GB/s, and only a damaged journal asks for it."""
+    count = 0
+    with open(path, "rb") as file:
+        while offset > 0 and (block := file.read(min(_SMALL_BYTES, offset))):
+            count, offset = count + block.count(b"\n"), offset - len(block)
+    return count
 
 
 def _files(journal: Path) -> list[tuple[str, str, int, int]]:

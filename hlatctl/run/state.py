@@ -316,6 +316,7 @@ class RunState:
         contract: the first contract that an evaluation names; the run's scores are shown under it.
         spikes: start events of gradient spikes; ``length_steps`` is added when a spike ends.
         queued: jobs that wait in a scheduler's queue, by name.
+        damages: those of the warnings that stand for damaged lines of the journal.
         evaluation_behind: an alarm reported that evaluation falls behind training, and milestones still wait.
         driver: token of the newest driver's lease.
         asked_driver: token of the driver that the newest stop request names; empty: no request.
@@ -353,6 +354,7 @@ class RunState:
     milestones: dict[int, MilestoneState] = field(default_factory=dict)
     spikes: list[Event] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    damages: list[str] = field(default_factory=list)
     evaluation_behind: bool = False
     train_stopped: str = ""
     stop_requested: bool = False

@@ -156,7 +156,7 @@ export class RunView {
     if (!row) return;
     document.title = `${row.name || row.run_id} · hlatctl`;
     const says = (details && details.message) || row.problem || row.what;
-    fill(this.summary, heading(row), says && h("p", { class: "says" }, bdi(says)), h("p", { class: "about" }, described(row, details)), figures(row));
+    fill(this.summary, heading(row), says && h("p", { class: "says" }, bdi(says)), damage(details?.damage), h("p", { class: "about" }, described(row, details)), figures(row));
     // These have the focus while a run grows, so they are made again only if they change.
     const signature = JSON.stringify([row.status, row.name, row.tags, details?.links, store.info?.allow_control]);
     if (!details || this.actionsOf === signature) return;
@@ -169,6 +169,15 @@ function heading(row) {
   return h("div", { class: "heading" }, h("h1", {}, bdi(row.name || row.run_id)), chip(row.status),
     row.simulated && h("span", { class: "mark" }, "simulated: nothing was trained"),
     row.needs_person && h("span", { class: "mark urgent" }, "needs a person"));
+}
+
+/** Which lines of the journal are damaged, and what to do. */
+function damage(found) {
+  if (!found?.count) return null;
+  const more = found.count - found.lines.length;
+  return h("div", { class: "problem damage" }, h("p", {}, "The journal is damaged. The events of these lines are missing from all that is shown:"),
+    h("ul", { class: "plain" }, found.lines.map((line) => h("li", {}, bdi(line))), more > 0 && h("li", {}, `${text.whole(more)} more before; `, h("code", {}, "hlatctl status"), " lists all")),
+    h("p", {}, "The run can go on. Check the disk for errors. If a backup has the file, stop the run, restore the file, and resume the run."));
 }
 
 function described(row, details) {

@@ -38,6 +38,8 @@ from hlatctl.units import count, number
 
 #: Newest warnings that are shown; a run has thousands.
 MOST_WARNINGS = 200
+#: Newest series of damaged lines that are shown.
+_MOST_DAMAGES = 5
 #: Newest bars of a lane in the timeline.
 _MOST_BARS = 500
 #: Milestones whose continued prompts are shown, the newest ones.
@@ -66,6 +68,7 @@ def details(opened: OpenRun) -> dict[str, Any]:
             "row": json_row(row_of(view), view),
             "message": view.problem or state.message,
             "problem": view.problem or None,
+            "damage": {"count": len(state.damages), "lines": state.damages[-_MOST_DAMAGES:]},
             "version": opened.version,
             "driver": _driver(view),
             **_model(config),

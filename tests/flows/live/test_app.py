@@ -75,6 +75,16 @@ def test_a_damaged_run_still_has_a_page(page: Page) -> None:
     assert _get(page, "/api/runs/a/curves?keys=loss,mfu&x=flops")["series"]["loss"]["y"]
 
 
+def test_damaged_steps_are_named_with_their_line(page: Page) -> None:
+    path = page.runs_dir / "a" / "journal" / "train-rank00000.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:39], b"garbage" + lines[39], *lines[40:]]))
+    assert _get(page, "/api/runs/a")["damage"] == {
+        "count": 1,
+        "lines": ["journal/train-rank00000.jsonl: line 40 is damaged and ignored"],
+    }
+
+
 def test_a_journal_of_nonsense_is_no_failure_of_the_server(page: Page) -> None:
     with (page.runs_dir / "a" / "journal" / "flow.jsonl").open("ab") as file:
         file.write(

@@ -236,7 +236,7 @@ def test_damaged_lines_at_the_end_of_a_file_are_counted_with_those_that_follow(w
     writers.raw("train-rank00000", b"rubbish\n")
     writers.add("train-rank00000", "warning", message="now")
     warnings = read_state(writers.run).warnings
-    assert warnings == ["journal/train-rank00000.jsonl: 2 damaged lines are ignored, after event 10", "now"]
+    assert warnings == ["journal/train-rank00000.jsonl: 2 lines from line 11 on are damaged and ignored", "now"]
 
 
 def test_a_state_is_read_where_nothing_can_be_kept(writers: Writers) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from hlatctl.run import journal as lines
 from hlatctl.run.errors import RunBusyError, StorageError
-from hlatctl.run.fold import fold
+from hlatctl.run.fold import apply, fold
 from hlatctl.run.journal import Event, JournalTail, JournalWriter, heartbeat, read_events
 from hlatctl.run.paths import RunPaths
 from hlatctl.units import number
@@ -232,7 +232,20 @@ def test_a_damaged_line_is_left_out_with_a_warning(tmp_path: Path, line: bytes) 
     write(run, "flow", ("last", {}))
     events = read_events(run)
     assert kinds(events) == ["first", "warning", "last"]
-    assert fold(events).warnings == ["journal/flow.jsonl: 1 damaged line is ignored, after event 1"]
+    assert fold(events).warnings == ["journal/flow.jsonl: line 2 is damaged and ignored"]
+
+
+def test_a_reader_that_continues_names_the_line_of_the_file(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "r")
+    write(run, "flow", ("first", {}), ("second", {}))
+    tail = JournalTail(run)
+    state = fold(tail.stream())
+    with (run.journal / "flow.jsonl").open("ab") as file:
+        file.write(b"\nrubbish\n")
+    write(run, "flow", ("last", {}))
+    for event in tail.stream():
+        apply(state, event)
+    assert state.damages == state.warnings == ["journal/flow.jsonl: line 4 is damaged and ignored"]
 
 
 def test_a_file_that_begins_with_damaged_lines_has_one_warning_for_them(tmp_path: Path) -> None:
@@ -241,7 +254,7 @@ def test_a_file_that_begins_with_damaged_lines_has_one_warning_for_them(tmp_path
     path = run.journal / "flow.jsonl"
     path.write_bytes(b"rubbish\n\x00\n" + path.read_bytes())
     events = read_events(run)
-    assert fold(events).warnings == ["journal/flow.jsonl: 2 damaged lines are ignored, at its beginning"]
+    assert fold(events).warnings == ["journal/flow.jsonl: 2 lines from line 1 on are damaged and ignored"]
     assert events[0]["time_unix_s"] == events[1]["time_unix_s"], "a warning makes no run longer"
 
 
@@ -333,7 +346,7 @@ def test_a_line_without_an_end_costs_little_memory(tmp_path: Path, monkeypatch: 
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert [event["seq"] for event in events if event["kind"] != "warning"] == [1, 2]
-    assert fold(events).warnings == ["journal/flow.jsonl: 1 damaged line is ignored, after event 1"]
+    assert fold(events).warnings == ["journal/flow.jsonl: line 2 is damaged and ignored"]
     assert peak_bytes < path.stat().st_size / 2
 
 

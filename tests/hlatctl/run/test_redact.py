@@ -25,6 +25,9 @@ def test_other_names_are_left_alone(name: str) -> None:
     assert not is_secret_name(name)
 
 
+_BEGIN = "-----BEGIN PRIVATE KEY-----"
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -37,6 +40,8 @@ def test_other_names_are_left_alone(name: str) -> None:
         ("+backend.env.MY_PAT=abcdefgh", "+backend.env.MY_PAT=***"),
         ('+password = "hunter22"', '+password = "***"'),
         ("+export API_KEY=abcdefgh\n", "+export API_KEY=***\n"),
+        ("eyJhbGciOiJub25lIn0.eyJzdWIiOiJhYmMifQ.x-_1 y", "*** y"),
+        (f"{_BEGIN}\nabc {_BEGIN}\nabc", "***\nabc ***\nabc"),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\nx", "***\nx"),
     ],
 )
@@ -61,10 +66,9 @@ def test_other_text_stays_as_it_is(text: str) -> None:
     assert (hide(text), secret_in(text)) == (text, "")
 
 
-@pytest.mark.parametrize("text", ["x" * 60_000, "a-" * 30_000])
-def test_a_long_word_takes_no_longer_than_a_text_of_its_length(text: str) -> None:
+@pytest.mark.parametrize(("part", "length"), [("x", 60_000), ("a-", 60_000), ("eyJ-", 60_000), (_BEGIN, 240_000)])
+def test_the_time_of_a_long_text_is_that_of_its_length(part: str, length: int) -> None:
+    text = part * (length // len(part))
     start_s = time.process_time()
-    assert hide(text) == text
-    assert (
-        time.process_time() - start_s < 5
-    )  # it took minutes, because each letter was tried as the beginning of a name
+    hide(text)
+    assert time.process_time() - start_s < 2, "each beginning searched the rest of the text: three seconds and more"
