@@ -19,11 +19,7 @@ from conf.registries import LAUNCHERS
 from conf.schema import ClusterConfig, Config
 from hlatctl.driver_job import driver_job
 from hlatctl.run.errors import ConfigError, LaunchError, cannot_write
-<<<<<<< HEAD
 from hlatctl.run.following import Stays
-from hlatctl.run.paths import RunPaths
-=======
->>>>>>> n-labs
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
