@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,11 +152,15 @@ def test_only_gpus_of_the_job_count(
     assert found == failing
 
 
-def test_recent_faults_of_the_jobs_gpus_are_read_from_the_kernels_log(tmp_path: Path) -> None:
+def test_recent_faults_of_the_jobs_gpus_are_read_from_the_kernels_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up_s = 90_000.0  # this machine may have started a minute ago
+    monkeypatch.setattr(gpu_node, "time", SimpleNamespace(monotonic=lambda: up_s))
     gpus = [gpu_node.Health(index=0, identity="GPU-0", bus="0000:3b:00")]
 
     def record(age_s: float, text: str) -> str:
-        return f"4,1,{int((time.monotonic() - age_s) * 1e6)},-;NVRM: Xid {text}\n"
+        return f"4,1,{int((up_s - age_s) * 1e6)},-;NVRM: Xid {text}\n"
 
     log = tmp_path / "kmsg"
     log.write_text(

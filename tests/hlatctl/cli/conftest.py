@@ -37,8 +37,10 @@ class FakeSlurm:
         self._write("squeue", "true")
 
     def _write(self, name: str, line: str) -> None:
-        (self.folder / name).write_text(f"#!/bin/sh\n{line}\n")
-        (self.folder / name).chmod(0o755)
+        new = self.folder / f"{name}.new"  # the one before may be running, and can't be written then
+        new.write_text(f"#!/bin/sh\n{line}\n")
+        new.chmod(0o755)
+        new.replace(self.folder / name)
 
 
 @pytest.fixture
