@@ -74,6 +74,7 @@ RULES: tuple[AmendmentRule, ...] = (
     AmendmentRule("data.prefetch_batches", "next_attempt", _NOTHING),
     AmendmentRule("optimizer.", "next_attempt", "compilation with backend.name=nxd"),
     AmendmentRule("optimizer.name", "never", "the checkpoints have the moments of this optimizer"),
+    AmendmentRule("optimizer.ema_decay", "never", "the checkpoints have the average of this decay, or none"),
     AmendmentRule("optimizer.lr", "next_attempt", _NOTHING),
     AmendmentRule("optimizer.min_lr_fraction", "next_attempt", _NOTHING),
     AmendmentRule("optimizer.warmup_steps", "next_attempt", _NOTHING),

@@ -113,6 +113,11 @@ def _errors(before: Config, after: Config, anew: Callable[[bool], str]) -> Itera
             f"optimizer.name={after.optimizer.name}: the checkpoint has the moments of {before.optimizer.name}",
             hint=anew(True),
         )
+    if before.optimizer.ema_decay is None and after.optimizer.ema_decay is not None:
+        yield ConfigError(
+            f"optimizer.ema_decay={after.optimizer.ema_decay}: the checkpoint has no average of its weights",
+            hint=anew(True),
+        )
     old_batch, new_batch = before.train.global_batch_size, after.train.global_batch_size
     if old_batch != new_batch and not after.fork.restarts_data:
         yield ConfigError(

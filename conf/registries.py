@@ -140,7 +140,8 @@ _TITAN_BF16 = StateBytes(weights=2, gradients=2, moment=2)
 _NXD_BF16 = StateBytes(weights=2, gradients=2, moment=2)
 
 
-#: Keys that only torchtitan reads.
+#: Keys that only some backends read.
+_OF_NATIVE = ("optimizer.ema_decay",)
 _OF_TORCHTITAN = ("parallel.expert_parallel_size", "backend.torchtitan")
 
 
@@ -180,7 +181,7 @@ class BackendKind(Row):
     torch_xla: bool = False
     optimizers: tuple[str, ...] = ()
     data_parallel: tuple[str, ...] = ("replicate", "zero1", "fsdp")
-    ignores: tuple[str, ...] = (*_OF_TORCHTITAN, "recovery.corruption_check_steps")
+    ignores: tuple[str, ...] = (*_OF_TORCHTITAN, *_OF_NATIVE, "recovery.corruption_check_steps")
     package: str = ""
     own_settings: str = ""
     counts: str = ""
@@ -240,7 +241,7 @@ BACKENDS = Registry(
             software="conf.environment:check_torchtitan",
             optimizers=("adamw",),
             data_parallel=("replicate", "fsdp"),
-            ignores=(),
+            ignores=_OF_NATIVE,
             rules="conf.layouts:of_torchtitan",
         ),
         "nxd": BackendKind(

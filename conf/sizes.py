@@ -199,6 +199,11 @@ def moment_bytes(config: Config, parameters: int, matrices: int) -> int:
     return state_bytes(config).moment * moments
 
 
+def average_bytes(config: Config) -> int:
+    """Return the bytes per parameter of the average of the weights, which is FP32."""
+    return 0 if config.optimizer.ema_decay is None else FP32_BYTES
+
+
 def stage_layers(config: Config, stage: int) -> range:
     """Return the layers of a pipeline stage: split as evenly as possible, with the larger shares first."""
     share, extra = divmod(config.model.num_layers, config.parallel.pipeline_parallel_size * config.stages_per_process)
@@ -289,7 +294,7 @@ def kv_width(config: Config) -> int:
 def checkpoint_bytes(config: Config) -> int:
     """Return the bytes of one checkpoint, of all processes together: tensors, loader and random state, headers."""
     each, counts = state_bytes(config), parameters(config.model)
-    weights = (each.master or each.weights) * counts.total
+    weights = ((each.master or each.weights) + average_bytes(config)) * counts.total
     moments = moment_bytes(config, counts.total, counts.matrices)
     return weights + moments + config.world_size * CHECKPOINT_BYTES_PER_PROCESS
 
@@ -302,7 +307,8 @@ def export_bytes(config: Config) -> int:
     if config.eval.reads_checkpoints:
         return 0
     each = state_bytes(config)
-    return parameters(config.model).total * (each.master or each.weights)
+    stored = average_bytes(config) if config.eval.weights == "ema" else each.master or each.weights
+    return parameters(config.model).total * stored
 
 
 def checkpoints_kept(config: Config) -> int:

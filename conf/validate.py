@@ -146,7 +146,15 @@ def _setting(key: str, name: str, value: Any) -> Iterator[ConfigError]:
         yield ConfigError(f"{key}={value}: must be {bounds}", hint=f"the tasks' own: {unset(key)}")
 
 
-EVAL_RULES = (_limit, _items, _chat, _groups, _include_path, _generation)
+def _weights(config: Config) -> Iterator[ConfigError]:
+    if config.eval.weights == "ema" and config.optimizer.ema_decay is None:
+        yield ConfigError(
+            "eval.weights=ema: the run keeps no average of its weights",
+            hint="eval.weights=trained; or set optimizer.ema_decay=0.999 for a new run",
+        )
+
+
+EVAL_RULES = (_weights, _limit, _items, _chat, _groups, _include_path, _generation)
 
 
 #: Suites whose items are in the package; every other suite lists its groups of tasks.

@@ -88,7 +88,13 @@ def _shared(config: Config, devices: Mapping[str, str]) -> contract.Fields:
         "environment": _environment(),
         "context_tokens": config.train.seq_len,
         "limit": config.eval.limit,
+        **_weights(config),
     }
+
+
+def _weights(config: Config) -> contract.Fields:
+    """Return which weights are evaluated, unless they are the trained ones."""
+    return {} if config.eval.weights == "trained" else {"weights": config.eval.weights}
 
 
 def _versions(config: Config, task: suites.Task) -> dict[str, str]:
@@ -157,6 +163,7 @@ def _validation(
         "versions": {name: versions[name] for name in _OF_MODEL},
         "scoring": source.scoring(source.HELD_OUT),
         "tokenizer": tokenizer,
+        **_weights(config),
     }
 
 

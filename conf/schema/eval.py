@@ -67,6 +67,8 @@ class EvalConfig:
 
     enabled: bool = True
     """Evaluate the checkpoints of milestones, of which the last step is one."""
+    weights: Literal["trained", "ema"] = "trained"
+    """Weights to evaluate: `trained`, or their average (`ema`, see `optimizer.ema_decay`)."""
     suite: str = "smoke"
     """Name of the suite: `smoke` is built in and needs no download."""
     groups: dict[str, EvalGroupConfig] = field(default_factory=dict)

@@ -38,6 +38,9 @@ class OptimizerConfig:
     """Which weights decay: `all` (including norms, like HLAT) or `all_but_norms`."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are clipped to this global L2 norm."""
+    ema_decay: Fraction | None = None
+    """Keep an exponential moving average of the weights, in FP32, with this decay per update (such as 0.999). It is in
+    every checkpoint; `eval.weights=ema` evaluates it. None: keep no average."""
     warmup_steps: NonNegativeInt = 2000
     """Optimizer steps until the peak is reached."""
     warmup_tokens: NonNegativeInt | None = None

@@ -109,6 +109,7 @@ def opened_link(link: Link) -> Iterator[_Source]:
         EvaluationError: the process has ended.
     """
     argv = ["--run-dir", link.run_dir, "--step", str(link.step), "--manifest", link.manifest_sha256]
+    argv += ["--weights", link.weights]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "trainer.convert.serve", *argv],
         stdin=subprocess.PIPE,

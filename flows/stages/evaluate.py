@@ -164,6 +164,7 @@ def _evaluate_once(ctx: FlowContext, milestone_tokens: int, number: int, asked: 
     ctx.message(f"{title(milestone_tokens)}: started")
     if model == made and not _is_usable(ctx, made, int(step), weights):
         export = ["-m", "trainer.convert.export", "--run-dir", run_dir, "--step", step, "--to", os.fspath(made)]
+        export += ["--weights", ctx.config.eval.weights]
         export += ["--link", "only" if ctx.config.eval.reads_checkpoints else "also"]
         _run_beside_training(ctx, int(step), f"export-{milestone_tokens}{own}", *export)
     name = f"eval-{milestone_tokens}{own}"
@@ -190,7 +191,8 @@ def _own(asked: Asked | None) -> str:
 
 def _is_usable(ctx: FlowContext, folder: Path, step: int, weights: str) -> bool:
     """Return whether an earlier try left a model of these weights that the runner can read; remove any other model."""
-    wanted = Link(run_dir=os.fspath(ctx.run.root), step=step, manifest_sha256=weights)
+    kind = ctx.config.eval.weights
+    wanted = Link(run_dir=os.fspath(ctx.run.root), step=step, manifest_sha256=weights, weights=kind)
     is_readable = ctx.config.eval.reads_checkpoints or any(folder.glob("*.safetensors"))
     if folder.is_dir() and not (is_readable and read_link(folder) == wanted):
         shutil.rmtree(folder)

@@ -111,6 +111,9 @@ def export(
         Dtype | None, typer.Option(help="Number format of the weights.  [default: the checkpoint's]")
     ] = None,
     layout: Annotated[Format, typer.Option("--format", help="Format of the exported model.")] = Format.HUGGING_FACE,
+    ema: Annotated[
+        bool, typer.Option("--ema", help="Export the average of the weights, which optimizer.ema_decay keeps.")
+    ] = False,
     runs_dir: RunsDir = None,
 ) -> None:
     """Export a checkpoint and its tokenizer to Hugging Face format, or as a release that Megatron-LM loads.
@@ -125,7 +128,8 @@ def export(
     chosen = ("--step", str(step)) if step is not None else ()
     number_format = ("--dtype", dtype.value) if dtype else ()
     format_of = ("--format", layout.value) if layout is not Format.HUGGING_FACE else ()
-    argv = ("--run-dir", os.fspath(paths.root), "--to", os.fspath(to.absolute()), *format_of)
+    averaged = ("--weights", "ema") if ema else ()
+    argv = ("--run-dir", os.fspath(paths.root), "--to", os.fspath(to.absolute()), *format_of, *averaged)
     written = json.loads(ask("trainer.convert.export", *argv, *chosen, *number_format).splitlines()[-1])
     say(
         f"step {written['step']} of run {paths.run_id}: {count(written['parameters'])} parameters, "

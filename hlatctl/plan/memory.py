@@ -16,6 +16,7 @@ from conf.sizes import (
     BF16_BYTES,
     COMPUTE_BYTES,
     FP32_BYTES,
+    average_bytes,
     expert_parameters,
     has_shape,
     kv_width,
@@ -321,6 +322,7 @@ def _parts(config: Config, execution: Execution, stage: int) -> list[Part]:
         activations = activation_bytes(config, execution, stage)
         temporary, temporary_bytes = work(config, execution, stage)
     moments = sharded_moment_bytes(config, execution, stage)
+    average = sharded_bytes(config, execution, stage, average_bytes(config))
 
     def weights(bytes_each: int) -> int:
         return sharded_bytes(config, execution, stage, bytes_each) if are_sharded else bytes_each * held
@@ -330,12 +332,13 @@ def _parts(config: Config, execution: Execution, stage: int) -> list[Part]:
         Part("gradients", weights(each.gradients)),
         Part("master weights", sharded_bytes(config, execution, stage, each.master)),
         Part("moments", moments),
+        Part("average of the weights", average),
         Part("gathered weights", _gathered(config, execution, stage)),
         Part("gradients not exchanged yet", _whole_gradients(config, execution, stage)),
         Part("activations", activations),
         Part(temporary, temporary_bytes),
         Part("the optimizer's update", max(0, _update(config, stage, weight_shards) - activations - temporary_bytes)),
-        Part("copy of a checkpoint", _checkpoint_copy(config, weights(each.master or each.weights), moments)),
+        Part("copy of a checkpoint", _checkpoint_copy(config, weights(each.master or each.weights), moments + average)),
         Part("workspace", config.cluster.hardware.workspace_bytes, "calibrated"),
     ]
     return [part for part in parts if part.value_bytes]

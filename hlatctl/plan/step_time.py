@@ -23,6 +23,7 @@ from conf.sizes import (
     BF16_BYTES,
     COMPUTE_BYTES,
     FP32_BYTES,
+    average_bytes,
     expert_parameters,
     flops_per_token,
     has_shape,
@@ -511,7 +512,8 @@ def _share_of_network(config: Config) -> float:
 def update_s(config: Config, execution: Execution, device: Device) -> float:
     """Return the time of an update, which reads and writes the state once. 0 if the memory's bandwidth is unknown."""
     each = state_bytes(config)
-    state = sharded_bytes(config, execution, 0, each.weights + each.gradients + each.master)
+    held = each.weights + each.gradients + each.master + average_bytes(config)
+    state = sharded_bytes(config, execution, 0, held)
     read_and_write_s = 2 * (state + sharded_moment_bytes(config, execution, 0)) * device.s_per_byte
     orthogonalizes = OPTIMIZERS[config.optimizer.name].orthogonalizes
     return read_and_write_s + (_orthogonalize_s(config, execution, device) if orthogonalizes else 0.0)

@@ -78,18 +78,34 @@ class Link:
     Args:
         run_dir: absolute path of the run.
         manifest_sha256: identifies the checkpoint, whose files were verified.
+        weights: which of its weights, a value of ``eval.weights``.
         left_out: the checkpoint's tensors that the Hugging Face model lacks.
     """
 
     run_dir: str
     step: int
     manifest_sha256: str
+    weights: str = "trained"
     left_out: tuple[str, ...] = field(default=(), compare=False)
 
 
-def write_link(folder: Path, *, run_dir: Path, step: int, manifest_sha256: str, left_out: Sequence[str] = ()) -> None:
+def write_link(
+    folder: Path,
+    *,
+    run_dir: Path,
+    step: int,
+    manifest_sha256: str,
+    weights: str = "trained",
+    left_out: Sequence[str] = (),
+) -> None:
     """Write the link into a model's folder."""
-    link = Link(run_dir=os.fspath(run_dir), step=step, manifest_sha256=manifest_sha256, left_out=tuple(left_out))
+    link = Link(
+        run_dir=os.fspath(run_dir),
+        step=step,
+        manifest_sha256=manifest_sha256,
+        weights=weights,
+        left_out=tuple(left_out),
+    )
     files.write_sealed_json(folder / LINK, asdict(link))
 
 
@@ -101,6 +117,7 @@ def read_link(folder: Path) -> Link | None:
             run_dir=str(record["run_dir"]),
             step=int(record["step"]),
             manifest_sha256=str(record["manifest_sha256"]),
+            weights=str(record["weights"]),
             left_out=tuple(map(str, record["left_out"])),
         )
     except (OSError, *DAMAGED):

@@ -98,6 +98,18 @@ def test_another_optimizer_has_other_moments() -> None:
     assert caught.value.hint == "a new run, with the weights: True"
 
 
+def test_an_average_of_the_weights_continues_and_can_end_but_not_begin() -> None:
+    def averaged(config: Config, decay: float | None) -> Config:
+        return replace(config, optimizer=replace(config.optimizer, ema_decay=decay))
+
+    fork = forked(100)
+    check_continues(averaged(PARENT, 0.99), averaged(fork, 0.999), anew=instead)
+    check_continues(averaged(PARENT, 0.99), averaged(fork, None), anew=instead)
+    with pytest.raises(ConfigError, match=r"optimizer\.ema_decay=0\.99: the checkpoint has no average") as caught:
+        check_continues(averaged(PARENT, None), averaged(fork, 0.99), anew=instead)
+    assert caught.value.hint == "a new run, with the weights: True"
+
+
 def test_formats_with_master_weights_continue_each_other() -> None:
     assert have_same_tensors("fp32", "mixed")
     assert have_same_tensors("bf16", "bf16_sr")

@@ -92,6 +92,7 @@ def test_a_limit_is_a_number_of_items_or_a_fraction_of_them(limit: str) -> None:
     ("override", "message", "hint"),
     [
         ("eval.limit=1.0", "eval.limit=1.0: must be a whole number", "eval.limit=null evaluates all items"),
+        ("eval.weights=ema", "eval.weights=ema: the run keeps no average", "optimizer.ema_decay=0.999"),
         ("eval.limit=7.5", "eval.limit=7.5: must be a whole number", "eval.limit=7 evaluates 7 items of each task"),
         ("eval.limit=-1", "eval.limit=-1: must be a whole number", "eval.limit=null evaluates all items"),
         ("eval.items={boolq:[]}", "eval.items.boolq=[]: must name an item", "~eval.items.boolq"),

@@ -176,6 +176,7 @@ def test_the_defaults_of_how_is_asked_add_no_field_and_each_other_value_adds_one
     for keys, expected in (
         ({"fewshot_as_multiturn": False}, {}),
         ({"share_prefixes": True}, {"share_prefixes": True}),
+        ({"weights": "ema"}, {"weights": "ema"}),
         ({"items": {"smoke_crows_pairs": [2, 0]}}, {"chosen": [0, 2]}),
         ({"system_prompt": "Hi"}, {"chat": {"template": False, "system_prompt": "Hi", "multiturn": False}}),
     ):

@@ -43,7 +43,7 @@ EXCHANGED = list(LAYOUTS)[:8]
 #: Several documents in most sequences.
 _MASKED = {"data": {"mask_across_documents": True}, "train": {"seq_len": 256, "tokens": 4 * 4 * 256}}
 #: Equal rates for any max_steps.
-_OPTIMIZER = {"lr": 3e-3, "warmup_steps": 1, "min_lr_fraction": 1.0}
+_OPTIMIZER = {"lr": 3e-3, "warmup_steps": 1, "min_lr_fraction": 1.0, "ema_decay": 0.9}
 #: Changes that are combined with layouts, and the relative difference from one process's curve that rounding allows.
 #: Each kind of recomputation is in one of them.
 VARIANTS: dict[str, tuple[dict[str, Any], float]] = {

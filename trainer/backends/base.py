@@ -149,7 +149,10 @@ class Optimizer(Protocol):
         """Return the L2 norms, FP32, of the parameters that are replicated along a mesh axis, in the same order."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint by name, as views: ``model.*``, ``exp_avg.*``, ``exp_avg_sq.*``."""
+        """Return the tensors of a checkpoint by name, as views: ``model.*``, ``exp_avg.*``, ``exp_avg_sq.*``.
+
+        With ``optimizer.ema_decay`` also ``ema.*``, the average of the weights.
+        """
 
     def loaded(self, step_count: int) -> None:
         """Set the number of updates after a checkpoint has been read into :meth:`tensors`."""

@@ -30,7 +30,7 @@ from hlatctl.run.files import DAMAGED, new_folder, why
 from hlatctl.run.model_folder import write_link
 from hlatctl.run.paths import RunPaths
 from trainer.checkpoint.shards import WEIGHTS, grouped, read_tensors
-from trainer.convert.hugging_face import Weights
+from trainer.convert.hugging_face import PREFIXES, Weights
 
 DTYPES = ("float32", "bfloat16")
 #: A file of the exported model holds at most this, unless a single tensor is larger.
@@ -44,6 +44,7 @@ def export(
     target: Path,
     dtype: str | None = None,
     *,
+    kind: str = "trained",
     link: Literal["", "also", "only"] = "",
     layout: Literal["hf", "megatron"] = "hf",
 ) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def export(
     Args:
         step: step of the checkpoint; None: the newest valid one.
         dtype: dtype of the exported weights, one of :data:`DTYPES`; None: the checkpoint's.
+        kind: ``trained``, or ``ema`` for the average of the weights.
         link: link to the checkpoint, besides its weights or instead of them; linked ones keep the checkpoint's dtype.
         layout: Hugging Face's, or Megatron's.
 
@@ -73,7 +75,7 @@ def export(
     with new_folder(target) as partial:
         folder = choose(run, step)
         manifest = read_manifest(folder)  # before the weights: training may delete the checkpoint while they are read
-        weights = Weights.open(folder, config)
+        weights = Weights.open(folder, config, kind)
         stored = next(iter(weights.ours.values())).dtype
         named = dtype or str(stored).removeprefix("torch.")
         if layout == "megatron":
@@ -90,6 +92,7 @@ def export(
                     run_dir=run.root,
                     step=manifest.step,
                     manifest_sha256=manifest.sha256,
+                    weights=kind,
                     left_out=weights.left_out,
                 )
     parameters = sum(tensor.numel() for tensor in weights.ours.values())
@@ -208,11 +211,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--step", type=int, help="default: the newest valid checkpoint")
     parser.add_argument("--to", type=Path, required=True, help="new folder")
     parser.add_argument("--dtype", choices=DTYPES, help="of written weights; default: the checkpoint's")
+    parser.add_argument("--weights", choices=PREFIXES, default="trained", help="ema: their average")
     parser.add_argument("--link", choices=("also", "only"), default="", help="link to the checkpoint; only: no weights")
     parser.add_argument("--format", choices=("hf", "megatron"), default="hf", help="default: Hugging Face's")
     arguments = parser.parse_args(argv)
     run = RunPaths(arguments.run_dir.absolute())
-    target, choices = arguments.to.absolute(), {"link": arguments.link, "layout": arguments.format}
+    target = arguments.to.absolute()
+    choices = {"kind": arguments.weights, "link": arguments.link, "layout": arguments.format}
     written = export(of_run(run), run, arguments.step, target, arguments.dtype, **choices)
     print(json.dumps(written))
     return 0

@@ -439,31 +439,49 @@ def _join_gate_up(gate: Tensor, up: Tensor, model: ModelConfig) -> Tensor:
     return torch.stack([gate.view(shape), up.view(shape)], dim=1).flatten(0, 2)
 
 
+#: Prefixes of a checkpoint's tensors, by ``eval.weights``.
+PREFIXES = {"trained": WEIGHTS, "ema": "ema."}
+
+
+def _no_average(folder: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{folder}: has no average of its weights",
+        hint="omit `ema`, or name a checkpoint of a run with optimizer.ema_decay",
+    )
+
+
 class Weights:
     """The weights of a checkpoint; the moments are not read.
 
     ``ours`` has the tensors by their names in the checkpoint, without values. ``left_out`` has the names of those that
     Hugging Face's model lacks.
 
+    Args:
+        kind: ``trained``, or ``ema`` for their average.
+
     Raises a CheckpointError if it has no weights, differs from the run's model, or can't be read.
     """
 
     left_out: Sequence[str] = ()
 
-    def __init__(self, folder: Path, config: Config) -> None:
-        self._folder, self._config = folder, config
+    def __init__(self, folder: Path, config: Config, kind: str = "trained") -> None:
+        self._folder, self._config, self._prefix = folder, config, PREFIXES[kind]
         stored = describe_tensors(folder) if (folder / INDEX).is_file() else {}  # a simulated one has no tensors
-        self.ours = {name.removeprefix(WEIGHTS): stored[name] for name in stored if name.startswith(WEIGHTS)}
+        self.ours = {name.removeprefix(self._prefix): stored[name] for name in stored if name.startswith(self._prefix)}
+        if stored and not self.ours:
+            raise _no_average(folder)
         if not self.ours:
             raise CheckpointError(f"{folder}: has no weights", hint="choose a trained run; --dry-run trains nothing")
         self._check_shapes()
         self._index = read_index(folder)
 
     @classmethod
-    def open(cls, folder: Path, config: Config) -> Weights:
+    def open(cls, folder: Path, config: Config, kind: str = "trained") -> Weights:
         """Return the weights of a checkpoint of a run with this configuration, of either engine."""
         if not (folder / INDEX_FILES["dcp"]).is_file():
-            return cls(folder, config)
+            return cls(folder, config, kind)
+        if kind != "trained":
+            raise _no_average(folder)
         try:
             from trainer.convert.torchtitan import TitanWeights  # takes seconds
             from trainer.torchtitan.models import model_spec
@@ -505,7 +523,7 @@ class Weights:
         return hugging_face_config(model, seq_len=seq_len, bos_id=bos_id, eos_id=eos_id, dtype=dtype)
 
     def _load(self, values: dict[str, Tensor]) -> None:
-        load_tensors({WEIGHTS + name: tensor for name, tensor in values.items()}, self._folder, self._index)
+        load_tensors({self._prefix + name: tensor for name, tensor in values.items()}, self._folder, self._index)
 
     def _to_hugging_face(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         return to_hugging_face(weights, self._config.model)
@@ -515,9 +533,9 @@ class Weights:
             expected = Llama(self._config.model, self._config.train.seq_len).state_dict()
         for name, tensor in expected.items():
             if name not in self.ours:
-                raise CheckpointError(f"{self._folder}: {WEIGHTS}{name} is missing")
+                raise CheckpointError(f"{self._folder}: {self._prefix}{name} is missing")
             if (shape := tuple(self.ours[name].shape)) != (wanted := tuple(tensor.shape)):
-                raise CheckpointError(f"{self._folder}: {WEIGHTS}{name} has shape {shape}, expected {wanted}")
+                raise CheckpointError(f"{self._folder}: {self._prefix}{name} has shape {shape}, expected {wanted}")
 
 
 class Parts:

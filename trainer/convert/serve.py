@@ -1,7 +1,7 @@
 """``python -m trainer.convert.serve --run-dir RUN --step N --manifest SHA256``: send weights to the parent process.
 
-``eval.serving.model`` uses it to evaluate a checkpoint without a copy of its weights. First comes a line of JSON,
-``{"tensors": {NAME: {"dtype", "shape"}}}``, by Hugging Face's names. Then each line ``{"name", "slices"}`` on stdin is
+``eval.serving.model`` uses it to evaluate a checkpoint without a copy of its weights, or of their average with
+``--weights ema``. First comes a line of JSON, ``{"tensors": {NAME: {"dtype", "shape"}}}``, by Hugging Face's names. Then each line ``{"name", "slices"}`` on stdin is
 answered by a line ``{"shape"}`` and the values' bytes, in C order; ``slices`` has ``[start, stop, step]`` for each
 leading dimension. Errors are lines ``{"error": ...}``. It ends when its stdin closes or its parent ends.
 
@@ -25,7 +25,7 @@ from hlatctl.run import processes
 from hlatctl.run.checkpoint import read_manifest, why_invalid
 from hlatctl.run.errors import CheckpointError, HlatctlError, run_main, to_record
 from hlatctl.run.paths import RunPaths
-from trainer.convert.hugging_face import Parts, Weights
+from trainer.convert.hugging_face import PREFIXES, Parts, Weights
 
 
 def described(parts: Parts) -> dict[str, dict[str, Any]]:
@@ -41,7 +41,7 @@ def take(parts: Parts, name: str, slices: list[list[int | None]]) -> Tensor:
     return parts.read(name)[tuple(slice(*bounds) for bounds in slices)].contiguous()
 
 
-def open_weights(run: RunPaths, step: int, manifest_sha256: str) -> Weights:
+def open_weights(run: RunPaths, step: int, manifest_sha256: str, kind: str = "trained") -> Weights:
     """Return the weights of a checkpoint whose checksums were verified before.
 
     Raises a CheckpointError if it no longer exists, is incomplete, or was rewritten since.
@@ -53,7 +53,7 @@ def open_weights(run: RunPaths, step: int, manifest_sha256: str) -> Weights:
         )
     if read_manifest(folder).sha256 != manifest_sha256:
         raise CheckpointError(f"{folder}: was written anew since it was verified", hint="repeat the command")
-    return Weights.open(folder, of_run(run))
+    return Weights.open(folder, of_run(run), kind)
 
 
 def _serve(arguments: argparse.Namespace, output: BinaryIO) -> None:
@@ -62,7 +62,8 @@ def _serve(arguments: argparse.Namespace, output: BinaryIO) -> None:
         output.flush()
 
     try:
-        parts = Parts.of(open_weights(RunPaths(arguments.run_dir.absolute()), arguments.step, arguments.manifest))
+        run = RunPaths(arguments.run_dir.absolute())
+        parts = Parts.of(open_weights(run, arguments.step, arguments.manifest, arguments.weights))
         say(tensors=described(parts))
         for line in sys.stdin:
             values = take(parts, **json.loads(line))
@@ -83,6 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--step", type=int, required=True)
     parser.add_argument("--manifest", required=True, metavar="SHA256", help="of the checkpoint that was verified")
+    parser.add_argument("--weights", choices=PREFIXES, default="trained")
     arguments = parser.parse_args(argv)
     output = processes.serve_parent()
     with suppress(BrokenPipeError):

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 #: BF16 is the upper half of FP32.
 _LOWER_BITS = 16
+#: The average of the weights has a decay of at most n / (n + this) after n updates.
+EMA_WARMUP_UPDATES = 9
 #: Elements that an update without torch.compile computes together, so that its intermediate results stay small.
 _BLOCK_ENTRIES = 1 << 24
 
@@ -169,7 +171,7 @@ class AdamW:
 
     Args:
         shards: the shards, on their device, by the parameter's name.
-        config: betas, epsilon and decay; each step gets its learning rate.
+        config: betas, epsilon, decay and the average of the weights; each step gets its learning rate.
         stochastic_rounding: round BF16 weights and moments stochastically; the noise depends only on (seed, step).
             Unset, they are rounded as the device rounds when it copies to BF16.
         seed: seed of that noise.
@@ -204,6 +206,10 @@ class AdamW:
             "exp_avg": {name: torch.zeros_like(value) for name, value in self._values.items()},
             "exp_avg_sq": {name: torch.zeros_like(value) for name, value in self._values.items() if name not in others},
         }
+        #: Average of the weights, FP32. The first update replaces it, so its values before don't matter.
+        self._average: dict[str, Tensor] = {}
+        if config.ema_decay is not None:
+            self._average = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in self._values.items()}
         #: Number of updates, FP32, on the device, which knows if it skipped one. The bias correction depends on it.
         self._updates = torch.zeros((), dtype=torch.float32, device=first.device)
         self._fused = fused
@@ -299,7 +305,18 @@ class AdamW:
         elif skip is None or not bool(skip):
             self._divide(divisor)
             self._step_torch(lr)
+        self._add_to_average(skip)
         self._updates += 1 if skip is None else 1 - skip
+
+    @torch.no_grad()
+    def _add_to_average(self, skip: Tensor | None) -> None:
+        """Move the average towards the weights. The decay grows from 0, so that the initial weights are forgotten."""
+        if not self._average:
+            return
+        decay = (self._updates / (self._updates + EMA_WARMUP_UPDATES)).clamp_max(self._config.ema_decay or 0.0)
+        share = 1.0 - decay if skip is None else (1.0 - decay) * (1.0 - skip)
+        for name, average in self._average.items():
+            average.lerp_(self._values[name].float(), share)
 
     def _divide(self, divisor: Tensor | None) -> None:
         if divisor is not None:
@@ -324,8 +341,8 @@ class AdamW:
             )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint by name, as views: ``model.*``, ``exp_avg.*``, ``exp_avg_sq.*``."""
-        kinds = {"model": self._values, **self._moments}
+        """See :class:`trainer.backends.base.Optimizer`."""
+        kinds = {"model": self._values, **self._moments, "ema": self._average}
         return {
             f"{kind}.{name}": self._shards[name].as_distributed(value)
             for kind, values in kinds.items()

@@ -15,11 +15,15 @@ from conf.load import load
 from hlatctl.run import files
 from hlatctl.run.checkpoint import write_manifest
 from hlatctl.run.errors import CheckpointError, DataError, StorageError
+from hlatctl.run.model_folder import read_link
 from hlatctl.run.paths import RunPaths
 from tests.trainer.conftest import TrainRun
+from trainer.checkpoint.shards import read_tensors
 from trainer.convert import export as module
 from trainer.convert.export import main as export
 from trainer.convert.export import read_weights
+from trainer.convert.hugging_face import Parts
+from trainer.convert.serve import open_weights, take
 from trainer.model.decoder import Llama
 
 
@@ -53,6 +57,31 @@ def test_exported_model_gives_the_same_logits_in_transformers(
     assert theirs.config.eos_token_id == tokenizer.eos_token_id
     with torch.no_grad():
         torch.testing.assert_close(F.linear(ours(tokens), ours.output_weight), theirs(tokens).logits, atol=1e-5, rtol=0)
+
+
+def test_the_average_of_the_weights_is_exported_like_the_weights(
+    trained: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    assert export(arguments(trained, tmp_path / "hf", "--weights", "ema", "--link", "also")) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 51_360
+    stored = read_tensors(trained.checkpoint(24), lambda name: name.endswith("embedding.weight"))
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").get_input_embeddings().weight
+    assert torch.equal(exported, stored["ema.embedding.weight"])
+    assert not torch.equal(exported, stored["model.embedding.weight"])
+    link = read_link(tmp_path / "hf")
+    assert link is not None
+    assert link.weights == "ema"
+    served = take(Parts.of(open_weights(trained, 24, link.manifest_sha256, "ema")), "model.embed_tokens.weight", [])
+    assert torch.equal(served, exported)
+
+
+def test_a_run_without_an_average_exports_none(train_run: TrainRun, tmp_path: Path) -> None:
+    run = train_run(train={"max_steps": 1})
+    with pytest.raises(CheckpointError, match="has no average of its weights"):
+        export(arguments(run, tmp_path / "hf", "--weights", "ema"))
+    assert not (tmp_path / "hf").exists()
 
 
 def test_large_model_is_written_in_several_files_that_transformers_reads(

@@ -117,6 +117,30 @@ def test_noise_depends_on_seed_and_step_alone() -> None:
     assert not torch.equal(train(2**64 - 2), train(2**64 - 1)), "every seed that a configuration may have is one"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_average_of_the_weights_forgets_the_first_ones_and_counts_no_skipped_update(dtype: torch.dtype) -> None:
+    weight = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+    optimizer = AdamW({"weight": ParameterShard(parameter=weight)}, OptimizerConfig(ema_decay=0.5))
+    expected = torch.zeros(3)
+    for number, skip in enumerate([0.0, 1.0, 0.0, 0.0, *[0.0] * 12]):
+        updates = optimizer.step_count
+        optimizer.gradients.fill_(1.0)
+        optimizer.step(lr=0.1, number=number, skip=torch.tensor(skip))
+        if not skip:
+            decay = min(0.5, updates / (updates + 9))
+            expected = decay * expected + (1 - decay) * weight.detach().float()
+    average = optimizer.tensors()["ema.weight"]
+    assert average.dtype == torch.float32
+    torch.testing.assert_close(average, expected)
+    assert not torch.equal(average, weight.detach().float())
+
+
+def test_without_a_decay_there_is_no_average() -> None:
+    optimizer = AdamW({"weight": ParameterShard(parameter=torch.nn.Parameter(torch.ones(3)))}, OptimizerConfig())
+    optimizer.step(lr=0.1, number=1)
+    assert optimizer.tensors().keys() == {"model.weight", "exp_avg.weight", "exp_avg_sq.weight"}
+
+
 def test_a_compiled_update_has_the_same_bits_and_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters, learning rates and steps are new; one update is skipped. Inductor would take ten seconds."""
     monkeypatch.setattr(adamw, "_BLOCK_ENTRIES", 100)
