@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import shutil
 import signal
@@ -22,9 +21,12 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler.loadfile import LoadFileScheduling
 
 from flows.tracking import local_server, prefect_api
+from hlatctl.run import startup
 from hlatctl.run.paths import RunPaths
 from tests import compositions
 
+# Each worker imports all tests, before it knows which of them it gets.
+startup.begin()
 # Before torch is imported. Its threads spin while they wait, which takes the cores of other workers and processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No test reads the speed tests of whoever runs the tests.
@@ -121,9 +123,8 @@ compositions.install()
 
 
 def pytest_collection_finish() -> None:
-    """Search no more for garbage among the modules that are imported now, nor at the end."""
-    gc.freeze()
-    atexit.register(gc.freeze)
+    """Search no more for garbage among the modules that are imported now."""
+    startup.imported()
 
 
 @pytest.fixture(scope="module")

@@ -260,11 +260,11 @@ def test_resume_in_another_folder_finds_the_run(
 
 
 def test_a_checkpoint_is_evaluated_with_other_settings_on_request_and_separately(
-    cli: Cli, call: Call, whole: RunPaths
+    tracked: Cli, call: Call, whole: RunPaths
 ) -> None:
     own = (whole.eval(20480) / "results.json").read_bytes()
     checkpoint = os.fspath(whole.checkpoint(40))
-    result = cli.run("eval", checkpoint, "eval.tasks=[smoke_crows_pairs]", "eval.limit=6", "--new-contract")
+    result = tracked.run("eval", checkpoint, "eval.tasks=[smoke_crows_pairs]", "eval.limit=6", "--new-contract")
     assert result.returncode == 0, result.stderr
     path = Path(result.stdout.strip())
     assert (path.parent.parent, path.parent.name[:9]) == (whole.eval(20480), "contract-")
