@@ -233,7 +233,7 @@ class PrefectView:
             links.keep_missed(ctx.run, missed=True)
 
     def _parent(self, client: SyncPrefectClient) -> UUID | None:
-        """Return the task run of this trial of a sweep; None if it isn't a trial, or the task run isn't there in time."""
+        """Return the task run of this trial of a sweep; None if it isn't a trial, or there is no task run in time."""
         deadline = time.monotonic() + _PARENT_S
         while (parent := prefect_stale.parent_task_run(client)) is None and PARENT_ENV in os.environ:
             if time.monotonic() > deadline or self._abandoned.wait(1.0):
