@@ -14,7 +14,7 @@ from conf.devices import DEVICES
 from conf.of_run import of_run
 from conf.schema import Config
 from flows.launch.base import Drivers, drivers_for, launcher_for
-from flows.runtime.context import is_simulated, live_training
+from flows.runtime.context import is_simulated, live_training, refuse_archived
 from flows.runtime.spending import Expense, of_training, typed_in, used_up
 from flows.stages.attempt import STOP_GRACE_S, next_attempt
 from hlatctl.driver_job import driver_job
@@ -57,6 +57,17 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
             launcher.cancel(job, grace_s=STOP_GRACE_S)
         launcher.release(run.root)
     return read_state(run)
+
+
+def is_complete(run: RunPaths, config: Config) -> bool:
+    """Return whether a run has nothing left to do with this configuration.
+
+    Raises:
+        CheckpointError: it is archived, so it can't continue.
+    """
+    state = read_state(run)
+    refuse_archived(run, state)
+    return state.status == "finished" and not state.evaluates and next_attempt(state, config) is None
 
 
 def cost_of_rest(run: RunPaths, config: Config, overrides: Sequence[str] = ()) -> Expense | None:

@@ -30,6 +30,8 @@ from hlatctl.run.files import DAMAGED
 
 #: Variable of the driver's process: the token of its chain of jobs.
 CHAIN_ENV = "HLATCTL_DRIVER_JOB"
+#: Variable of the driver's process, and of the drivers of a sweep's trials: the file of the chain.
+PLACE_ENV = "HLATCTL_DRIVER_JOB_FILE"
 #: Slurm sends this signal before the job's time limit.
 RENEW = signal.SIGUSR1
 #: Pause between two starts of a driver that failed, and how many such starts in succession end the chain.
@@ -140,7 +142,8 @@ class _Chain:
     def _driver(self) -> int:
         """Run the command; return its exit code, or 128 + the signal that ended it."""
         command = (sys.executable, "-P", "-m", "hlatctl", *self._words)
-        driver = subprocess.Popen(command, env={**outside_of_jobs(), CHAIN_ENV: self._token})
+        own = {CHAIN_ENV: self._token, PLACE_ENV: os.fspath(self._place)}
+        driver = subprocess.Popen(command, env={**outside_of_jobs(), **own})
         while not self._asked:
             if driver.poll() is not None:
                 break

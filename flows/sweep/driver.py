@@ -307,7 +307,7 @@ class _Driver:
             )
         outcome = "finished" if error is None else "stopped" if isinstance(error, StoppedError) else "failed"
         book.event("sweep_finished", outcome=outcome, message=error.message if error else book.summary())
-        self._prefect.end(outcome)
+        self._prefect.end(outcome, book.example.tracking.final_sync_timeout_s)
         if self._player is None and book.trials:
             conclude_sweep(book.sweep, book.example, self._say)
             self._report()

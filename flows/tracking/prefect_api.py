@@ -21,6 +21,8 @@ from flows.runtime import programs
 from flows.tracking import local_server, ui_record
 from hlatctl.run.redact import hide
 
+#: The id of the task run that represents this process's run in a sweep's flow run.
+PARENT_ENV = "HLATCTL_PREFECT_PARENT"
 _API_URL = "PREFECT_API_URL"
 _API_AUTH = "PREFECT_API_AUTH_STRING"
 #: On a busy machine, importing Prefect takes minutes.
@@ -98,7 +100,9 @@ def begin(runs_dir: Path, say: Callable[[str], None] | None = None, *, start: bo
         return True
     named = os.environ.get(_API_URL, "")
     ui = ui_record.read(runs_dir)
-    if named and not answers(named, _NAMED_TIMEOUT_S):
+    # The sweep of a trial has started it, and perhaps just now.
+    patience_s = _START_TIMEOUT_S if PARENT_ENV in os.environ else _NAMED_TIMEOUT_S
+    if named and not answers(named, patience_s):
         instead = "starting one beside this flow" if start else "continuing without Prefect"
         (say or _to_stderr)(f"{_API_URL}={hide(named)} does not answer; {instead}")
         named = ""

@@ -26,6 +26,7 @@ from uuid import UUID
 from conf.schema import Config
 from flows.runtime.context import FlowContext
 from flows.tracking import links, prefect_api, prefect_stale, ui_record
+from flows.tracking.prefect_api import PARENT_ENV
 from flows.tracking.prefect_stale import PRETRAIN
 from hlatctl.run.errors import HlatctlError, RunBusyError, StoppedError, StorageError
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 BY = "a person in Prefect"
 _POLL_S = 3.0
 _PROGRESS_EVERY_S = 10.0
-#: The id of the task run that represents this process's run in a sweep's flow run.
-PARENT_ENV = "HLATCTL_PREFECT_PARENT"
+#: Time for the sweep's driver to create the task run that is the parent of a trial's flow run, once Prefect answers.
+_PARENT_S = 60.0
 
 
 def _is_stopped(client: SyncPrefectClient, flow_run_id: UUID) -> bool:
@@ -96,15 +97,17 @@ class PrefectView:
         self._lines: list[str] = []
         self._percent = 0.0
         self._end: tuple[str, str] | None = None
-        self._is_lost = False
+        self._is_lost, self._has_begun = False, False
         self._wake, self._abandoned = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True, name="prefect")
 
     def start(self) -> bool:
         """Start to follow; return False if there is no Prefect for this run."""
         # An API that the user names may answer late, so the thread asks it.
-        if not prefect_api.is_named() and not self._begin():
-            return False
+        if not prefect_api.is_named():
+            self._has_begun = self._begin()
+            if not self._has_begun:
+                return False
         self._ctx.observer = self
         self._ctx.message_sinks.append(self._log)
         self._thread.start()
@@ -170,7 +173,7 @@ class PrefectView:
 
     def _follow(self) -> None:
         try:
-            if self._begin():
+            if self._has_begun or self._begin():
                 prefect_api.connect()
                 if not self._abandoned.is_set():
                     self._run_flow()
@@ -200,7 +203,7 @@ class PrefectView:
         from prefect.flow_engine import run_flow
         from prefect.states import Pending
 
-        ctx, parent, simulated = self._ctx, os.environ.get(PARENT_ENV), self._ctx.state.simulated
+        ctx, simulated = self._ctx, self._ctx.state.simulated
         lock = ctx.run.driver_lock if self._name == PRETRAIN else ctx.run.evaluator_lock
         prefect_stale.mark_crashed(Path(ctx.config.runs_dir), ctx.message, lock)
 
@@ -209,6 +212,9 @@ class PrefectView:
             return self._flow(UUID(runtime.flow_run.get_id()))
 
         with get_client(sync_client=True) as client:
+            parent = self._parent(client)
+            if self._abandoned.is_set():
+                return  # the journal is copied instead
             flow_run = prefect_stale.flow_run_of(
                 client,
                 ctx.run,
@@ -216,7 +222,7 @@ class PrefectView:
                 self._name,
                 os.fspath(lock),
                 simulated=simulated,
-                parent_task_run_id=UUID(parent) if parent else None,
+                parent_task_run_id=parent,
                 again=self._name == PRETRAIN and not parent,
             )
             client.set_flow_run_state(flow_run.id, Pending(), force=True)
@@ -225,6 +231,14 @@ class PrefectView:
             run_flow(follow, flow_run=flow_run, parameters=flow_run.parameters, return_type="state")
         except Pause:  # suspended: the engine gives no task, nor the flow, another state; it is copied from the journal
             links.keep_missed(ctx.run, missed=True)
+
+    def _parent(self, client: SyncPrefectClient) -> UUID | None:
+        """Return the task run of this trial of a sweep; None if it isn't a trial, or there is no task run in time."""
+        deadline = time.monotonic() + _PARENT_S
+        while (parent := prefect_stale.parent_task_run(client)) is None and PARENT_ENV in os.environ:
+            if time.monotonic() > deadline or self._abandoned.wait(1.0):
+                break
+        return parent
 
     def _flow(self, flow_run_id: UUID) -> Any:
         """Follow the stages until the driver's end."""

@@ -15,8 +15,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from conf.of_run import of_run
 from conf.schema import Config
@@ -103,8 +105,18 @@ def fill_missed(run: RunPaths, say: Callable[[str], None]) -> None:
             if isinstance(run, SweepPaths):
                 _fill_sweep(client, run)
             else:
-                _fill_run(client, run)
+                _fill_run(client, run, parent_task_run(client))
         say(f"{run.run_id}: copied to Prefect what it has missed")
+
+
+def parent_task_run(client: SyncPrefectClient) -> UUID | None:
+    """Return the task run of the trial that this process drives; None if there is none, or none yet."""
+    from prefect.exceptions import ObjectNotFound
+
+    with suppress(ObjectNotFound):
+        if named := os.environ.get(prefect_api.PARENT_ENV):
+            return client.read_task_run(UUID(named)).id
+    return None
 
 
 def _fill_run(client: SyncPrefectClient, run: RunPaths, parent_task_run_id: Any = None) -> None:

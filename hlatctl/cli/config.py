@@ -13,7 +13,7 @@ import typer
 
 from conf import folders
 from hlatctl.cli.app import App
-from hlatctl.cli.common import ConfigDirs, Json, Overrides, print_json, write
+from hlatctl.cli.common import ConfigDirs, Json, Overrides, place, print_json, write
 from hlatctl.run.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -111,7 +111,12 @@ def show(overrides: Overrides = None, config_dir: ConfigDirs = None, as_json: Js
 
 @app.command("import")
 def import_config(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="TOML or Python of torchtitan, or a config.json.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="TOML or Python of torchtitan, a config.json, or the folder of one.", parser=place
+        ),
+    ],
     name: Annotated[
         str | None, typer.Option(help="Configuration in a Python file of torchtitan, such as llama3_8b.")
     ] = None,
@@ -125,6 +130,8 @@ def import_config(
     """
     from conf.other_projects import Imported, read
 
+    if file.is_dir():
+        file = file / "config.json"
     found = read(file, name)
     if found is None:
         from flows.runtime.programs import ask

@@ -237,7 +237,11 @@ def resume(
         if overrides and not driver(paths):  # refused below
             config = amended(config, overrides)
         submit = submit_of(config.cluster, driver_as, detach=detach)
-        from flows.control import cost_of_rest
+        from flows.control import cost_of_rest, is_complete
+
+        if submit and is_complete(paths, config):
+            say(f"run {paths.run_id} is finished")
+            return
 
         if expense := cost_of_rest(paths, config, overrides or []):
             confirm(expense, config.cluster, "the rest of the run", yes=yes)

@@ -136,6 +136,10 @@ def test_the_result_is_an_experiment(
     assert main(["config", "import", str(tmp_path / "olmo.json")]) == 0
     text = capsys.readouterr().out
     assert "#   data_loader.num_workers=4\n" in text
+    (tmp_path / "olmo").mkdir()
+    (tmp_path / "olmo" / "config.json").write_text(json.dumps(OLMO))
+    assert main(["config", "import", str(tmp_path / "olmo")]) == 0, "the folder of a config.json"
+    assert capsys.readouterr().out == text.replace("olmo.json", "config.json")
     own = tmp_path / "conf" / "experiment"
     own.mkdir(parents=True, mode=0o700)
     (tmp_path / "conf" / "hlatctl.yaml").write_text("")

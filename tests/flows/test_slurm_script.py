@@ -14,7 +14,7 @@ import pytest
 
 from conf.schema import ClusterConfig, ContainerConfig, SlurmConfig
 from flows.launch.base import Job
-from flows.launch.slurm import launcher, limits
+from flows.launch.slurm import drivers, launcher, limits
 from flows.launch.slurm.drivers import SlurmDrivers
 from flows.launch.slurm.script import allocation_script, script
 from hlatctl.cache.environment import Packer
@@ -145,6 +145,28 @@ def test_a_drivers_job_runs_the_python_of_a_bundle_and_asks_for_nothing_of_the_n
     assert {"--partition", "--account", "--qos", "--time", "--mem"} < options
     assert not options & {"--reservation", "--constraint", "--gpus-per-node", "--exclusive"}
     assert limits.driver_cluster(EVERYTHING).slurm.gpus_per_node is None, "and sbatch isn't asked about any"
+
+
+@pytest.mark.parametrize(("left_s", "changes"), [(3000, ["TimeMin=21"]), (3960, []), (60, [])])
+def test_the_job_after_a_drivers_job_fits_before_a_maintenance(
+    left_s: int, changes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its least time is an hour, and the maintenance begins in 70 min."""
+    partition = SimpleNamespace(name="gpu", max_time_s=None, hosts="n1")
+    told: list[str] = []
+    monkeypatch.setattr(limits, "partitions", lambda: [partition])
+    monkeypatch.setattr(limits, "hosts_of", lambda hosts: (hosts,))
+    monkeypatch.setattr(drivers, "hosts_of", lambda hosts: (hosts,))
+    soon = limits.Maintenance(name="m", start_unix_s=4200.0, end_unix_s=9000.0, hosts="n1")
+    monkeypatch.setattr(limits, "maintenances", lambda now_unix_s: [soon])
+    jobs = [
+        SimpleNamespace(id="7", state="RUNNING", left=f"{left_s // 60}:00"),
+        SimpleNamespace(id="8", state="PENDING", left="0:00"),
+    ]
+    monkeypatch.setattr(drivers, "own_jobs", lambda name: jobs)
+    monkeypatch.setattr(drivers, "slurm", lambda *words: told.extend(words[2:]))
+    drivers.fit_next(Path("/runs/golden/driver-job.json"), EVERYTHING, 0.0)
+    assert told == [word for change in changes for word in ("JobId=8", change)]
 
 
 def compare(name: str, text: str) -> None:

@@ -16,7 +16,7 @@ from conf.cluster_rules import SIGNAL_EARLY_S
 from conf.schema import ClusterConfig
 from flows.launch.base import quote
 from flows.launch.slurm import limits
-from flows.launch.slurm.commands import RUNS, WAITS, SlurmJob, own_jobs, scancel, slurm
+from flows.launch.slurm.commands import RUNS, WAITS, SlurmJob, hosts_of, own_jobs, scancel, slurm
 from flows.launch.slurm.script import clock, directives, job_name, pattern
 from hlatctl.driver_job import RENEW, DriverJob, script_of, submission
 from hlatctl.run import files
@@ -24,7 +24,7 @@ from hlatctl.run.errors import LaunchError
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.processes import node_python
 
-_NAME = "slurm"
+_NAME, _WHERE = "slurm", "cluster.slurm.driver"
 #: The driver is asked to end so long before its job's time limit.
 _RENEW_BEFORE_S = 120
 #: A shorter job would be replaced as soon as it drives.
@@ -53,7 +53,7 @@ class SlurmDrivers:
             *(f"--{name}={value}" for name, value in selection.items()),
             f"--time={clock(limit_s)}",
             # So that it can start before a reservation.
-            f"--time-min={clock(max(_LEAST_S, limit_s // _SHORTEST_PART))}",
+            f"--time-min={clock(_least_s(limit_s))}",
             f"--signal=B:{RENEW.name.removeprefix('SIG')}@{_RENEW_BEFORE_S}",
             *_shape(cluster),
         ]
@@ -105,9 +105,36 @@ exec {quote(program)}
         _cancel(place, RUNS, "--signal=INT", "--batch")
 
 
+def fit_next(place: Path, cluster: ClusterConfig, now_unix_s: float) -> None:
+    """Let the job that follows a driver's job start before a maintenance, although little time is left until then.
+
+    Its least time is then what is left between the end of the running job and the maintenance. Otherwise Slurm would
+    not start it before, and training would have no driver for the last part of its time.
+    """
+    jobs, nodes = _jobs(place), limits.driver_cluster(cluster)
+    running = next((job for job in jobs if job.state in RUNS), None)
+    waiting = next((job for job in jobs if job.state in WAITS), None)
+    left_s = limits.seconds(running.left) if running else None
+    if waiting is None or left_s is None:
+        return
+    hosts = {host for one in limits.chosen(nodes, limits.partitions(), where=_WHERE) for host in hosts_of(one.hosts)}
+    for maintenance in limits.maintenances(now_unix_s):
+        if hosts.issubset(hosts_of(maintenance.hosts)):
+            ends_unix_s = now_unix_s + left_s - _RENEW_BEFORE_S
+            rest_s = int(maintenance.start_unix_s - ends_unix_s) - 60  # Slurm counts in minutes
+            if _LEAST_S <= rest_s < _least_s(_limit_s(cluster)):
+                slurm("scontrol", "update", f"JobId={waiting.id}", f"TimeMin={rest_s // 60}")
+            return
+
+
+def _least_s(limit_s: int) -> int:
+    """Return how far Slurm may shorten a job with this limit."""
+    return max(_LEAST_S, limit_s // _SHORTEST_PART)
+
+
 def _limit_s(cluster: ClusterConfig) -> int:
     """Return the time limit: the configured one, or that of the partition if it is shorter."""
-    may = limits.chosen(limits.driver_cluster(cluster), limits.partitions(), where="cluster.slurm.driver")
+    may = limits.chosen(limits.driver_cluster(cluster), limits.partitions(), where=_WHERE)
     limit_s = cluster.slurm.driver.time_limit_s
     return min(limit_s, *(partition.max_time_s or limit_s for partition in may))
 

@@ -24,8 +24,10 @@ from flows.launch.base import Allocation, AwayError, Job, JobPlan
 from flows.launch.endings import give_up, read_token, token_file
 from flows.launch.slurm import script as scripts
 from flows.launch.slurm.commands import RUNS, WAITS, Queue, SlurmJob, hosts_of, node_states, patiently, scancel, slurm
+from flows.launch.slurm.drivers import fit_next
 from flows.launch.slurm.limits import least_time_s, maintenances, next_maintenance, seconds, useful_s
 from hlatctl.allocation import TOKEN_ENV, UNUSABLE, Order, Round, rounds
+from hlatctl.driver_job import PLACE_ENV
 from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.files import DAMAGED
@@ -265,6 +267,9 @@ class KeptNodes:
         if now_s - self._looked_s < _LOOK_EVERY_S:
             return
         self._looked_s = now_s
+        if place := os.environ.get(PLACE_ENV):
+            with contextlib.suppress(HlatctlError):
+                fit_next(Path(place), self._cluster, time.time())
         with contextlib.suppress(HlatctlError):
             if row.state in WAITS:
                 if _FOR_MAINTENANCE in row.reason and (found := next_maintenance(self._cluster, time.time())):

@@ -242,14 +242,17 @@ def sometimes_busy(answer):
 for name in ("create_flow_run", "set_task_run_state"):
     setattr(SyncPrefectClient, name, sometimes_busy(getattr(SyncPrefectClient, name)))
 view.begin()
-assert view.trial_environment(0, "rates-t0000") == {}
+assert view.trial_environment(0, "rates-t0000")
+view._reports.join()
 AWAY[0] = False
 assert view.trial_environment(1, "rates-t0001")
+view._reports.join()
 AWAY[0] = True
 for number in (0, 1):
     view.trial_ended(number, "finished")
+view._reports.join()
 AWAY[0] = False
-view.end("finished")
+view.end("finished", 300.0)
 """
 
 

@@ -383,6 +383,20 @@ def test_a_driver_here_cancels_the_job_that_waits(
     assert "the jobs that were to drive it are cancelled" in capsys.readouterr().err
 
 
+def test_no_job_drives_a_run_that_is_finished(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    submitted: list[RunPaths] = []
+    monkeypatch.setattr("hlatctl.cli.train.submit_of", lambda cluster, name, detach: submitted.append)
+    monkeypatch.setattr("flows.control.next_attempt", lambda state, config: None)
+    assert main(["resume", "example", "--driver", "slurm"]) == 0
+    assert (submitted, "run example is finished" in capsys.readouterr().err) == ([], True)
+    with JournalWriter(run, "operator") as journal:
+        journal.append("archived", bytes=1, by="ada")
+    assert main(["resume", "example", "--driver", "slurm"]) == 22
+
+
 @pytest.mark.processes
 def test_the_job_of_a_driver_has_the_settings_that_resume_changes(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
