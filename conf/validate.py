@@ -22,6 +22,8 @@ from conf.environment import SET_ELSEWHERE
 from conf.listing import is_url
 from conf.registries import BACKENDS, LAUNCHERS, OPTIMIZERS, SCHEDULES
 from conf.schema import Config, EvalConfig
+from conf.schema.data import is_named
+from conf.stages import stage_errors
 from hlatctl.cache.trust import require_own
 from hlatctl.run.errors import ConfigError, nearest, unset
 
@@ -176,9 +178,10 @@ def validate(config: Config, *, to_start: bool = True) -> None:
     Raises:
         ConfigError: the first broken rule: dotted key, value, rule, the other value, hint.
     """
-    for rule in _RULES:
-        for error in rule(config):
-            raise error
+    for error in (error for rule in _RULES for error in rule(config)):
+        raise error
+    for error in stage_errors(config, _RULES):
+        raise error
     for error in missing_to_start(config) if to_start else ():
         raise error
 
@@ -356,6 +359,15 @@ def _sources(config: Config) -> Iterator[ConfigError]:
                 f"{key}.path={source.path}: is the same as data.sources[{first[source.path]}].path",
                 hint="list it once, with the sum of the weights",
             )
+    for name in data.weights:
+        meant = [source.path for source in data.sources if is_named(source, name)]
+        if len(meant) != 1:
+            yield ConfigError(
+                f"data.weights.{name}: means {len(meant)} of the data.sources, must mean one",
+                hint=f"the sources are {', '.join(source.path for source in data.sources) or 'not listed'}",
+            )
+    if data.weights and not any(data.weights.values()):
+        yield ConfigError("data.weights: all are 0", hint="give one source a weight above 0")
 
 
 def _urls(config: Config) -> Iterator[ConfigError]:

@@ -435,7 +435,7 @@ END, EVALUATION_WAIT, HEAD, IDLE = "end", "evaluation_wait", "head", "idle"
 QUEUED = "queued"
 _FINISHED = "finished"
 #: Causes of an attempt's end after which training waits for evaluations.
-_EVALUATED_AFTER = (_FINISHED, "evaluation")
+_EVALUATED_AFTER = (_FINISHED, "stage", "evaluation")
 
 
 @dataclass(frozen=True, kw_only=True)
