@@ -128,10 +128,12 @@ def _errors(before: Config, after: Config, anew: Callable[[bool], str]) -> Itera
 
 
 def _data(config: Config) -> dict[str, Any]:
-    values = flatten(dataclasses.replace(config, data=dataclasses.replace(config.data, path=None, sources=[])))
+    values = flatten(
+        dataclasses.replace(config, data=dataclasses.replace(config.data, path=None, sources=[], weights={}))
+    )
     keys = {key: value for key, value in values.items() if key.startswith("data.") and key not in _FREE_DATA}
     inputs = [(source.path, source.text_column) for source in config.data.inputs]
     # Weights are relative, so those of a single source don't matter.
-    total = sum(source.weight for source in config.data.inputs)
-    weights = [source.weight / total for source in config.data.inputs]
+    total = sum(config.data.source_weights)
+    weights = [weight / total for weight in config.data.source_weights]
     return {**keys, "inputs": inputs, "weights": weights, "seed": config.seed}

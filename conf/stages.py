@@ -36,14 +36,8 @@ _OF_SCHEDULE = (
 )
 #: A later schedule has no warm-up, unless its stage sets one: the weights are trained.
 _NO_WARMUP: dict[str, Any] = {"optimizer.warmup_steps": 0, "optimizer.warmup_tokens": None}
-#: What a stage may set.
-KEYS = (
-    *_OF_SCHEDULE,
-    "optimizer.beta1",
-    "optimizer.beta2",
-    "optimizer.weight_decay",
-    "optimizer.max_grad_norm",
-    "data.weights",
+#: Keys that change the graphs, which torch-xla compiles before the run.
+_OF_GRAPHS = (
     "data.mask_across_documents",
     "model.rope_theta",
     "model.rope_scaling",
@@ -54,6 +48,16 @@ KEYS = (
     "train.global_batch_size",
     "train.micro_batch_size",
     "train.seq_len",
+)
+#: What a stage may set.
+KEYS = (
+    *_OF_SCHEDULE,
+    *_OF_GRAPHS,
+    "optimizer.beta1",
+    "optimizer.beta2",
+    "optimizer.weight_decay",
+    "optimizer.max_grad_norm",
+    "data.weights",
     "train.z_loss",
     "train.on_nonfinite",
     "train.on_spike",
@@ -244,8 +248,15 @@ def stage_errors(config: Config, rules: Sequence[Callable[[Config], Iterable[Con
                     f"stage before it, where it is {old[key]}",
                     hint="leave out continues_schedule to begin a schedule",
                 )
-    rows = config.data_rows
+    rows, outside = config.data_rows, fields_of(config)
     for stage in config.stages:
+        own = fields_of(stage.config)
+        for key in (key for key in _OF_GRAPHS if own[key] != outside[key] and config.backend.kind.torch_xla):
+            yield ConfigError(
+                f"train.stages[{stage.number - 1}].set.{key}={own[key]}: with backend.name={config.backend.name} all "
+                f"stages have the same graphs, and outside of them it is {outside[key]}",
+                hint=f"set {key} for the whole run, or backend=torchtitan_neuron",
+            )
         batch = stage.config.train.global_batch_size
         if rows % batch and batch % rows:
             yield ConfigError(

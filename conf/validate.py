@@ -527,6 +527,7 @@ _DEPENDENCES = (
     ),
     Dependence(("model.head_dim",), "model.kv_lora_rank=null", lambda config: config.model.kv_lora_rank is None),
     Dependence(("tokenizer.train_vocab_size",), "tokenizer.path=null", lambda config: config.tokenizer.path is None),
+    Dependence(("train.tokens",), "train.stages=[]", lambda config: not config.train.stages),
     Dependence(
         ("train.max_nonfinite_steps",), "train.on_nonfinite=skip", lambda config: config.train.on_nonfinite == "skip"
     ),

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from conf.load import decode, dump, parse_yaml
-from conf.schema import Config, DataConfig, EvalConfig, OptimizerConfig, SourceConfig, StageConfig, TrainConfig
+from conf.schema import (
+    BackendConfig,
+    Config,
+    DataConfig,
+    EvalConfig,
+    OptimizerConfig,
+    SourceConfig,
+    StageConfig,
+    TrainConfig,
+)
+from conf.stages import stage_errors
 from conf.training_rules import CheckpointPolicy, learning_rate
 from conf.validate import validate
 from hlatctl.run.errors import ConfigError
@@ -137,6 +147,14 @@ def test_a_stage_that_cannot_be_is_refused(stages: list[StageConfig], message: s
         validate(replace(staged(*stages), eval=EvalConfig(enabled=False)))
     assert message in caught.value.message
     assert caught.value.hint
+
+
+def test_a_backend_that_compiles_before_the_run_has_the_same_graphs_in_all_stages() -> None:
+    longer = staged(a(512), a(512, "b", train={"seq_len": 128}), a(512, "c", optimizer={"lr": 1e-5}))
+    neuron = replace(longer, eval=EvalConfig(enabled=False), backend=BackendConfig(name="nxd", device="neuron"))
+    error = next(stage_errors(neuron, []))
+    assert error.message.startswith("train.stages[1].set.train.seq_len=128: with backend.name=nxd all stages have")
+    assert not list(stage_errors(replace(neuron, backend=BackendConfig()), []))
 
 
 def test_a_fork_has_no_stages() -> None:

@@ -209,10 +209,10 @@ def over_tokens(axes: Axes, marks: Marks) -> None:
             fontsize=SMALL_PT,
         )
     bounds = [*marks.stages.values(), marks.last_tokens]
-    for at, (name, (tokens, end)) in enumerate(zip(marks.stages, itertools.pairwise(bounds), strict=True)):
-        axes.axvspan(tokens, end, color=QUIET, alpha=0.12 if at % 2 else 0.0, linewidth=0, zorder=0)
+    for at, (name, (begin, end)) in enumerate(zip(marks.stages, itertools.pairwise(bounds), strict=True)):
+        axes.axvspan(begin, end, color=QUIET, alpha=0.12 if at % 2 else 0.0, linewidth=0, zorder=0)
         place: Any = {"xycoords": ("data", "axes fraction"), "xytext": (2, 3), "textcoords": "offset points"}
-        axes.annotate(name, (tokens, 0.0), color=QUIET, fontsize=SMALL_PT, **place)
+        axes.annotate(name, (begin, 0.0), color=QUIET, fontsize=SMALL_PT, **place)
     axes.set_xlim(0, marks.last_tokens)
     axes.locator_params(axis="x", nbins=6)
     if axes.get_yscale() == "linear":
