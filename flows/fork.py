@@ -15,7 +15,7 @@ from pathlib import Path
 
 from conf import compose
 from conf.data_changes import added_skips
-from conf.fork import check_continues, decay, is_of_data
+from conf.fork import check_continues, decay, is_of_data, of_stage
 from conf.load import flatten, token_count
 from conf.of_run import of_run
 from conf.registries import BACKENDS
@@ -64,7 +64,7 @@ def fork(
             f"{parent.run_id}: is simulated, so its checkpoints contain no weights", hint="fork a run that has trained"
         )
     manifest = _manifest(parent, before, at)
-    before = _of_stage(before, manifest.step, restart_data=restart_data)
+    before = of_stage(before, manifest.step, restart_data=restart_data)
     after = compose.amend(replace(before, fork=ForkConfig()), overrides)
     if after.fork != ForkConfig():
         raise ConfigError("fork: is set by the command", hint="--at names the checkpoint")
@@ -85,21 +85,6 @@ def fork(
         with files.created_like(run.root):
             pretrain.adopt_checkpoint(checkpoint, run)
     return run
-
-
-def _of_stage(config: Config, step: int, *, restart_data: bool) -> Config:
-    """Return the configuration of a checkpoint's stage as that of a run without stages, which ends with the stage."""
-    stage = config.stage_at(step)
-    if stage is None:
-        return config
-    batch = stage.config.train.global_batch_size
-    if batch != config.data_rows and not restart_data:
-        raise ConfigError(
-            f"train.global_batch_size={batch}: stage {stage.name} reads the corpus in the first stage's "
-            f"{config.data_rows} rows, and a fork has no stages",
-            hint="add --restart-data to read the corpus from its beginning",
-        )
-    return replace(stage.config, train=replace(stage.config.train, stages=[], tokens=stage.last_tokens))
 
 
 @contextmanager

@@ -194,9 +194,10 @@ export class CurvesTab {
   bands(data) {
     const stages = this.details?.training_stages || [], last = data.steps.length - 1;
     const at = (step) => data.xs[Math.min(last, lowerBound(data.steps, step))];
+    const isWide = (from, to) => at(to) - at(from) >= 0.12 * (data.xs[last] - data.xs[0]);
     return stages.filter(({ from_step }) => last >= 0 && from_step <= data.steps[last]).map(({ name, from_step, to_step }, index) => ({
       type: "rect", xref: "x", yref: "paper", x0: at(from_step), x1: at(Math.max(to_step, data.steps[0])), y0: 0, y1: 1, layer: "below",
-      line: { width: 0 }, fillcolor: faint("#8a8f98", index % 2 ? 0.14 : 0.04), label: { text: name, textposition: "top left", font: { size: 10, color: "#8a8f98" } },
+      line: { width: 0 }, fillcolor: faint("#8a8f98", index % 2 ? 0.14 : 0.04), label: { text: isWide(from_step, to_step) ? name : "", textposition: "top left", font: { size: 10, color: "#8a8f98" } },
     }));
   }
 

@@ -163,6 +163,10 @@ _LOG_FROM = 10.0
 _LABELS_INSIDE = 3
 
 
+#: Narrower bands have no room for the name of their stage.
+_NAMED_FRACTION = 0.2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Marks:
     """Tokens at which something happened: restarts, amendments by their number, and the begin of stages by name."""
@@ -211,8 +215,9 @@ def over_tokens(axes: Axes, marks: Marks) -> None:
     bounds = [*marks.stages.values(), marks.last_tokens]
     for at, (name, (begin, end)) in enumerate(zip(marks.stages, itertools.pairwise(bounds), strict=True)):
         axes.axvspan(begin, end, color=QUIET, alpha=0.12 if at % 2 else 0.0, linewidth=0, zorder=0)
-        place: Any = {"xycoords": ("data", "axes fraction"), "xytext": (2, 3), "textcoords": "offset points"}
-        axes.annotate(name, (begin, 0.0), color=QUIET, fontsize=SMALL_PT, **place)
+        if end - begin >= _NAMED_FRACTION * marks.last_tokens:
+            place: Any = {"xycoords": ("data", "axes fraction"), "xytext": (2, 8), "textcoords": "offset points"}
+            axes.annotate(name, (begin, 0.0), color=QUIET, fontsize=SMALL_PT, **place)
     axes.set_xlim(0, marks.last_tokens)
     axes.locator_params(axis="x", nbins=6)
     if axes.get_yscale() == "linear":
