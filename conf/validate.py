@@ -194,7 +194,8 @@ def missing_to_start(config: Config) -> list[ConfigError]:
 
 def unsupported(config: Config) -> list[ConfigError]:
     """Return why the backend can't train a layout that a plan can describe."""
-    return [error for rule in layouts.UNSUPPORTED for error in rule(config)]
+    configs = [stage.config for stage in config.stages] or [config]
+    return [error for of in configs for rule in layouts.UNSUPPORTED for error in rule(of)]
 
 
 def _milestones(config: Config) -> Iterator[ConfigError]:
@@ -359,12 +360,15 @@ def _sources(config: Config) -> Iterator[ConfigError]:
                 f"{key}.path={source.path}: is the same as data.sources[{first[source.path]}].path",
                 hint="list it once, with the sum of the weights",
             )
+        names = [other.name for other in data.sources[:index]]
+        if source.name is not None and source.name in names:
+            yield ConfigError(f"{key}.name={source.name}: another source has this name", hint="use another")
     for name in data.weights:
         meant = [source.path for source in data.sources if is_named(source, name)]
         if len(meant) != 1:
             yield ConfigError(
                 f"data.weights.{name}: means {len(meant)} of the data.sources, must mean one",
-                hint=f"the sources are {', '.join(source.path for source in data.sources) or 'not listed'}",
+                hint=f"the sources are {', '.join(s.name or s.path for s in data.sources) or 'not listed'}",
             )
     if data.weights and not any(data.weights.values()):
         yield ConfigError("data.weights: all are 0", hint="give one source a weight above 0")

@@ -14,6 +14,8 @@ class SourceConfig:
 
     path: str = ""
     """File or folder, like `data.path`."""
+    name: str | None = None
+    """Name in `data.weights`; none: its path, or the end of it."""
     weight: PositiveFloat = 1.0
     """Share of the trained tokens from this corpus, relative to the other weights."""
     text_column: str | None = None
@@ -33,8 +35,8 @@ class DataConfig:
     sources: list[SourceConfig] = field(default_factory=list)
     """A mixture, instead of `path`: `[{path: a, weight: 3}, {path: b}]`. Weights are shares of tokens."""
     weights: dict[str, NonNegativeFloat] = field(default_factory=dict)
-    """Shares of tokens by source, instead of those in `sources`: `{web: 1, math: 3}`. A source is named by its path
-    or the end of it; sources that are not named are not read."""
+    """Shares of tokens by source, instead of those in `sources`: `{web: 1, math: 3}`, by their names or by the
+    ends of their paths. Sources that are not in it are not read."""
     on_corrupt: Literal["fail", "skip"] = "fail"
     """What to do with a damaged row or file: `fail`, or `skip` (counted and reported)."""
     skip_steps: list[int | str] = field(default_factory=list)
@@ -61,7 +63,9 @@ class DataConfig:
 
 
 def is_named(source: SourceConfig, name: str) -> bool:
-    """Return whether `data.weights` means a source by a name: its path, or the path's end."""
+    """Return whether `data.weights` means a source by a name: its own, or else its path or the path's end."""
+    if source.name is not None:
+        return source.name == name
     path, name = source.path.rstrip("/"), name.rstrip("/")
     return path == name or path.endswith(f"/{name}")
 

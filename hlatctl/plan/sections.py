@@ -396,15 +396,13 @@ def continuation_section(before: Config, after: Config, step: int) -> Section:
     figures = [
         Figure("steps done", step, f"{step:,}, {count(after.tokens_at(step))} tokens", DERIVED),
         Figure("last step", after.total_steps, _changed(before.total_steps, after.total_steps), DERIVED),
-        Figure("steps left", left, f"{left:,}, {count(left * after.tokens_per_step)} tokens", DERIVED),
+        Figure("steps left", left, f"{left:,}, {count(after.total_tokens - after.tokens_at(step))} tokens", DERIVED),
         Figure("learning rate of the next step", learning_rate(step + 1, after), _rate(before, after, step), DERIVED),
         Figure("learning rate of the last step", learning_rate(after.total_steps, after), _last(after), DERIVED),
     ]
-    if (time := step_time(after)) is not None:
-        rest = cost(after, time.total_s, steps=left)
-        figures.append(
-            Figure("time left, if nothing breaks", left * time.total_s, duration(left * time.total_s), DERIVED)
-        )
+    if (step_s := mean_step_s(after, done=step)) is not None:
+        rest = cost(after, step_s, steps=left)
+        figures.append(Figure("time left, if nothing breaks", left * step_s, duration(left * step_s), DERIVED))
         if rest.usd is not None:
             figures.append(Figure("cost of that", rest.usd, f"{rest.usd:,.0f} USD", DERIVED))
     return Section("the rest of the run", figures)

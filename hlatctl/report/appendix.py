@@ -90,7 +90,7 @@ def training_stages(record: Record) -> list[list[str]]:
     for stage in record.config.stages:
         config, weights = stage.config, stage.config.data.source_weights
         first, last = (learning_rate(step, config) for step in (stage.after_step + 1, stage.last_step))
-        names = [source.path.rstrip("/").rpartition("/")[2] for source in config.data.inputs] or ["all"]
+        names = [s.name or s.path.rstrip("/").rpartition("/")[2] for s in config.data.inputs] or ["all"]
         shares = (f"{name} {100 * w / sum(weights):.3g} %" for name, w in zip(names, weights, strict=True) if w)
         rows.append(
             [

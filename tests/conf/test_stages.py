@@ -166,5 +166,8 @@ def test_a_fork_has_no_stages() -> None:
 def test_a_source_is_named_by_its_path_or_the_end_of_it() -> None:
     for name in ("web", "/data/web", "data/web/"):
         assert DataConfig(sources=SOURCES, weights={name: 2}).source_weights == [2, 0]
+    named = [replace(SOURCES[0], name="crawl"), SOURCES[1]]
+    assert DataConfig(sources=named, weights={"crawl": 2, "math": 1}).source_weights == [2, 1]
+    assert DataConfig(sources=named, weights={"web": 2}).source_weights == [0, 0]
     assert DataConfig(sources=SOURCES).source_weights == [1, 3]
     assert DataConfig().source_weights == [1]
