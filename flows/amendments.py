@@ -254,6 +254,8 @@ def _check_keys(run: RunPaths, state: RunState, changes: Changes, overrides: Seq
 def _instead(run: RunPaths, state: RunState, key: str, overrides: Sequence[str]) -> str:
     if key == "data.skip_steps":
         return f"`hlatctl data skip {run.run_id} --steps N`"
+    if key == "train.stages":
+        return f"`hlatctl fork {run.run_id}` continues the newest checkpoint's stage in a run without stages"
     if key.startswith("fork."):
         return f"`hlatctl fork {run.run_id} --at STEP` begins a new run from one of its checkpoints"
     anew = is_of_weights(key) or key in ("optimizer.name", "train.init_from")

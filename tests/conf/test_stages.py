@@ -18,7 +18,7 @@ from conf.schema import (
     StageConfig,
     TrainConfig,
 )
-from conf.stages import stage_errors
+from conf.stages import source_tokens, stage_errors
 from conf.training_rules import CheckpointPolicy, learning_rate
 from conf.validate import validate
 from hlatctl.run.errors import ConfigError
@@ -161,6 +161,12 @@ def test_a_fork_has_no_stages() -> None:
     forked = replace(THREE, eval=EvalConfig(enabled=False), fork=replace(THREE.fork, run="parent", step=3, tokens=1536))
     with pytest.raises(ConfigError, match="a fork has no stages"):
         validate(forked)
+
+
+def test_the_tokens_of_a_source_are_those_of_the_stages_that_read_it() -> None:
+    assert source_tokens(THREE, 2000) == [2000, 0]
+    assert source_tokens(THREE, 11_264) == [5120 + 3072, 3072]
+    assert source_tokens(replace(THREE, train=replace(THREE.train, stages=[])), 400) == [100, 300]
 
 
 def test_a_source_is_named_by_its_path_or_the_end_of_it() -> None:
