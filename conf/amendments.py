@@ -86,6 +86,7 @@ RULES: tuple[AmendmentRule, ...] = (
     AmendmentRule("parallel.", "next_attempt", _GRAPHS),
     AmendmentRule("train.init_from", "never", "the run has begun with these weights"),
     AmendmentRule("train.tokens", "next_attempt", "the schedule's remaining part"),
+    AmendmentRule("train.stages", "never", "its stages are the run's plan, and those that were trained can't change"),
     AmendmentRule("train.max_steps", "next_attempt", "the schedule's remaining part"),
     AmendmentRule("train.global_batch_size", "never", "tokens and schedule are counted in steps of this size"),
     AmendmentRule("train.seq_len", "never", "tokens and packing are counted in sequences of this length"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from conf.load import flatten
@@ -28,6 +29,25 @@ _FREE_MODEL = (
 )
 #: Formats whose checkpoints have the same tensors.
 SAME_TENSORS = (frozenset({"fp32", "mixed", "fp8"}), frozenset({"bf16_sr", "bf16"}))
+
+
+def of_stage(config: Config, step: int, *, restart_data: bool) -> Config:
+    """Return the configuration of a checkpoint's stage as that of a run without stages, which ends with the stage.
+
+    Raises:
+        ConfigError: the corpus is read in other rows than the stage's batch has, and a fork is to continue it.
+    """
+    stage = config.stage_at(step)
+    if stage is None:
+        return config
+    batch = stage.config.train.global_batch_size
+    if batch != config.data_rows and not restart_data:
+        raise ConfigError(
+            f"train.global_batch_size={batch}: stage {stage.name} reads the corpus in the first stage's "
+            f"{config.data_rows} rows, and a fork has no stages",
+            hint="add --restart-data to read the corpus from its beginning",
+        )
+    return replace(stage.config, train=replace(stage.config.train, stages=[], tokens=stage.last_tokens))
 
 
 def is_of_data(before: Config, after: Config) -> bool:
@@ -128,10 +148,12 @@ def _errors(before: Config, after: Config, anew: Callable[[bool], str]) -> Itera
 
 
 def _data(config: Config) -> dict[str, Any]:
-    values = flatten(dataclasses.replace(config, data=dataclasses.replace(config.data, path=None, sources=[])))
+    values = flatten(
+        dataclasses.replace(config, data=dataclasses.replace(config.data, path=None, sources=[], weights={}))
+    )
     keys = {key: value for key, value in values.items() if key.startswith("data.") and key not in _FREE_DATA}
     inputs = [(source.path, source.text_column) for source in config.data.inputs]
     # Weights are relative, so those of a single source don't matter.
-    total = sum(source.weight for source in config.data.inputs)
-    weights = [source.weight / total for source in config.data.inputs]
+    total = sum(config.data.source_weights)
+    weights = [weight / total for weight in config.data.source_weights]
     return {**keys, "inputs": inputs, "weights": weights, "seed": config.seed}

@@ -253,7 +253,7 @@ def token_count(text: str, key: str) -> int:
 
 
 def _type_error(key: str, value: object, expected: str) -> ConfigError:
-    hint = f"`hlatctl config keys {key}` says what it accepts"
+    hint = f"`hlatctl config keys {key.partition('[')[0]}` says what it accepts"
     if expected == KINDS[str] and not isinstance(value, list | dict):
         hint = "put the value in quotes, as YAML text"
     return ConfigError(f"{key}={_YAML.get(str(value)) or _shown.repr(value)}: must be {expected}", hint=hint)

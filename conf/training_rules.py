@@ -33,8 +33,8 @@ def relative_difference(now: float, then: float) -> float:
 
 Outcome = Literal["finished", "stop", "rollback", "amend"]
 #: Exit code of a training process that ends without an error. After ``stop`` (SIGTERM) and ``amend`` (the next attempt
-#: begins with an amendment) a checkpoint has been written; after ``rollback`` the run continues from the newest
-#: checkpoint. 75 is EX_TEMPFAIL of sysexits.h.
+#: begins with an amendment or another stage) a checkpoint has been written; after ``rollback`` the run continues from
+#: the newest checkpoint. 75 is EX_TEMPFAIL of sysexits.h.
 EXIT_CODES: dict[Outcome, int] = {"finished": 0, "stop": 75, "rollback": 76, "amend": 77}
 
 
@@ -53,7 +53,7 @@ class CheckpointPolicy:
         """
         if step == self._config.total_steps:
             return "final"
-        if stopping:
+        if stopping or self._config.ends_stage(step):
             return "stop"
         if step in self._milestones:
             return "milestone"
@@ -67,6 +67,7 @@ class CheckpointPolicy:
         every_steps, every_tokens = config.checkpoint.every_steps, config.checkpoint.keep_every_tokens
         candidates = [(step // every_steps + 1) * every_steps, config.total_steps]
         candidates += [milestone for milestone in self._milestones if milestone > step]
+        candidates += [stage.last_step for stage in config.stages if stage.last_step > step]
         if every_tokens:
             candidates.append(config.step_reaching((config.tokens_at(step) // every_tokens + 1) * every_tokens))
         return min(candidates)
@@ -99,8 +100,11 @@ class CheckpointPolicy:
 def learning_rate(step: int, config: Config) -> float:
     """Return the learning rate of a step (1-based): linear warm-up to ``lr``, then the schedule to the final rate.
 
-    The last step has exactly the final rate if the schedule reaches 0, as the built-in ones do.
+    The last step has exactly the final rate if the schedule reaches 0, as the built-in ones do. In a run with stages,
+    it counts from the schedule's first step.
     """
+    if stage := config.stage_at(step):
+        step, config = step - stage.schedule_after_step, stage.schedule
     optimizer, warmup = config.optimizer, config.warmup_steps
     if step <= warmup:
         return optimizer.lr * step / warmup

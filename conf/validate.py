@@ -22,6 +22,8 @@ from conf.environment import SET_ELSEWHERE
 from conf.listing import is_url
 from conf.registries import BACKENDS, LAUNCHERS, OPTIMIZERS, SCHEDULES
 from conf.schema import Config, EvalConfig
+from conf.schema.data import is_named
+from conf.stages import stage_errors
 from hlatctl.cache.trust import require_own
 from hlatctl.run.errors import ConfigError, nearest, unset
 
@@ -176,9 +178,10 @@ def validate(config: Config, *, to_start: bool = True) -> None:
     Raises:
         ConfigError: the first broken rule: dotted key, value, rule, the other value, hint.
     """
-    for rule in _RULES:
-        for error in rule(config):
-            raise error
+    for error in (error for rule in _RULES for error in rule(config)):
+        raise error
+    for error in stage_errors(config, _RULES):
+        raise error
     for error in missing_to_start(config) if to_start else ():
         raise error
 
@@ -191,7 +194,8 @@ def missing_to_start(config: Config) -> list[ConfigError]:
 
 def unsupported(config: Config) -> list[ConfigError]:
     """Return why the backend can't train a layout that a plan can describe."""
-    return [error for rule in layouts.UNSUPPORTED for error in rule(config)]
+    configs = [stage.config for stage in config.stages] or [config]
+    return [error for of in configs for rule in layouts.UNSUPPORTED for error in rule(of)]
 
 
 def _milestones(config: Config) -> Iterator[ConfigError]:
@@ -356,6 +360,18 @@ def _sources(config: Config) -> Iterator[ConfigError]:
                 f"{key}.path={source.path}: is the same as data.sources[{first[source.path]}].path",
                 hint="list it once, with the sum of the weights",
             )
+        names = [other.name for other in data.sources[:index]]
+        if source.name is not None and source.name in names:
+            yield ConfigError(f"{key}.name={source.name}: another source has this name", hint="use another")
+    for name in data.weights:
+        meant = [source.path for source in data.sources if is_named(source, name)]
+        if len(meant) != 1:
+            yield ConfigError(
+                f"data.weights.{name}: means {len(meant)} of the data.sources, must mean one",
+                hint=f"the sources are {', '.join(s.name or s.path for s in data.sources) or 'not listed'}",
+            )
+    if data.weights and not any(data.weights.values()):
+        yield ConfigError("data.weights: all are 0", hint="give one source a weight above 0")
 
 
 def _urls(config: Config) -> Iterator[ConfigError]:
@@ -515,6 +531,7 @@ _DEPENDENCES = (
     ),
     Dependence(("model.head_dim",), "model.kv_lora_rank=null", lambda config: config.model.kv_lora_rank is None),
     Dependence(("tokenizer.train_vocab_size",), "tokenizer.path=null", lambda config: config.tokenizer.path is None),
+    Dependence(("train.tokens",), "train.stages=[]", lambda config: not config.train.stages),
     Dependence(
         ("train.max_nonfinite_steps",), "train.on_nonfinite=skip", lambda config: config.train.on_nonfinite == "skip"
     ),

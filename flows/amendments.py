@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from conf import compose, tracking
-from conf.amendments import IN_WORDS, Changes, When, begins, changes_between, rule_of, waiting
+from conf.amendments import IN_WORDS, Changes, When, begins, changes_between, fields_of, rule_of, waiting
 from conf.fork import have_same_tensors, is_of_weights
 from conf.of_run import CONFIG_AMENDED, newest_amendment, of_run, write_amended
 from conf.origins import overridden_keys
@@ -254,6 +254,8 @@ def _check_keys(run: RunPaths, state: RunState, changes: Changes, overrides: Seq
 def _instead(run: RunPaths, state: RunState, key: str, overrides: Sequence[str]) -> str:
     if key == "data.skip_steps":
         return f"`hlatctl data skip {run.run_id} --steps N`"
+    if key == "train.stages":
+        return f"`hlatctl fork {run.run_id}` continues the newest checkpoint's stage in a run without stages"
     if key.startswith("fork."):
         return f"`hlatctl fork {run.run_id} --at STEP` begins a new run from one of its checkpoints"
     anew = is_of_weights(key) or key in ("optimizer.name", "train.init_from")
@@ -281,6 +283,14 @@ def _check_running(run: RunPaths, before: Config, after: Config, changes: Change
 
 def _check_values(run: RunPaths, state: RunState, before: Config, after: Config) -> None:
     trained = max(state.step, next_start(state))
+    for key in changes_between(before, after) if before.stages else ():
+        left = [stage.last_step for stage in after.stages if stage.last_step > trained]
+        old, new = ([fields_of(config.during(step))[key] for step in left] for config in (before, after))
+        if left and old == new:
+            raise ConfigError(
+                f"{key}={fields_of(after)[key]}: has no effect, because the stages that are left set it",
+                hint=f"`hlatctl fork {run.run_id} {key}=VALUE` continues the current stage with another value",
+            )
     if after.total_steps != before.total_steps and after.total_steps <= trained:
         length = f"train.tokens={after.train.tokens}, train.max_steps={after.train.max_steps}"
         raise ConfigError(

@@ -116,7 +116,8 @@ def pack(config: Config, to: Path) -> dict[str, Any]:
             settings["eval.data_dir"] = "evaluation"
     if not members:
         raise DataError("this configuration reads no files", hint="`hlatctl data needs` lists what it reads")
-    sources = [asdict(source) for source in config.data.sources]
+    are_named = bool(config.data.weights or config.train.stages)  # by paths that are others where it is unpacked
+    sources = [{**asdict(s), "name": s.name or (Path(s.path).name if are_named else None)} for s in config.data.sources]
     sizes = {name: path.stat().st_size for name, path in members.items()}
     contents = {
         "v": 1,
@@ -278,7 +279,8 @@ def _overrides(archive: Path, contents: dict[str, Any], to: Path) -> list[str]:
             if not packed and not is_url(path):
                 raise ValueError(path)
             column = f", text_column: {_value(str(source['text_column']))}" if source["text_column"] else ""
-            sources.append(f"{{path: {_value(path)}, weight: {float(source['weight'])}{column}}}")
+            name = f", name: {_value(str(source['name']))}" if source["name"] else ""
+            sources.append(f"{{path: {_value(path)}, weight: {float(source['weight'])}{column}{name}}}")
     except DAMAGED:
         raise _damaged(archive, f"{_CONTENTS}: its settings can't be read") from None
     mixture = [f"data.sources=[{', '.join(sources)}]"] if sources else []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from conf import compose
 from conf.data_changes import added_skips
-from conf.fork import check_continues, decay, is_of_data
+from conf.fork import check_continues, decay, is_of_data, of_stage
 from conf.load import flatten, token_count
 from conf.of_run import of_run
 from conf.registries import BACKENDS
@@ -64,6 +64,7 @@ def fork(
             f"{parent.run_id}: is simulated, so its checkpoints contain no weights", hint="fork a run that has trained"
         )
     manifest = _manifest(parent, before, at)
+    before = of_stage(before, manifest.step, restart_data=restart_data)
     after = compose.amend(replace(before, fork=ForkConfig()), overrides)
     if after.fork != ForkConfig():
         raise ConfigError("fork: is set by the command", hint="--at names the checkpoint")

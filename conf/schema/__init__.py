@@ -7,8 +7,10 @@ are ``Config``, which has all groups of a run, and ``SweepConfig``. ``Simulation
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from conf.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt, Range
 from conf.devices import DeviceName
@@ -29,7 +31,18 @@ from conf.schema.eval import CodeConfig, EvalClusterConfig, EvalConfig, EvalGrou
 from conf.schema.model import ModelConfig, ParallelConfig, PrecisionConfig, PrecisionName
 from conf.schema.simulation import FailureRatesConfig, SimulationConfig
 from conf.schema.tracking import NotifyConfig, NotifyKind, TrackingConfig
-from conf.schema.train import BackendConfig, CheckpointConfig, ForkConfig, OptimizerConfig, RecoveryConfig, TrainConfig
+from conf.schema.train import (
+    BackendConfig,
+    CheckpointConfig,
+    ForkConfig,
+    OptimizerConfig,
+    RecoveryConfig,
+    StageConfig,
+    TrainConfig,
+)
+
+if TYPE_CHECKING:
+    from conf.stages import Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,15 +139,51 @@ class Config:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step consumes."""
+        """Tokens that one optimizer step consumes; in a run with stages, `during` has those of each."""
         return self.train.global_batch_size * self.train.seq_len
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages that the run reaches; empty if it has none."""
+        from conf.stages import layout  # which needs this module
+
+        return layout(self)
+
+    def stage_at(self, step: int) -> Stage | None:
+        """Return the stage that a step belongs to; before and after the run, the first and the last one."""
+        stages = self.stages
+        return stages[min(bisect_left(stages, step, key=_last_step), len(stages) - 1)] if stages else None
+
+    def ends_stage(self, step: int) -> bool:
+        """Whether another stage follows after a step."""
+        return any(stage.last_step == step for stage in self.stages[:-1])
+
+    def during(self, step: int) -> Config:
+        """Return the configuration with the values that are in force in a step."""
+        stage = self.stage_at(step)
+        return stage.config if stage else self
+
+    @property
+    def data_rows(self) -> int:
+        """Number of rows of the corpus: endless streams, each of which gives sequences to the steps.
+
+        It is the batch size of the first stage. A larger batch takes several sequences of each row, a smaller one takes
+        sequences of the rows in turn.
+        """
+        first = self.stages[0].config if self.stages else self
+        return first.train.global_batch_size
 
     def tokens_at(self, step: int) -> int:
         """Return the tokens that the optimizer has consumed after a step of this run."""
+        if stage := self.stage_at(step):
+            return stage.after_tokens + (step - stage.after_step) * stage.config.tokens_per_step
         return self.fork.tokens + (step - self.fork.step) * self.tokens_per_step
 
     def step_reaching(self, tokens: int) -> int:
         """Return the first step of this run after which the optimizer has consumed so many tokens."""
+        if stages := self.stages:
+            stage = next((stage for stage in stages if tokens <= stage.last_tokens), stages[-1])
+            return stage.after_step - (stage.after_tokens - tokens) // stage.config.tokens_per_step
         return self.fork.step - (self.fork.tokens - tokens) // self.tokens_per_step
 
     def begins_data_at(self, step: int) -> bool:
@@ -150,6 +199,8 @@ class Config:
     @property
     def total_steps(self) -> int:
         """Number of the run's last optimizer step."""
+        if self.stages:
+            return self.stages[-1].last_step
         steps = self.step_reaching(self.train.tokens)
         return steps if self.train.max_steps is None else min(steps, self.train.max_steps)
 
@@ -159,15 +210,17 @@ class Config:
         return self.tokens_at(self.total_steps)
 
     def is_permanent(self, step: int) -> bool:
-        """Whether the step is the first to reach another multiple of `checkpoint.keep_every_tokens`."""
+        """Whether a step is the first to reach another multiple of `checkpoint.keep_every_tokens`, or ends a stage."""
         every = self.checkpoint.keep_every_tokens
-        return every is not None and self.tokens_at(step) // every > self.tokens_at(step - 1) // every
+        reaches = every is not None and self.tokens_at(step) // every > self.tokens_at(step - 1) // every
+        return reaches or any(stage.last_step == step for stage in self.stages)
 
     @property
     def permanent_steps(self) -> list[int]:
         """The steps of the run's permanent checkpoints, ascending."""
         every = self.checkpoint.keep_every_tokens
-        return [self.step_reaching(tokens) for tokens in self._multiples(every)] if every else []
+        reaching = [self.step_reaching(tokens) for tokens in self._multiples(every)] if every else []
+        return sorted({*reaching, *(stage.last_step for stage in self.stages)})
 
     def _multiples(self, every_tokens: int) -> range:
         """Return the multiples of a number of tokens that the run reaches, without those before its fork."""
@@ -178,13 +231,18 @@ class Config:
         """Return the milestones' tokens by the optimizer step whose checkpoint is evaluated.
 
         A milestone of T tokens belongs to the first step that has consumed T. The last step of the run is always one,
-        with all tokens of the run. Empty if evaluation is off.
+        with all tokens of the run, and so is that of each stage. Empty if evaluation is off.
         """
         if not self.eval.enabled:
             return {}
         milestones = {self.step_reaching(tokens): tokens for tokens in self._multiples(self.eval.every_tokens)}
+        milestones |= {stage.last_step: stage.last_tokens for stage in self.stages}
         milestones[self.total_steps] = self.total_tokens
         return milestones
+
+
+def _last_step(stage: Stage) -> int:
+    return stage.last_step
 
 
 @dataclass(frozen=True, kw_only=True)

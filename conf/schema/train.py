@@ -52,6 +52,20 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageConfig:
+    """A stage of a run. It keeps the values of the stage before it, except those that it sets."""
+
+    name: str = ""
+    """Name, such as midtraining."""
+    tokens: PositiveInt = 1
+    """Tokens of the stage; it ends with the first step that reaches this number."""
+    set: dict[str, Any] = field(default_factory=dict)
+    """Values from the stage's first step on, as `SECTION.KEY: VALUE` or nested."""
+    continues_schedule: bool | None = None
+    """Continue the learning rate's schedule over this stage too; none: if `set` has no key of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Length of the training and size of its batches."""
 
@@ -61,6 +75,9 @@ class TrainConfig:
     """Tokens to train on; the run ends with the first step that reaches this number."""
     max_steps: PositiveInt | None = None
     """Ends the run if reached before `tokens`."""
+    stages: list[StageConfig] = field(default_factory=list)
+    """Stages that follow each other in one run, instead of `tokens`:
+    `[{name: a, tokens: 10B}, {name: b, tokens: 1B, set: {optimizer.lr: 1e-4}}]` (docs/howto/stages.md)."""
     global_batch_size: PositiveInt = 8
     """Sequences per optimizer step over all processes."""
     micro_batch_size: PositiveInt | None = None

@@ -31,6 +31,7 @@ Cause = Literal[
     "cancelled",
     "rollback",
     "amended",
+    "stage",
     "evaluation",
     "nonfinite",
     "data_error",
@@ -110,7 +111,8 @@ class Ending:
         cause: ``stopped`` wrote a checkpoint after a person's request to stop, ``budget`` after its budget was used up;
             ``preempted`` and ``time_limit`` were
             ended by the scheduler, with a last checkpoint or without; ``cancelled`` by somebody else; ``rollback``
-            restarts without the batch of a step that was not finite; ``amended`` ends so that an amendment begins;
+            restarts without the batch of a step that was not finite; ``amended`` ends so that an amendment begins,
+            and ``stage`` so that the next stage does;
             ``error`` left an error that a person must fix; ``storage_away`` could not read the corpus in object
             storage; ``corruption`` found a process that computes wrong numbers; ``port_in_use`` could not connect its
             processes; ``node_failed`` lost a node, according to the scheduler; ``killed`` ended by a signal;

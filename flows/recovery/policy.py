@@ -109,9 +109,9 @@ class Case:
 
 
 def history(state: RunState) -> list[AttemptState]:
-    """Return the attempts that count: resuming a failed run, or ending an attempt to amend it, resets the budget."""
+    """Return the attempts that count: resuming a failed run, an amendment and the end of a stage reset the budget."""
     before = enumerate(state.attempts[:-1], start=1)
-    resets = [i for i, attempt in before if attempt.decision == "stop" or attempt.cause == "amended"]
+    resets = [i for i, attempt in before if attempt.decision == "stop" or attempt.cause in ("amended", "stage")]
     return state.attempts[max(resets, default=0) :]
 
 
@@ -300,6 +300,7 @@ POLICY: tuple[PolicyRule, ...] = (
         "resume the run on another machine, or on this one when it is back",
     ),
     PolicyRule("restart", lambda c: c.cause == "amended", "restarting {c.start} with the amendment"),
+    PolicyRule("restart", lambda c: c.cause == "stage", "the next stage begins {c.start}"),
     PolicyRule(
         "stop",
         lambda c: not c.enabled and c.cause != "evaluation",
@@ -393,7 +394,7 @@ def decide(
         action=row.action,
         why=why,
         hint=hint,
-        wait_s=0.0 if case.cause in ("amended", "evaluation") else wait_s(case.no_progress, config),
+        wait_s=0.0 if case.cause in ("amended", "stage", "evaluation") else wait_s(case.no_progress, config),
         max_checkpoint_step=case.earlier if row.action == "walk_back" else case.ceiling,
         skip_batch=case.batch if row.action == "skip_data" else None,
     )

@@ -17,7 +17,7 @@ from conf.of_run import of_run
 from conf.schema import ClusterConfig, Config
 from hlatctl.plan.budget import Cost, cost
 from hlatctl.plan.evaluation import evaluation_cost
-from hlatctl.plan.step_time import step_time_s
+from hlatctl.plan.step_time import mean_step_s
 from hlatctl.report.numbers import cost_usd, node_hours
 from hlatctl.run import files
 from hlatctl.run.errors import BudgetError, HlatctlError
@@ -65,7 +65,7 @@ class Pace:
                     config = of_run(run)
                 except HlatctlError:
                     continue  # `hlatctl runs` reports damaged runs
-                if config.cluster.jobs_run != "nowhere":
+                if config.cluster.jobs_run != "nowhere" and not config.train.stages:
                     self._configs.append((index, config))
         return self._configs
 
@@ -80,12 +80,12 @@ def step_time_of(config: Config, pace: Pace, typed: Sequence[str] = ()) -> tuple
     from hlatctl.plan.calibration import calibrated  # late: drivers import this module, and predict nothing
 
     own = typed_hardware(typed)
-    if not own and (step_s := pace.step_s(config)):
+    if not own and not config.stages and (step_s := pace.step_s(config)):  # stages have several speeds
         return step_s, "an earlier run's speed"
     planned, test = calibrated(config, own)
     numbers = [f"cluster.hardware.{name} as given" for name in own]
     numbers += [f"the speed test of {test.date}"] if test and test.fitted else []
-    return step_time_s(planned), f"the plan's speed{' with ' * bool(numbers)}{' and '.join(numbers)}"
+    return mean_step_s(planned), f"the plan's speed{' with ' * bool(numbers)}{' and '.join(numbers)}"
 
 
 def typed_hardware(typed: Sequence[str]) -> list[str]:

@@ -234,7 +234,6 @@ class Training:
         self._attempt = int(job.argv[job.argv.index("--attempt") + 1])
         self._hosts = cluster.hosts_for(job)
         self._curves = Curves(self._config, cluster.random(f"curves/{self._attempt}"))
-        self._step_s, self._policy = _planned_step_s(self._config, self._settings), CheckpointPolicy(self._config)
         self._step, self._since_s, self._over = 0, 0.0, False
         self._checkpoints = checkpoint_steps(cluster.run)
         self._thinning = -(-self._config.total_steps // (self._settings.step_events or self._config.total_steps))
@@ -278,11 +277,16 @@ class Training:
         if broken:
             raise _EndedError(_broken_device(broken[0]))
         self._step = self._first = self._checkpoint()
+        self._config = self._config.during(self._first + 1)
+        self._step_s, self._policy = _planned_step_s(self._config, self._settings), CheckpointPolicy(self._config)
         loads_from_s = self._clock.now_unix_s()
         if self._first:
             yield from self._pause(_save_s(self._config, self._settings))
             path = os.fspath(self._cluster.run.checkpoint(self._first))
             self._journal.append("checkpoint_verified", step=self._first, path=path)
+        stage = self._config.stage_at(self._first + 1)
+        if stage and stage.after_step == self._first:
+            self._journal.append("training_stage_started", name=stage.name, number=stage.number, step=self._first + 1)
         self._journal.append(
             "train_started",
             resumed_from_step=self._first,
@@ -323,7 +327,7 @@ class Training:
             reason = self._policy.reason_to_save(self._step, stopping=pauses)
             if reason:
                 yield from self._save(reason)
-            if pauses:
+            if pauses or self._config.ends_stage(self._step):
                 return
             if self._step == dies_after:
                 raise _EndedError(Evidence(exit_code=KILLED))
@@ -337,9 +341,10 @@ class Training:
 
     def _dies_after(self) -> int | None:
         """Return the step after which a dry run demonstrates a recovery; None: it doesn't."""
-        left = self._config.total_steps - self._first
-        shows = self._settings.shows_recovery and self._attempt == 1 and left > 1
-        return (self._first + self._config.total_steps) // 2 if shows else None
+        stage = self._config.stage_at(self._first + 1)
+        last = stage.last_step if stage else self._config.total_steps
+        shows = self._settings.shows_recovery and self._attempt == 1 and last > self._first + 1
+        return (self._first + last) // 2 if shows else None
 
     def _next_event(self) -> int:
         step = self._step

@@ -304,7 +304,11 @@ class Attempt:
             stop_requested=state.stop_requested,
             oom_kills=ctx.launcher.oom_kills(),
         )
-        if ending.cause == "amended" and _is_at_milestone(state, ctx.config):
+        if ending.cause == "amended" and (stage := _ended_stage(state, ctx.config)):
+            ending = dataclasses.replace(
+                ending, cause="stage", evidence=f"stage {stage} is trained; checkpoint written"
+            )
+        elif ending.cause == "amended" and _is_at_milestone(state, ctx.config):
             evidence = "ended to evaluate its milestone; checkpoint written"
             ending = dataclasses.replace(ending, cause="evaluation", evidence=evidence)
         if ending.cause == "stopped" and state.stop_by == BUDGET:
@@ -415,6 +419,13 @@ def _await_evidence(folder: Path, processes: int, clock: Clock) -> int:
     while (left := answered(folder)) < processes and clock.monotonic_s() < deadline_s:
         clock.sleep(_POLL_S)
     return left
+
+
+def _ended_stage(state: RunState, config: Config) -> str:
+    """Return the name of the stage that the newest attempt has trained to its end; empty: none."""
+    step = state.attempts[-1].last_step
+    stage = config.stage_at(step) if config.ends_stage(step) else None
+    return stage.name if stage else ""
 
 
 def _is_at_milestone(state: RunState, config: Config) -> bool:

@@ -102,6 +102,7 @@ def _where(state: RunState, config: Config) -> str:
         return f"training, attempt {attempt.number}: no step yet" if attempt else "starting"
     parts = [
         f"step {state.step}/{config.total_steps}",
+        *([f"stage {stage.name}"] if (stage := config.stage_at(state.step)) else []),
         f"{count(state.tokens)} tokens",
         f"loss {number(last, 'loss'):.3f}",
         *_pace(state, config),
@@ -115,7 +116,10 @@ def _pace(state: RunState, config: Config) -> list[str]:
     if not pace_s:
         return []
     left_s = training_left_s(state, config.total_steps)
-    return [f"{count(config.tokens_per_step / pace_s)} tok/s", *([f"{duration(left_s)} left"] if left_s else [])]
+    return [
+        f"{count(config.during(state.step).tokens_per_step / pace_s)} tok/s",
+        *([f"{duration(left_s)} left"] if left_s else []),
+    ]
 
 
 def _milestones(state: RunState, config: Config) -> list[str]:

@@ -150,6 +150,9 @@ def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:
     state, last, total = view.state, view.state.last_step, view.total_steps
     done = f" of {total} ({100 * state.step // total} %)" if total else ""
     yield "step", f"{state.step}{done}, {count(state.tokens)} tokens"
+    if view.config and (stage := view.config.stage_at(state.step + 1)):
+        of = f"{stage.number} of {len(view.config.stages)}, steps {stage.after_step + 1} to {stage.last_step}"
+        yield "training stage", f"{stage.name} ({of})"
     if last is None:
         return
     yield (
@@ -158,7 +161,7 @@ def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:
     )
     pace_s = seconds_per_step(state)
     if pace_s and view.config:
-        speed = f"{count(view.config.tokens_per_step / pace_s)} tokens/s"
+        speed = f"{count(view.config.during(state.step).tokens_per_step / pace_s)} tokens/s"
         left_s = training_left_s(state, total) if total else None
         yield "speed", speed + (f", {duration(left_s)} of training left" if left_s else "")
     if used := used_text(state):
@@ -275,6 +278,7 @@ def _record(view: RunView) -> dict[str, Any]:
         "step": state.step,
         "total_steps": view.total_steps,
         "tokens": state.tokens,
+        "training_stage": stage.name if view.config and (stage := view.config.stage_at(state.step + 1)) else None,
         "last_step": state.last_step,
         "used": state.used,
         "validation_loss": state.validation_loss,

@@ -14,6 +14,7 @@ from typing import Any
 
 from conf.schema import Config
 from conf.sizes import checkpoint_bytes, checkpoints_kept, flops_per_token, parameters, runs_dir_bytes
+from conf.stages import source_tokens
 from conf.tracking import copied_steps
 
 #: Properties of a configuration that are part of its budget.
@@ -40,12 +41,18 @@ def budget(config: Config) -> dict[str, Any]:
         "parameters": counts.total,
         "active_parameters": counts.active,
         "flops_per_token": per_token,
-        "total_flops": per_token * config.total_tokens,
+        "total_flops": total_flops(config),
         **{name: getattr(config, name) for name in _COUNTED},
         "checkpoint_bytes": checkpoint_bytes(config),
         "checkpoints_kept": checkpoints_kept(config),
         "disk_bytes": runs_dir_bytes(config),
     }
+
+
+def total_flops(config: Config) -> int:
+    """Return the FLOPs of the whole run, forward and backward."""
+    parts = [(stage.config, stage.tokens) for stage in config.stages] or [(config, config.total_tokens)]
+    return sum(flops_per_token(of.model, of.train.seq_len) * tokens for of, tokens in parts)
 
 
 _HOUR_S, _DAY_S = 3600.0, 86400.0
@@ -79,11 +86,13 @@ class Cost:
 
 
 def cost(config: Config, step_s: float, *, steps: int | None = None) -> Cost:
-    """Return the cost of so many steps, by default all, at ``step_s`` seconds each."""
+    """Return the cost of so many steps, by default all, at ``step_s`` seconds each on average."""
+    tokens = config.total_tokens if steps is None and config.stages else None
     steps = config.total_steps if steps is None else steps
+    tokens = steps * config.tokens_per_step if tokens is None else tokens
     run_s = step_s * steps
     node_hours = run_s / _HOUR_S * config.cluster.paid_nodes
-    price, tokens = config.cluster.price_usd_per_node_hour, steps * config.tokens_per_step
+    price = config.cluster.price_usd_per_node_hour
     usd = None if price is None else node_hours * price
     return Cost(
         days=run_s / _DAY_S,
@@ -192,12 +201,12 @@ def epochs(config: Config, dataset: Mapping[str, Any]) -> list[Epochs]:
         dataset: content of ``dataset.json``.
     """
     sources = dataset.get("sources", [])
-    weights = [source.weight for source in config.data.sources] or [1.0]
-    if len(weights) != len(sources) or not all(source.get("estimated_tokens") for source in sources):
+    trained = source_tokens(config, config.total_tokens)
+    if len(trained) != len(sources) or not all(source.get("estimated_tokens") for source in sources):
         return []
     return [
-        Epochs(source["path"], source["estimated_tokens"], round(config.total_tokens * weight / sum(weights)))
-        for source, weight in zip(sources, weights, strict=True)
+        Epochs(source["path"], source["estimated_tokens"], round(tokens))
+        for source, tokens in zip(sources, trained, strict=True)
     ]
 
 

@@ -296,13 +296,18 @@ def memory(config: Config, execution: Execution | None = None) -> Memory:
     return max(needs, key=lambda need: need.need_bytes)
 
 
+def largest_stage(config: Config) -> Config:
+    """Return the configuration of the stage that needs the most memory; the run's own if it has no stages."""
+    return max([stage.config for stage in config.stages] or [config], key=lambda of: memory(of).need_bytes)
+
+
 def check_memory(config: Config) -> None:
     """Refuse a run that does not fit its devices' memory, if that is known.
 
     Raises:
         ConfigError: names the device's memory and the need.
     """
-    need = memory(config)
+    need = memory(largest_stage(config))
     if need.fits is False:
         largest = max((part for part in need.parts if part.kind == "derived"), key=lambda part: part.value_bytes)
         raise ConfigError(

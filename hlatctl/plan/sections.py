@@ -19,13 +19,22 @@ from conf.sizes import (
     parameters,
     runs_dir_bytes,
 )
+from conf.stages import Stage
 from conf.training_rules import learning_rate
 from hlatctl.machine_speed import Speed, measure
-from hlatctl.plan.budget import GOOD_EPOCHS, Epochs, cost, volume
-from hlatctl.plan.memory import Memory, memory
+from hlatctl.plan.budget import GOOD_EPOCHS, Epochs, cost, total_flops, volume
+from hlatctl.plan.memory import Memory, largest_stage, memory
 from hlatctl.plan.published import Compose, points
 from hlatctl.plan.search import remedies
-from hlatctl.plan.step_time import StepTime, corruption_check_cost_steps, missing, peak_flops_per_s, step_time
+from hlatctl.plan.step_time import (
+    StepTime,
+    corruption_check_cost_steps,
+    mean_step_s,
+    missing,
+    peak_flops_per_s,
+    step_time,
+    step_time_s,
+)
 from hlatctl.units import count, counted, duration, seconds, size
 
 #: The origin of a figure: the configuration, arithmetic, arithmetic with fitted numbers, a measurement.
@@ -91,15 +100,17 @@ def sections(config: Config, compose: Compose, speed: Speed | None = None) -> li
         compose: returns the configurations of published runs.
         speed: this machine's measured speed.
     """
-    time, need = step_time(config), memory(config)
+    largest = largest_stage(config)
+    time, need = step_time(config), memory(largest)
     plan = [
         Section("memory, time and cost", _in_short(config, need, time)),
         Section("the run", _run(config)),
-        Section(MEMORY, _memory(config, need)),
+        Section("its stages", [_stage(stage) for stage in config.stages]),
+        Section(MEMORY, _memory(largest, need)),
         Section(TIME, _time(config, time, speed)),
     ]
     if time is not None:
-        plan.append(Section("cost, if nothing breaks", _cost(config, time.total_s)))
+        plan.append(Section("cost, if nothing breaks", _cost(config, mean_step_s(config) or time.total_s)))
     plan.append(Section("data, disk and tracking", _volume(config, time)))
     if time is not None and speed is None:
         plan.append(Section("how far to trust this: published figures", _trust(compose, config.cluster.name)))
@@ -138,20 +149,34 @@ def _in_short(config: Config, need: Memory, time: StepTime | None) -> list[Figur
     lines = [Figure("memory of a process", need.need_bytes, text, kind)]
     if time is None:
         return [*lines, Figure("training time", None, f"unknown: set {', '.join(missing(config))}", GIVEN)]
-    run_s = time.total_s * config.total_steps
-    steps = f"{duration(run_s)}, if nothing breaks: {config.total_steps:,} steps of {seconds(time.total_s)}"
-    usd = cost(config, time.total_s).usd
+    step_s = mean_step_s(config) or time.total_s
+    run_s, of = step_s * config.total_steps, f"{seconds(step_s)}{' on average' * (len(config.stages) > 1)}"
+    steps = f"{duration(run_s)}, if nothing breaks: {config.total_steps:,} steps of {of}"
+    usd = cost(config, step_s).usd
     price = "unknown: set cluster.price_usd_per_node_hour" if usd is None else f"${usd:,.0f}, if nothing breaks"
     return [
         *lines,
         Figure("training time", run_s, steps, CALIBRATED),
         Figure("training cost", usd, price, GIVEN if usd is None else CALIBRATED),
-        *_budgets(config, time),
+        *_budgets(config, step_s),
     ]
 
 
-def _budgets(config: Config, time: StepTime) -> list[Figure]:
-    whole = cost(config, time.total_s)
+def _stage(stage: Stage) -> Figure:
+    """Return the line of a stage, whose value is its number of tokens."""
+    config, step_s = stage.config, step_time_s(stage.config)
+    first, last = (learning_rate(step, config) for step in (stage.after_step + 1, stage.last_step))
+    parts = [
+        f"{count(stage.tokens)} tokens",
+        f"{stage.steps:,} steps of {config.train.global_batch_size:,} x {config.train.seq_len:,}",
+        f"learning rate {first:.3g} to {last:.3g}",
+        *([] if step_s is None else [f"{duration(step_s * stage.steps)} at {seconds(step_s)} a step"]),
+    ]
+    return Figure(stage.name, stage.tokens, ", ".join(parts), DERIVED if step_s is None else CALIBRATED)
+
+
+def _budgets(config: Config, step_s: float) -> list[Figure]:
+    whole = cost(config, step_s)
     figures = []
     for key, limit, need, unit in (
         ("budget.usd", config.budget.usd, whole.usd, "USD"),
@@ -180,7 +205,8 @@ def _verdict(need: Memory) -> str:
 
 def _run(config: Config) -> list[Figure]:
     weights, per_token = parameters(config.model), flops_per_token(config.model, config.train.seq_len)
-    flops = per_token * config.total_tokens
+    flops = total_flops(config)
+    steps = f"{config.total_steps:,}" + f" of {config.tokens_per_step:,} tokens" * (not config.stages)
     layout = (
         f"{config.world_size}, data-parallel {config.data_parallel_size}, micro-batch {config.micro_batch_size}, "
         f"gradient accumulation {config.grad_accum_steps}"
@@ -192,7 +218,7 @@ def _run(config: Config) -> list[Figure]:
         *([] if weights.active == weights.total else [active]),
         Figure("FLOPs per token", per_token, f"{per_token:,} (forward, backward)", DERIVED),
         Figure("FLOPs in all", flops, f"{flops:.3g}", DERIVED),
-        Figure("steps", config.total_steps, f"{config.total_steps:,} of {config.tokens_per_step:,} tokens", DERIVED),
+        Figure("steps", config.total_steps, steps, DERIVED),
         Figure("tokens", config.total_tokens, f"{config.total_tokens:,}", DERIVED),
         Figure("nodes", config.cluster.nodes, f"{config.cluster.nodes} of {config.cluster.name}", GIVEN),
         Figure("processes", config.world_size, layout, DERIVED),
@@ -370,15 +396,13 @@ def continuation_section(before: Config, after: Config, step: int) -> Section:
     figures = [
         Figure("steps done", step, f"{step:,}, {count(after.tokens_at(step))} tokens", DERIVED),
         Figure("last step", after.total_steps, _changed(before.total_steps, after.total_steps), DERIVED),
-        Figure("steps left", left, f"{left:,}, {count(left * after.tokens_per_step)} tokens", DERIVED),
+        Figure("steps left", left, f"{left:,}, {count(after.total_tokens - after.tokens_at(step))} tokens", DERIVED),
         Figure("learning rate of the next step", learning_rate(step + 1, after), _rate(before, after, step), DERIVED),
         Figure("learning rate of the last step", learning_rate(after.total_steps, after), _last(after), DERIVED),
     ]
-    if (time := step_time(after)) is not None:
-        rest = cost(after, time.total_s, steps=left)
-        figures.append(
-            Figure("time left, if nothing breaks", left * time.total_s, duration(left * time.total_s), DERIVED)
-        )
+    if (step_s := mean_step_s(after, done=step)) is not None:
+        rest = cost(after, step_s, steps=left)
+        figures.append(Figure("time left, if nothing breaks", left * step_s, duration(left * step_s), DERIVED))
         if rest.usd is not None:
             figures.append(Figure("cost of that", rest.usd, f"{rest.usd:,.0f} USD", DERIVED))
     return Section("the rest of the run", figures)

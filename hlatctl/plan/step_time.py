@@ -728,6 +728,18 @@ def step_time_s(config: Config) -> float | None:
     return None if time is None else time.total_s
 
 
+def mean_step_s(config: Config, *, done: int = 0) -> float | None:
+    """Return the mean seconds of the run's optimizer steps after ``done``, whose stages may differ; None as above."""
+    seconds, steps = 0.0, 0
+    for stage in config.stages:
+        if left := max(0, stage.last_step - max(done, stage.after_step)):
+            step_s = step_time_s(stage.config)
+            if step_s is None:
+                return None
+            seconds, steps = seconds + left * step_s, steps + left
+    return seconds / steps if steps else step_time_s(config)
+
+
 def peak_flops_per_s(config: Config) -> float | None:
     """Return the peak of all processes together, which MFU refers to; None if unknown. With FP8 it is that of BF16."""
     hardware = config.cluster.hardware

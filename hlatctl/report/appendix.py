@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from conf.stages import source_tokens
+from conf.training_rules import learning_rate
 from hlatctl.plan.budget import epochs
 from hlatctl.report.record import Record
 from hlatctl.run.continuations import Kept
@@ -54,15 +56,16 @@ SOURCES_HEADER = (
 def sources(record: Record) -> list[list[str]]:
     """Return a row for each source, in the order of ``SOURCES_HEADER``; empty if the corpus is not prepared."""
     found: list[dict[str, Any]] = record.dataset.get("sources") or []
-    weights = [source.weight for source in record.config.data.sources] or [1.0]
-    if len(weights) != len(found):
-        weights = [1.0] * len(found) if len(found) == 1 else []
+    all_tokens = max(1, record.numbers.tokens)
+    shares = [tokens / all_tokens for tokens in source_tokens(record.config, all_tokens)]
+    if len(shares) != len(found):
+        shares = [1.0] * len(found) if len(found) == 1 else []
     planned = epochs(record.config, record.dataset)
     rows = []
     for at, source in enumerate(found):
-        share = weights[at] / sum(weights) if weights else None
-        tokens = source.get("estimated_tokens")
+        share = shares[at] if shares else None
         consumed = None if share is None else share * record.numbers.tokens
+        tokens = source.get("estimated_tokens")
         rows.append(
             [
                 str(source.get("path") or "unknown"),
@@ -73,6 +76,30 @@ def sources(record: Record) -> list[list[str]]:
                 _known(consumed, count),
                 f"{consumed / tokens:.2f}" if consumed is not None and tokens else "–",
                 f"{planned[at].count:.2f}" if planned else "–",
+            ]
+        )
+    return rows
+
+
+TRAINING_STAGES_HEADER = ("stage", "steps", "tokens", "batch", "learning rate", "shares of the sources")
+
+
+def training_stages(record: Record) -> list[list[str]]:
+    """Return a row for each stage of the run, in the order of ``TRAINING_STAGES_HEADER``; empty if it has none."""
+    rows = []
+    for stage in record.config.stages:
+        config, weights = stage.config, stage.config.data.source_weights
+        first, last = (learning_rate(step, config) for step in (stage.after_step + 1, stage.last_step))
+        names = [s.name or s.path.rstrip("/").rpartition("/")[2] for s in config.data.inputs] or ["all"]
+        shares = (f"{name} {100 * w / sum(weights):.3g} %" for name, w in zip(names, weights, strict=True) if w)
+        rows.append(
+            [
+                stage.name,
+                f"{stage.after_step + 1:,} to {stage.last_step:,}",
+                count(stage.tokens),
+                f"{config.train.global_batch_size:,} x {config.train.seq_len:,}",
+                f"{first:.3g} to {last:.3g}",
+                ", ".join(shares),
             ]
         )
     return rows

@@ -149,7 +149,7 @@ def _arrivals_s(state: RunState, config: Config) -> list[float] | None:
 
 def _interval_s(state: RunState, config: Config) -> float | None:
     steps, pace_s = _left_steps(state, config), seconds_per_step(state)
-    return pace_s * config.eval.every_tokens / config.tokens_per_step if steps and pace_s else None
+    return pace_s * config.eval.every_tokens / config.during(state.step).tokens_per_step if steps and pace_s else None
 
 
 def _forecast(

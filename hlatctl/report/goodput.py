@@ -24,7 +24,7 @@ from conf.schema import Config
 from hlatctl.plan import budget
 from hlatctl.plan.budget import COMPARED_TOKENS, baseline_usd_per_4m_tokens
 from hlatctl.plan.budget import cost as planned_cost
-from hlatctl.plan.step_time import step_time_s
+from hlatctl.plan.step_time import mean_step_s
 from hlatctl.report.numbers import column, cost_usd, mean, median, process_hours
 from hlatctl.run.errors import DependencyError, install
 from hlatctl.run.events import RECOVERY_PHASES
@@ -435,7 +435,7 @@ END, EVALUATION_WAIT, HEAD, IDLE = "end", "evaluation_wait", "head", "idle"
 QUEUED = "queued"
 _FINISHED = "finished"
 #: Causes of an attempt's end after which training waits for evaluations.
-_EVALUATED_AFTER = (_FINISHED, "evaluation")
+_EVALUATED_AFTER = (_FINISHED, "stage", "evaluation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -890,7 +890,7 @@ def prices(config: Config, time: Goodput, tokens: int) -> list[Price]:
     if time.cost_usd is None or tokens <= 0:
         return []
     usd = time.cost_usd * COMPARED_TOKENS / tokens
-    baseline, step_s = baseline_usd_per_4m_tokens(config), step_time_s(config)
+    baseline, step_s = baseline_usd_per_4m_tokens(config), mean_step_s(config)
     found = [Price("this run, with lost time", usd, usd / baseline if baseline else None)]
     planned = planned_cost(config, step_s).usd_per_4m_tokens if step_s else None
     if planned is not None:

@@ -201,6 +201,7 @@ class Numbers:
     attempts: list[Attempt]
     amendments: list[Amendment]
     stages: list[Stage]
+    training_stages: dict[str, int]
     warnings: list[str]
     message: str
     evaluates: str
@@ -244,6 +245,7 @@ def numbers(state: RunState, config: Config) -> Numbers:
             Stage(name=stage.name, status=stage.status, wall_s=float(stage.wall_s), message=stage.message)
             for stage in state.stages.values()
         ],
+        training_stages={stage.name: stage.after_tokens for stage in config.stages},
         warnings=state.warnings,
         message=state.message,
         evaluates=state.evaluates,

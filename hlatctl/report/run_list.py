@@ -454,7 +454,7 @@ def live_row(view: RunView) -> LiveRow:
         step=state.step,
         total_steps=total,
         loss=number(last, "loss") if last else None,
-        tokens_per_s=view.config.tokens_per_step / pace_s if pace_s and view.config else None,
+        tokens_per_s=view.config.during(state.step).tokens_per_step / pace_s if pace_s and view.config else None,
         left_s=training_left_s(state, total) if running and total else None,
         needs_person=view.status in NEEDS_PERSON or (running and any(job.needs_person for job in waiting)),
         what=_what(view),

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from conf.schema import Config
 from conf.sizes import has_shape, parameters
 from hlatctl.report import signals
+from hlatctl.report.appendix import TRAINING_STAGES_HEADER, training_stages
 from hlatctl.report.baselines import PERCENT
 from hlatctl.report.compare import Cell
 from hlatctl.report.goodput import Price, prices
@@ -136,6 +137,9 @@ def render(record: Record, figures: Mapping[str, str] | None = None) -> str:
     if record.signals:
         parts.append("## Signal\n")
         parts += [table(*signals.table(record.signals)), f"{signals.note(record.signals)}\n"]
+    if stages := training_stages(record):
+        parts.append("## Stages of training\n")
+        parts.append(table([*TRAINING_STAGES_HEADER], stages))
     if run.amendments:
         parts.append("## Amendments\n")
         parts.append(table(AMENDMENTS, [row for amendment in run.amendments for row in amendment_rows(amendment)]))

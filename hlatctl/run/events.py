@@ -474,6 +474,11 @@ OF_RUNS: dict[str, Kind] = {
         "(begin after this step; null: as soon as each key may change); newest_step whole (the run's at that time)",
         _config_amended,
     ),
+    "training_stage_started": _kind(
+        "train rank 0: again after a return to the stage's beginning",
+        "name! text; number! whole (from 1); step! whole (its first one)",
+        lambda e: f"stage {e['name']} ({e['number']}) begins with step {e['step']}",
+    ),
     "amendment_applied": _kind(
         "flow, train rank 0: again after a return to an earlier checkpoint",
         "number! whole; step! whole (the last one without it)",

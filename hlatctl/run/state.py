@@ -19,7 +19,7 @@ TRAIN_JOB = "train"
 #: Jobs that run on the nodes that a run keeps for training. While one waits in a queue, the run holds no nodes.
 _ON_NODES = (TRAIN_JOB, "preflight", "coverage")
 #: Causes of ends that are no failures.
-_NO_FAILURES = ("finished", "stopped", "budget", "amended", "evaluation")
+_NO_FAILURES = ("finished", "stopped", "budget", "amended", "stage", "evaluation")
 #: ``code`` of a ``job_queued`` event: the job waits until a person repairs a node.
 NO_SPARE_NODE = "no_spare_node"
 #: Fields of a step's event that only the newest step keeps.

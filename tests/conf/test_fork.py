@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.compose import amend
-from conf.fork import check_continues, decay, have_same_tensors, is_of_data
+from conf.fork import check_continues, decay, have_same_tensors, is_of_data, of_stage
 from conf.schema import (
     CheckpointConfig,
     Config,
@@ -16,6 +16,7 @@ from conf.schema import (
     ForkConfig,
     OptimizerConfig,
     SourceConfig,
+    StageConfig,
     TrainConfig,
 )
 from conf.sizes import checkpoints_kept
@@ -146,3 +147,25 @@ def test_a_branch_begins_at_the_peak_of_the_learning_rate(step: int, lr: float, 
     with pytest.raises(ConfigError, match=message) as caught:
         decay(STABLE, after, 0.1)
     assert "--at" in str(caught.value.hint)
+
+
+def test_a_fork_of_a_stage_has_its_values_and_ends_with_it() -> None:
+    stages = [
+        StageConfig(name="pre", tokens=409_600),
+        StageConfig(name="mid", tokens=81_920, set={"optimizer.lr": 1e-5}),
+        StageConfig(name="long", tokens=81_920, set={"train.global_batch_size": 4, "train.seq_len": 1024}),
+    ]
+    parent = replace(PARENT, train=replace(PARENT.train, stages=stages))
+    child = of_stage(parent, 110, restart_data=False)
+    assert (child.stages, child.optimizer.lr, child.train.tokens) == ((), 1e-5, 491_520)
+    assert of_stage(PARENT, 110, restart_data=False) == PARENT
+    with pytest.raises(ConfigError, match="stage long reads the corpus in the first stage's 8 rows"):
+        of_stage(parent, 130, restart_data=False)
+    assert of_stage(parent, 130, restart_data=True).train.seq_len == 1024
+
+
+def test_a_fork_with_other_weights_of_its_sources_reads_them_from_the_beginning() -> None:
+    sources = [SourceConfig(path="a"), SourceConfig(path="b", weight=3)]
+    parent = replace(PARENT, data=DataConfig(sources=sources))
+    assert is_of_data(parent, replace(parent, data=DataConfig(sources=sources, weights={"a": 2, "b": 6})))
+    assert not is_of_data(parent, replace(parent, data=DataConfig(sources=sources, weights={"a": 1, "b": 1})))

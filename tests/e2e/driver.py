@@ -22,14 +22,14 @@ class Driver:
     """A driver of a run, which the test may end; and the run."""
 
     def __init__(self, cli: Cli, run_id: str) -> None:
-        self._cli, self.run = cli, RunPaths(cli.runs_dir / run_id)
+        self.cli, self.run = cli, RunPaths(cli.runs_dir / run_id)
         self.process: subprocess.Popen[str] | None = None
 
     def train(self, *overrides: str) -> None:
-        self.process = self._cli.start_train(self.run.run_id, *overrides)
+        self.process = self.cli.start_train(self.run.run_id, *overrides)
 
     def resume(self) -> None:
-        self.process = self._cli.start("resume", self.run.run_id)
+        self.process = self.cli.start("resume", self.run.run_id)
 
     def kill(self) -> None:
         if not self._over() and self.process:

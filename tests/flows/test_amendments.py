@@ -12,7 +12,7 @@ import pytest
 
 import conf.load
 from conf.of_run import CONFIG_AMENDED, newest_amendment, of_run
-from conf.schema import Config, SimulationConfig
+from conf.schema import Config, SimulationConfig, StageConfig
 from flows import amendments, pretrain
 from flows.amendments import Amended
 from flows.pretrain import PlainCaller
@@ -65,6 +65,29 @@ def test_an_amendment_is_journalled_with_old_and_new_values(run: RunPaths) -> No
     assert (made.number, made.begins) == (1, "next_attempt")
     assert of_run(run) == made.after == conf.load.load(run.amended_config(1))
     assert run.amended_config(1).stat().st_mode & 0o077 == 0
+
+
+def test_an_amendment_of_a_run_with_stages_must_have_an_effect_in_one_that_is_left(run: RunPaths) -> None:
+    stages = [
+        StageConfig(name="pre", tokens=60 * 8192),
+        StageConfig(name="mid", tokens=60 * 8192, set={"optimizer.lr": 1e-3}),
+        StageConfig(name="late", tokens=60 * 8192, set={"optimizer.weight_decay": 0.2}),
+    ]
+    before = of_run(run)
+    staged = dataclasses.replace(before, train=dataclasses.replace(before.train, stages=stages))
+    files.write_text(run.config, files.seal_lines(conf.load.dump(staged)))
+    with pytest.raises(
+        ConfigError, match=r"optimizer\.lr=0\.1: has no effect, because the stages that are left set it"
+    ):
+        amend(run, "optimizer.lr=0.1")
+    with pytest.raises(ConfigError, match=r"train\.stages=\[\]: can't change in a run that exists"):
+        amend(run, "train.stages=[]")
+    amend(run, "optimizer.weight_decay=0.3")
+    amend(run, "train.z_loss=1e-4")
+    assert [(c.optimizer.weight_decay, c.train.z_loss) for c in (of_run(run).during(s) for s in (61, 121))] == [
+        (0.3, 1e-4),
+        (0.2, 1e-4),
+    ]
 
 
 def test_an_amendment_that_is_journalled_is_made_although_the_disk_has_no_room_for_its_file(

@@ -171,6 +171,9 @@ class Member(Protocol):
     data_ranks: list[int]
     """The ranks of this process's replica and node that need tokens, perhaps without this one; the first reads them."""
 
+    def take_values(self, config: Config) -> None:
+        """Use the values of another configuration of the same processes, before anything is built."""
+
     def from_rank0(self, value: Any) -> Any:
         """Return rank 0's JSON value, on every process."""
 
@@ -321,6 +324,10 @@ class TorchDistributed(ABC):
         #: Connects the hosts; training does not use it. None: this is the only process.
         self._beside: dist.ProcessGroup | None = None
         torch.set_num_threads(config.cluster.threads_per_process)
+
+    def take_values(self, config: Config) -> None:
+        """See :class:`Member`."""
+        self._config = config
 
     @property
     @abstractmethod

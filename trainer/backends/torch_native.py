@@ -74,6 +74,11 @@ class TorchNative(TorchDistributed):
             self.compiles = False
             self.warnings.append(f"{problem}: training runs uncompiled, which is slower")
 
+    def take_values(self, config: Config) -> None:
+        """See :class:`trainer.backends.base.Backend`."""
+        super().take_values(config)
+        self._layout = replace(self._layout, config=config)
+
     @property
     def steps_ahead(self) -> int:
         """See :class:`trainer.backends.base.Backend`."""

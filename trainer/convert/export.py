@@ -75,6 +75,7 @@ def export(
     with new_folder(target) as partial:
         folder = choose(run, step)
         manifest = read_manifest(folder)  # before the weights: training may delete the checkpoint while they are read
+        config = config.during(manifest.step)
         weights = Weights.open(folder, config, kind)
         stored = next(iter(weights.ours.values())).dtype
         named = dtype or str(stored).removeprefix("torch.")

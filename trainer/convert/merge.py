@@ -106,7 +106,7 @@ def merge(sources: Sequence[tuple[RunPaths, int | None, float]], target: Path, d
                 raise ConfigError(
                     f"{_name(source)}: is named twice", hint="name each checkpoint once; --weights gives it a share"
                 )
-            configs.append(of_run(run))
+            configs.append(of_run(run).during(manifest.step))
             parts.append(Weights.open(folder, configs[-1]))
             merged.append(source)
         mean = _Mean(parts, merged)

@@ -53,7 +53,7 @@ def open_weights(run: RunPaths, step: int, manifest_sha256: str, kind: str = "tr
         )
     if read_manifest(folder).sha256 != manifest_sha256:
         raise CheckpointError(f"{folder}: was written anew since it was verified", hint="repeat the command")
-    return Weights.open(folder, of_run(run), kind)
+    return Weights.open(folder, of_run(run).during(step), kind)
 
 
 def _serve(arguments: argparse.Namespace, output: BinaryIO) -> None:

@@ -43,7 +43,7 @@ def documents_at(run: RunPaths, step: int) -> dict[str, Any]:
         ConfigError: the run has no such step.
         DataError: its corpus is missing.
     """
-    from trainer.data.loader import Loader
+    from trainer.data.loader import Loader, mixed_anew
 
     config = of_run(run)
     check_step(config, step, "--step")
@@ -51,7 +51,14 @@ def documents_at(run: RunPaths, step: int) -> dict[str, Any]:
     trained = step in read_state(run).steps
     from_step, state = _checkpoint_before(config, run, step)
     counted = events_that_count(events, step) if trained else events
-    loader = Loader(config, _dataset(run), rank=0, size=1, state=state, events=counted)
+    stage = config.stage_at(step)
+    if stage and from_step < stage.after_step:
+        raise DataError(
+            f"--step={step}: no checkpoint of its stage {stage.name} is left, and the stage before reads other batches",
+            hint=f"name a step after one that `hlatctl checkpoint ls {run.run_id}` shows",
+        )
+    state = mixed_anew(config, from_step, state) if state else None
+    loader = Loader(config.during(step), _dataset(run), rank=0, size=1, state=state, events=counted)
     try:
         first = loader.batch
         for _ in range(step - from_step):

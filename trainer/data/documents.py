@@ -221,8 +221,8 @@ def deal_of(config: Config, sources: Sequence[Source | TokenSource]) -> Deal:
     return Deal(
         [len(source.documents) for source in sources],
         keys=[source.fingerprint for source in sources],
-        weights=[source.weight for source in config.data.sources] or [1.0] * len(sources),
-        rows=config.train.global_batch_size,
+        weights=config.data.source_weights,
+        rows=config.data_rows,
         seed=config.seed,
     )
 

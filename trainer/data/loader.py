@@ -31,7 +31,7 @@ from conf.schema import Config
 from hlatctl.run.errors import STORAGE_AWAY, CheckpointError, HlatctlError, LaunchError, from_record, to_record
 from hlatctl.run.journal import Event
 from trainer.data.documents import deal_of, sources_of
-from trainer.data.packing import PackedRow, Position, Span
+from trainer.data.packing import Deal, PackedRow, Position, Span
 from trainer.data.remote import ReadAhead
 from trainer.data.tokenizer import Tokens, make_encoder, tokenizer_of
 
@@ -265,6 +265,9 @@ _TELLS_S = 5.0
 class Loader(Batches):
     """Reads a data-parallel rank's share of each step's sequences.
 
+    A step takes a sequence of each row. In a stage with a smaller batch than the first stage's, every k-th row has its
+    turn in a step; with a larger one, each row gives several sequences in succession.
+
     Args:
         state: the concatenated :attr:`state` lists of all ranks, in order, for any number of ranks.
         events: the journal's events, equal on all ranks; ``data_changed`` events add batches to skip.
@@ -289,7 +292,8 @@ class Loader(Batches):
         # One thread per rank: the other cores are needed for the computation.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.sources = sources_of(dataset)
-        rows = config.train.global_batch_size
+        rows, sequences = config.data_rows, config.train.global_batch_size
+        self._turns, self._each = max(1, rows // sequences), max(1, sequences // rows)
         first, positions = _positions(state, rows, len(self.sources))
         super().__init__(batch=first, ahead=config.data.prefetch_batches)
         self._seq_len, self._skip, self._sender = config.train.seq_len, skipped_batches(config, events), sender
@@ -324,9 +328,14 @@ class Loader(Batches):
         try:
             while not self._stopping.is_set():
                 number += 1
-                tokens = np.stack([row.take(self._seq_len) for row in rows])
+                taken = [
+                    (row.take(self._seq_len), row.spans)
+                    for row in rows[(number - 1) % self._turns :: self._turns]
+                    for _ in range(self._each)
+                ]
                 if number not in self._skip:
-                    self._hand_out(Batch(tokens, number, [row.spans for row in rows], [row.position for row in rows]))
+                    tokens, spans = np.stack([tokens for tokens, _ in taken]), [spans for _, spans in taken]
+                    self._hand_out(Batch(tokens, number, spans, [row.position for row in rows]))
         except HlatctlError as error:
             if self._stopping.is_set():
                 return
@@ -343,6 +352,29 @@ class Loader(Batches):
         self._put(batch)
         if self._sender:
             self._sender.send(batch)
+
+
+def mixed_anew(config: Config, step: int, state: State) -> State:
+    """Return the state with which the step after a checkpoint begins.
+
+    If a stage with other weights of the sources begins there, the tokens of each source are counted from 0: the weights
+    are shares of the stage's tokens. The numbers of documents stay, so each source goes on where it was, and so does a
+    document that is open.
+
+    Raises:
+        CheckpointError: the state is invalid.
+    """
+    weights = config.during(step).data.source_weights
+    if weights == config.during(step + 1).data.source_weights:
+        return state
+    deal = Deal([], keys=[], weights=weights, rows=config.data_rows, seed=config.seed)
+    batch, positions = _positions(state, config.data_rows, len(weights))
+    anew = []
+    for row, position in enumerate(positions):
+        source = deal.opened(row, position) if position.token else None
+        finished = tuple((documents, 0) for documents, _ in position.finished)
+        anew.append([batch, *Position(position.token, finished, source).to_json()])
+    return anew
 
 
 def _positions(state: State | None, rows: int, sources: int) -> tuple[int, list[Position]]:

@@ -287,7 +287,7 @@ class Consumed:
 
     def __init__(self, config: Config, dataset: dict[str, Any], state: Sequence[Sequence[int]]) -> None:
         self.sources = sources_of(dataset)
-        rows = config.train.global_batch_size
+        rows = config.data_rows
         if len(state) != rows:
             raise CheckpointError(
                 f"the checkpoint's global batch has {len(state)} sequences, train.global_batch_size={rows}"
@@ -330,7 +330,7 @@ class Consumed:
     def _opened(self) -> Iterator[Reading]:
         """Yield the beginning of each row's unfinished document, unless its whole source was read."""
         for row, position in enumerate(self._rows):
-            source = self._deal.source(row, position.finished)
+            source = self._deal.opened(row, position)
             if position.token and self._sums[source] is not None:
                 document = self._deal.document(row, source, position.finished[source][0])
                 yield Reading(source, document, position.token)
@@ -404,7 +404,7 @@ class Worker:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores
         run = RunPaths(scan.run)
         dataset = dataset_of(run)
-        config = of_run(run)
+        config = of_run(run).during(scan.step)
         self.items = Items(scan.items)
         state = read_rank_states(run.checkpoint(scan.step)).loader
         with reading(run.dataset, hint=_DATASET):

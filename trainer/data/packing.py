@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 
@@ -82,11 +82,13 @@ class Position:
     """The position of a row's next token.
 
     ``token`` tokens of the open document are taken. ``finished`` has, for each source, the number of finished documents
-    and of their tokens.
+    and of their tokens. ``source`` is that of the open document, if the weights have changed since it was opened; None:
+    the one that the deal says.
     """
 
     token: int
     finished: tuple[tuple[int, int], ...]
+    source: int | None = None
 
     @classmethod
     def start(cls, sources: int) -> Position:
@@ -95,7 +97,8 @@ class Position:
 
     def to_json(self) -> list[int]:
         """Return a flat list of numbers."""
-        return [self.token, *(number for pair in self.finished for number in pair)]
+        opened = [] if self.source is None else [self.source]
+        return [self.token, *(number for pair in self.finished for number in pair), *opened]
 
     @classmethod
     def from_json(cls, numbers: Sequence[int], sources: int) -> Position:
@@ -104,10 +107,11 @@ class Position:
         Raises a CheckpointError if the list is invalid, or had more sources.
         """
         token, *counts = numbers
-        if len(counts) % 2 or not counts or len(counts) > 2 * sources or min(numbers) < 0:
+        source = counts.pop() if len(counts) % 2 else None
+        if not counts or (source or 0) >= sources or len(counts) > 2 * sources or min(numbers) < 0:
             raise CheckpointError(f"the data loader's state is not a state of {sources} sources: {str(numbers)[:200]}")
         pairs = list(zip(counts[::2], counts[1::2], strict=True))
-        return cls(token, (*pairs, *[(0, 0)] * (sources - len(pairs))))
+        return cls(token, (*pairs, *[(0, 0)] * (sources - len(pairs))), source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +163,10 @@ class Deal:
             if lot < 0:
                 return source
         return int(np.argmax(chances))  # rounding has used up the rest of the probability
+
+    def opened(self, row: int, position: Position) -> int:
+        """Return the source of a row's open or next document."""
+        return self.source(row, position.finished) if position.source is None else position.source
 
     def document(self, row: int, source: int, nth: int) -> int:
         """Return the position of the ``nth`` document (0-based) that a row draws from a source."""
@@ -218,13 +226,13 @@ class PackedRow:
             if taken > 0:
                 self.spans.append(Span(source=self._source, document=self._document, first=first, tokens=taken))
             if filled == len(packed):
-                self.position = Position(first + taken, self.position.finished)
+                self.position = replace(self.position, token=first + taken)
                 return packed
             self._finish_document()
 
     def _open(self) -> Tokens:
         finished = self.position.finished
-        source = self._source = self._deal.source(self._row, finished)
+        source = self._source = self._deal.opened(self._row, self.position)
         nth = finished[source][0]
         self._document = self._deal.document(self._row, source, nth)
         documents = self._documents[source]

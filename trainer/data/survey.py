@@ -35,7 +35,7 @@ def survey(config: Config, dataset: dict[str, Any], *, documents: int) -> dict[s
     """
     described = tokenizer_of(dataset)
     encode, eos_id = make_encoder(described), dataset["tokenizer"]["eos_id"]
-    weights = [source.weight for source in config.data.sources] or [1.0]
+    weights = config.data.source_weights
     sources = [
         {**_survey_source(source, encode, eos_id, documents), "weight": weight / sum(weights), **_counts(entry)}
         for source, entry, weight in zip(sources_of(dataset), dataset["sources"], weights, strict=True)

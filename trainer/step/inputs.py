@@ -20,7 +20,7 @@ from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Member
 from trainer.checkpoint.manager import Restored
 from trainer.checkpoint.together import on_rank0
-from trainer.data.loader import Batches, Loader, NoBatches, ReceivedBatches, Sender, State
+from trainer.data.loader import Batches, Loader, NoBatches, ReceivedBatches, Sender, State, mixed_anew
 
 
 def read_dataset(run: RunPaths, backend: Member) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def open_batches(
     state: State | None = None
     if last and not config.begins_data_at(last.step):
         check_same_corpus(last.shared["dataset_fingerprint"], dataset, events)
-        state = last.loader
+        state = mixed_anew(config, last.step, last.loader)
     sequences, length = config.train.global_batch_size // backend.data_parallel_size, config.train.seq_len
 
     def read(sender: Sender | None) -> Loader:

@@ -77,6 +77,7 @@ class Training(training.Training):
         max_checkpoint_step: int | None = None,
     ) -> None:
         super().__init__(config, run, backend, journal, attempt=attempt, max_checkpoint_step=max_checkpoint_step)
+        config = self.config
         self.backend = backend
         drawn = self.chosen is None and not config.train.init_from
         self.model = backend.build_model(document_end_id=self.document_end_id, drawn=drawn)
@@ -93,7 +94,7 @@ class Training(training.Training):
         self.watch_for_corruption(lambda: subject_of(backend, self.model, self.optimizer))
 
     def run(self) -> int:
-        """Train to the last step, or until SIGTERM or an amendment ends the attempt.
+        """Train to the last step, or until SIGTERM, an amendment or the stage's end ends the attempt.
 
         Returns:
             The process's exit code, from ``conf.training_rules.EXIT_CODES``.
@@ -119,6 +120,8 @@ class Training(training.Training):
                 self._start_step()
                 self._collect()
                 outcome = self._finish_steps(leave=self.backend.steps_ahead)
+                if self.config.ends_stage(self.step):
+                    outcome = outcome or "amend"
                 is_checked = self.is_checked(self.step)
                 if outcome or is_checked or self._reason_to_save(outcome):
                     outcome = self._finish_steps(leave=0) or outcome  # never save a step that may not be finite

@@ -220,6 +220,9 @@ class Training:
         self.dataset = read_dataset(run, member)
         self.checkpoints = CheckpointManager(config, run, member, journal, attempt=attempt, storage=storage)
         self.chosen = self.checkpoints.choose(max_checkpoint_step)
+        begins_after = self.chosen[0] if self.chosen else config.fork.step
+        self.config = config = config.during(begins_after + 1)
+        member.take_values(config)
         self.monitor, self.line = Monitor(), StepLine(config)
         self._product: Product | None = None
         self.waits_within_steps = config.parallel.data_parallel == "fsdp"
@@ -260,6 +263,9 @@ class Training:
 
     def note_start(self, step: int, parameters: int, **fields: Any) -> None:
         """Journal that training starts after a step."""
+        stage = self.config.stage_at(step + 1)
+        if stage and stage.after_step == step:
+            self.note("training_stage_started", durable=True, name=stage.name, number=stage.number, step=step + 1)
         self.note(
             TRAIN_STARTED,
             resumed_from_step=step,

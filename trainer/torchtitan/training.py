@@ -484,6 +484,8 @@ class Training(training.Training):
         if self.is_checked(step):
             self._own_work = None
             self._logged_s += self.check_for_corruption(step)
+        if self.config.ends_stage(step):
+            self._ending = self._ending or "amend"
         self.outcome = self._ending
         reason = self.policy.reason_to_save(step, stopping=self._ending is not None)
         if reason:

@@ -117,7 +117,7 @@ export class CurvesTab {
     this.smoothingText.textContent = Number(this.params.smooth || 0).toFixed(2);
     this.legend.textContent = this.occurring(data).join(" · ");
     this.reset.hidden = !this.params.zoom;
-    const empty = data.steps.length === 0, marks = this.marks(data), lines = marks.filter(({ dash }) => dash).map(vertical);
+    const empty = data.steps.length === 0, marks = this.marks(data), lines = [...this.bands(data), ...marks.filter(({ dash }) => dash).map(vertical)];
     this.message.textContent = empty ? "No step has been trained yet." : "";
     this.crosshair.node.hidden = empty;
     const recorded = (key) => data.series[key] && data.series[key].y.some((y) => y !== null);
@@ -188,6 +188,17 @@ export class CurvesTab {
       (data.spikes || []).length > 0 && "▲ spike by HLAT's rule", this.clipping(data).length > 0 && "line across the gradient norm: clipping",
       loss?.y.some((y, index) => y !== null && loss.low[index] < loss.high[index]) && "shaded: range of the steps of a point",
     ].filter(Boolean);
+  }
+
+  /** The stages of a run as bands with their names. */
+  bands(data) {
+    const stages = this.details?.training_stages || [], last = data.steps.length - 1;
+    const at = (step) => data.xs[Math.min(last, lowerBound(data.steps, step))];
+    const isWide = (from, to) => at(to) - at(from) >= 0.12 * (data.xs[last] - data.xs[0]);
+    return stages.filter(({ from_step }) => last >= 0 && from_step <= data.steps[last]).map(({ name, from_step, to_step }, index) => ({
+      type: "rect", xref: "x", yref: "paper", x0: at(from_step), x1: at(Math.max(to_step, data.steps[0])), y0: 0, y1: 1, layer: "below",
+      line: { width: 0 }, fillcolor: faint("#8a8f98", index % 2 ? 0.14 : 0.04), label: { text: isWide(from_step, to_step) ? name : "", textposition: "top left", font: { size: 10, color: "#8a8f98" } },
+    }));
   }
 
   /** What happened in the drawn steps: where, in words, and the dash of its line. */

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hlatctl.report.numbers import LOSS_WINDOW_STEPS, Numbers, column, envelope, smooth, thin
@@ -162,13 +163,18 @@ _LOG_FROM = 10.0
 _LABELS_INSIDE = 3
 
 
+#: Narrower bands have no room for the name of their stage.
+_NAMED_FRACTION = 0.2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """Tokens at which something happened: restarts, and amendments by their number."""
+    """Tokens at which something happened: restarts, amendments by their number, and the begin of stages by name."""
 
     restarts: Sequence[int]
     amendments: Mapping[str, int]
     last_tokens: float
+    stages: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Numbers) -> Marks:
@@ -177,12 +183,14 @@ class Marks:
             restarts=[attempt.tokens for attempt in run.attempts[1:]],
             amendments={str(a.number): a.tokens for a in run.amendments if a.tokens is not None},
             last_tokens=max(run.total_tokens, run.tokens),
+            stages=run.training_stages,
         )
 
     def caption(self) -> str:
         """Return what the marks mean; empty if there are none."""
         parts = ["grey ticks at the bottom are restarts"] if self.restarts else []
         parts += ["numbered green lines are amendments"] if self.amendments else []
+        parts += ["grey bands are the stages of training"] if self.stages else []
         return f" In all figures over tokens, {', '.join(parts)}." if parts else ""
 
 
@@ -204,6 +212,12 @@ def over_tokens(axes: Axes, marks: Marks) -> None:
             color=AMENDED,
             fontsize=SMALL_PT,
         )
+    bounds = [*marks.stages.values(), marks.last_tokens]
+    for at, (name, (begin, end)) in enumerate(zip(marks.stages, itertools.pairwise(bounds), strict=True)):
+        axes.axvspan(begin, end, color=QUIET, alpha=0.12 if at % 2 else 0.0, linewidth=0, zorder=0)
+        if end - begin >= _NAMED_FRACTION * marks.last_tokens:
+            place: Any = {"xycoords": ("data", "axes fraction"), "xytext": (2, 8), "textcoords": "offset points"}
+            axes.annotate(name, (begin, 0.0), color=QUIET, fontsize=SMALL_PT, **place)
     axes.set_xlim(0, marks.last_tokens)
     axes.locator_params(axis="x", nbins=6)
     if axes.get_yscale() == "linear":

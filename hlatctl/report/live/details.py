@@ -82,6 +82,10 @@ def details(opened: OpenRun) -> dict[str, Any]:
             "notes": [{"unix_s": n.time_unix_s, "text": n.text, "by": n.by} for n in state.labels.notes],
             "tags": state.labels.tags,
             "name": state.labels.name,
+            "training_stages": [
+                {"name": stage.name, "from_step": stage.after_step + 1, "to_step": stage.last_step}
+                for stage in (config.stages if config else ())
+            ],
             "amendments": [_amendment(amendment) for amendment in state.amendments],
             "warnings": _warnings(events),
             "goodput": _goodput(opened, view, events),
@@ -201,7 +205,8 @@ def _attempts(state: RunState, config: Config | None) -> list[dict[str, Any]]:
             "decision": attempt.decision,
             "why": attempt.why,
             "lost_steps": attempt.lost_steps,
-            "lost_tokens": attempt.lost_steps * config.tokens_per_step,
+            "lost_tokens": config.tokens_at(attempt.last_step)
+            - config.tokens_at(attempt.last_step - attempt.lost_steps),
             "recovery": full.recovery,
         }
         for attempt, full in zip(attempts_of(state, config), state.attempts, strict=True)

@@ -56,6 +56,7 @@ def conclude(state: RunState, ending: Ending, decision: Decision) -> None:
         ("cancelled", True, 10, "stop", "stopped on request; it ended before it could write a checkpoint"),
         ("rollback", False, 10, "restart", "restarting from step 5"),
         ("amended", False, 10, "restart", "restarting from step 5 with the amendment"),
+        ("stage", False, 10, "restart", "the next stage begins from step 5"),
         ("evaluation", False, 10, "restart", "restarting from step 5 after the evaluation"),
         ("error", False, 10, "stop", "a restart can't fix this"),
         (

@@ -11,8 +11,9 @@ from conf.compose import compose
 from conf.schema import Config, OptimizerConfig, TrainConfig
 from conf.training_rules import learning_rate
 from hlatctl.machine_speed import Speed
+from hlatctl.plan.memory import memory
 from hlatctl.plan.sections import TIME, continuation_section, measured, rate_chart, sections
-from hlatctl.plan.step_time import missing, step_time
+from hlatctl.plan.step_time import missing, step_time, step_time_s
 
 RUN = Config(
     train=TrainConfig(tokens=400 * 4096, global_batch_size=8, seq_len=512),
@@ -100,6 +101,18 @@ def test_the_plan_says_whether_a_budget_is_enough() -> None:
     found = {figure.name: figure.text for figure in sections(config, compose)[0].figures}
     assert found["budget.usd"] == "100,000 USD; the run needs 584 % of it: the run stops at about step 73,469"
     assert found["budget.node_hours"] == "1,000,000 node-hours; the run needs 3 % of it: enough"
+
+
+def test_the_plan_of_stages_adds_their_times_and_takes_the_largest_memory() -> None:
+    config = compose(["experiment=olmo3_7b"])
+    plan = {section.title: {figure.name: figure for figure in section.figures} for section in sections(config, compose)}
+    times = [step_time_s(stage.config) or 0 for stage in config.stages]
+    seconds = sum(step_s * stage.steps for step_s, stage in zip(times, config.stages, strict=True))
+    assert plan["memory, time and cost"]["training time"].value == pytest.approx(seconds)
+    assert plan["memory of a process"]["needed"].value == memory(config.stages[-1].config).need_bytes
+    assert list(plan["its stages"]) == ["pretraining", "midtraining", "long_context"]
+    # The steps of OLMo 3 7B's published checkpoints: stage1/step1413814, stage2/step47684.
+    assert [stage.steps for stage in config.stages[:2]] == pytest.approx([1_413_814, 47_684], rel=1e-5)
 
 
 def test_the_plan_says_that_it_was_measured_and_how() -> None:
