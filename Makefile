@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(DEV_STAMP): $(STAMP)
 	$(INSTALL) --editable '.[all,torchtitan,dev]'
-	@$(INSTALL) --no-deps torchtitan
+	@$(INSTALL) --no-deps torchtitan axe-playwright-python
 	@touch $(DEV_STAMP)
 
 train: $(STAMP)

@@ -155,8 +155,14 @@ def _named(style: _Style) -> Callable[[str], str]:
     """Return a function that shortens hashes: to letters by their first occurrence, or to eight digits."""
     letters: dict[str, str] = {}
     if style.for_reader:
-        return lambda key: letters.setdefault(key, chr(ord("A") + len(letters)))
+        return lambda key: letters.setdefault(key, _letters(len(letters)))
     return lambda key: key[:8]
+
+
+def _letters(number: int) -> str:
+    """Return a name for a number from 0: A to Z, AA, AB and so on, as the columns of a spreadsheet."""
+    before, last = divmod(number, 26)
+    return (_letters(before - 1) if before else "") + chr(ord("A") + last)
 
 
 def _titles(comparison: Comparison) -> list[str]:

@@ -40,8 +40,8 @@ _ADDRESS_USER = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,30})://([^/\s'\"]+)@")
 _PUBLIC_USER_SCHEMES = {"ssh", "git+ssh", "svn+ssh", "sftp", "abfs", "abfss", "wasb", "wasbs"}
 _QUERY_ITEM = re.compile(r"([?&;])([A-Za-z0-9_.-]+)=([^&;\s'\"#]+)")
 #: Prefixes that GitHub, GitLab, Hugging Face, OpenAI, npm, Google, Slack and AWS give their tokens; JSON web tokens;
-#: private keys. Beginnings that follow one another are tried each, so the parts have limits, and nothing is tried
-#: twice: otherwise 60,000 letters took seconds.
+#: private keys. Each of many beginnings is tried, so the parts have limits, and nothing is tried twice: otherwise a
+#: text of 60,000 letters took seconds.
 _TOKEN = re.compile(
     r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|sk-[\w-]{20,}|npm_[A-Za-z0-9]{30,}|AIza[\w-]{30,}"
     r"|xox[abprs]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|eyJ[\w-]{10,1024}+\.eyJ[\w-]{10,}+(?:\.[\w-]*)?)"

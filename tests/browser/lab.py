@@ -15,6 +15,7 @@ from typing import Any
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from conf.load import dump
+from conf.schema import Config
 from hlatctl.run import continuations
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
@@ -35,13 +36,17 @@ def make_run(runs_dir: Path, run_id: str, steps: int = 0, **created: Any) -> Run
     run.root.mkdir(parents=True)
     config = example_config(runs_dir)
     lr = {"plain": 3e-3, "other": 6e-3}.get(run_id, 1e-3)
-    run.config.write_text(dump(replace(config, optimizer=replace(config.optimizer, lr=lr))), encoding="utf-8")
+    write_config(run, replace(config, optimizer=replace(config.optimizer, lr=lr)))
     script = Script(run)
     script.add("flow", "run_created", run_id=run_id, **{"simulated": False, "argv": ["hlatctl", "train"], **created})
     script.add("flow", "attempt_started", attempt=1, handle={"launcher": "local", "name": "train", "launch_dir": "/x"})
     script.add("train-rank00000", "train_started", attempt=1, resumed_from_step=0, tokens=0)
     script.steps(1, 1, steps, config.tokens_per_step)
     return run
+
+
+def write_config(run: RunPaths, config: Config) -> None:
+    run.config.write_text(dump(config), encoding="utf-8")
 
 
 def evaluated_run(runs_dir: Path, run_id: str, accuracy: float) -> RunPaths:

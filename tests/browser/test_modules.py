@@ -59,15 +59,31 @@ def test_the_range_without_the_start_keeps_late_spikes(page: Page) -> None:
         ("m.number(28538)", "28.5K"),
         ("m.score({value: 0.512, stderr: 0.0112})", "0.512 ± 0.011"),
         ("m.score({value: 0.427777, stderr: 0.07})", "0.428 ± 0.07"),
-        ("m.tick(491520, 1000)", "492K"),
-        ("m.tick(491520.5, 0.5)", "491,520.5"),
-        ("m.tick(2.44, 0.02)", "2.44"),
-        ("m.tick(0.0005, 0.0005)", "5e-4"),
         ("m.bytes(33123456)", "31.6 MiB"),
     ],
 )
 def test_quantities_have_few_digits_and_units(page: Page, expression: str, text: str) -> None:
     assert call(page, "format", expression) == text
+
+
+def test_the_ticks_of_an_axis_are_in_one_unit(page: Page) -> None:
+    cases: list[tuple[list[float], float, list[str]]] = [
+        ([0, 0.0005, 0.001, 0.0015], 0.0005, ["0", "0.0005", "0.001", "0.0015"]),
+        ([0, 0.00005, 0.0001], 0.00005, ["0", "0.5e-4", "1e-4"]),
+        ([-0.5, 0, 0.5], 0.5, ["-0.5", "0", "0.5"]),
+        ([5000, 10_000], 5000, ["5K", "10K"]),
+        ([0, 5e8, 1e9], 5e8, ["0", "0.5B", "1B"]),
+        ([491_520.5, 491_521], 0.5, ["491,520.5", "491,521"]),
+        ([2.42, 2.44], 0.02, ["2.42", "2.44"]),
+        ([1e-4, 1e-3, 1e-2, 1], 0, ["1e-4", "1e-3", "1e-2", "1e0"]),
+        ([100, 1000, 10_000], 0, ["100", "1K", "10K"]),
+        ([0.02, 0.05, 1], 0, ["0.02", "0.05", "1"]),
+        ([0], 1, ["0"]),
+    ]
+    given = json.dumps([[values, step] for values, step, _ in cases])
+    assert call(page, "format", f"{given}.map(([values, step]) => m.ticks(values, step))") == [
+        texts for *_, texts in cases
+    ]
 
 
 def items(page: Page, rows: list[dict[str, Any]], **options: Any) -> list[tuple[Any, ...]]:

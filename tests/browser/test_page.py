@@ -477,7 +477,7 @@ def test_a_shared_file_opens_from_a_disk_without_a_network(page: Page, browser: 
         copy.goto((tmp_path / "shared.html").as_uri())
         drawn(copy)
         assert "x=step" in copy.url
-        expect(copy.locator("p.copy")).to_contain_text("Curves have at most 3,000 points.")
+        expect(copy.locator("aside.copy")).to_contain_text("Curves have at most 3,000 points.")
         expect(copy.locator('[aria-label="Scores"]')).to_contain_text("45 ± 0.4")
         for axis in ("time", "tokens", "flops"):
             copy.get_by_label("Over", exact=True).select_option(axis)

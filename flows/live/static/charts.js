@@ -329,7 +329,7 @@ export function ticks(ends, log, most, whole = false) {
     step = Math.max(whole ? 1 : 0, [1, 2, 5, 10].find((factor) => factor * size >= rough) * size);
     for (let number = Math.ceil(low / step - 1e-9); number * step <= high + 1e-9 * step; number += 1) tickvals.push(number * step);
   }
-  return { tickmode: "array", tickvals, ticktext: tickvals.map((value) => text.tick(value, step || value)) };
+  return { tickmode: "array", tickvals, ticktext: text.ticks(tickvals, step) };
 }
 
 function themeColours() {

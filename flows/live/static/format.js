@@ -28,14 +28,23 @@ export function number(value, digits = 4) {
   return size < LEAST ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
 }
 
-/** A number on an axis, with the digits that tell it from those a step away. */
-export function tick(value, step) {
-  const size = Math.abs(value), places = (unit) => Math.max(0, Math.ceil(-Math.log10(Math.abs(step) / unit) - 1e-9));
-  if (size < 1e-9 * Math.abs(step)) return "0";
-  if (size < LEAST) return value.toExponential(Math.min(3, places(10 ** Math.floor(Math.log10(size)))));
-  const [unit, letter] = (size >= LARGE && COUNTS.find(([least]) => size >= least)) || [1, ""];
-  if (places(unit) > 3 && letter) return value.toLocaleString("en", { maximumFractionDigits: places(1) });
-  return `${Number((value / unit).toFixed(Math.min(places(unit), 12)))}${letter}`;
+/**
+ * Return the texts of an axis' ticks: all in one unit, with the digits that tell them apart.
+ * @param {number[]} values
+ * @param {number} step - between two ticks; 0: a logarithmic axis, whose ticks have the same few digits.
+ */
+export function ticks(values, step) {
+  const sizes = values.map(Math.abs).filter((size) => size > 1e-9 * step), largest = Math.max(...sizes), least = Math.min(...sizes);
+  if (!sizes.length) return values.map(() => "0");
+  if (!step) return values.map((value) => (least < LEAST ? value.toExponential().replace("+", "") : largest < LARGE ? String(Number(value.toPrecision(6))) : count(value)));
+  const places = (unit) => Math.min(12, Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9)));
+  const power = Math.floor(Math.log10(largest) + 1e-9);
+  const [unit, ending] = largest < LEAST ? [10 ** power, `e${power}`] : (largest >= LARGE && COUNTS.find(([size]) => largest >= size)) || [1, ""];
+  return values.map((value) => {
+    if (Math.abs(value) <= 1e-9 * step) return "0";
+    if (unit > 1 && places(unit) > 3) return value.toLocaleString("en", { maximumFractionDigits: places(1) });
+    return `${Number((value / unit).toFixed(places(unit)))}${ending}`;
+  });
 }
 
 /** A share from 0 to 1 as a percentage. */

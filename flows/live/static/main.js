@@ -173,7 +173,7 @@ async function save() {
 function startShared() {
   if (!location.hash) history.replaceState(null, "", shared.view);
   const made = `A copy of ${text.time(shared.made_unix_s)}, made by hlatctl ${shared.info.version}. It doesn't change.`;
-  main.before(h("p", { class: "banner copy" }, [made, ...shared.notes].join(" ")));
+  main.before(h("aside", { class: "banner copy", "aria-label": "About this copy" }, [made, ...shared.notes].join(" ")));
 }
 
 const share = document.getElementById("share");

@@ -23,7 +23,7 @@ const TABS = {
 export class RunView {
   constructor(root, params, id) {
     Object.assign(this, { root, params, id, details: null, tab: null, tabName: "" });
-    this.summary = h("div", {});
+    this.summary = h("div", {}, h("h1", {}, bdi(id)));
     this.actions = h("div", { class: "links" });
     this.header = h("header", { class: "run-header" }, this.summary, this.actions);
     this.tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "Views of the run", onkeydown: (event) => this.key(event) });
@@ -62,7 +62,7 @@ export class RunView {
       if (this.closed) return;
       if (error.status === 404 && await this.isSweep()) return location.replace(format({ view: "sweep", id: this.id }));
       this.tabs.hidden = !this.details;
-      if (!this.details) fill(this.panel, h("h1", {}, bdi(this.id)), h("p", { class: "problem" }, error.message), h("p", {}, error.hint), h("p", {}, h("a", { href: "#/runs" }, "Show all runs")));
+      if (!this.details) fill(this.panel, h("p", { class: "problem" }, error.message), h("p", {}, error.hint), h("p", {}, h("a", { href: "#/runs" }, "Show all runs")));
       return;
     }
     this.tabs.hidden = false;

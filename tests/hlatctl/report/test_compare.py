@@ -339,3 +339,9 @@ def test_a_task_that_was_skipped_is_noted() -> None:
     milestone = MilestoneState(200_000_000_000, 47_684, "evaluated", mmlu(0.4), skipped={"humaneval": "no sandbox"})
     table = compare([run_scores("mine", milestone, simulated=False, contract=CONTRACT)])
     assert table.notes == ["mine: humaneval: skipped, no sandbox"]
+
+
+def test_contracts_have_names_of_letters_however_many_there_are() -> None:
+    assert [compare_tables._letters(number) for number in (0, 25, 26, 51, 52, 701, 702)] == [
+        "A", "Z", "AA", "AZ", "BA", "ZZ", "AAA",
+    ]  # fmt: skip
