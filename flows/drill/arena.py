@@ -176,6 +176,8 @@ class Arena:
         """From the driver's start to the first optimizer step."""
         self._journal, self._tail = journal, JournalTail(run)
         self.reach = reach_for(self.config)
+        self.trying = ""
+        """The name of the fault that is being injected."""
         self._driven = False
         self._fault_step = 0
 

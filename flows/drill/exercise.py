@@ -17,15 +17,19 @@ from conf.validate import unsupported
 from flows import pretrain
 from flows.drill import arena as small_disk
 from flows.drill.arena import Arena, NotRecovered, NotTried, Servers
-from flows.drill.faults import FAULTS, Seen, no_tracking
+from flows.drill.faults import Seen, prepare
+from flows.drill.pool import FAULTS, Fault, why_not
 from flows.runtime.driver import Signals
 from hlatctl.report.build import build
 from hlatctl.run.errors import ConfigError, LaunchError, suggest
 from hlatctl.run.journal import DRILL_WRITER, Event, JournalWriter
 from hlatctl.run.paths import RunPaths
+from hlatctl.units import host_names
 
 #: Names of the runs in a drill's folder.
 DRILLED, UNDISTURBED, SMALL_DISK = "drilled", "undisturbed", "small-disk"
+#: What a fault names that needs MLflow's and Prefect's servers.
+_NEEDS_SERVERS = "flows.drill.faults:no_tracking"
 #: Checkpoints that fit on a small disk in addition to those that the run keeps.
 _SMALL_DISK_SPARE = 3
 #: Room for the journal and the logs.
@@ -65,7 +69,10 @@ def check_names(faults: list[str]) -> None:
     """
     for name in faults:
         if name not in FAULTS:
-            raise ConfigError(f"--fault={name}: no such fault", hint=suggest(name, list(FAULTS)))
+            raise ConfigError(
+                f"--fault={name}: no such fault",
+                hint=suggest(name, list(FAULTS), otherwise="`hlatctl drill --list` shows all"),
+            )
 
 
 def not_injected(config: Config, faults: Sequence[str]) -> dict[str, str]:
@@ -81,7 +88,7 @@ def not_injected(config: Config, faults: Sequence[str]) -> dict[str, str]:
             f"cluster.launcher={config.cluster.launcher}: a drill disturbs real processes",
             hint="hlatctl drill cluster=local, or cluster=slurm",
         )
-    skipped = {name: why for name in faults if (why := FAULTS[name].skip(config))}
+    skipped = {name: why for name in faults if (why := why_not(name, config))}
     if skipped.keys() == set(faults):
         name, why = next(iter(skipped.items()))
         raise ConfigError(f"--fault={name}: can't be injected, {why}", hint="choose other faults with --fault")
@@ -109,6 +116,9 @@ def exercise(
         every = config.recovery.corruption_check_steps or 2 * config.checkpoint.every_steps
         recovery = dataclasses.replace(config.recovery, corruption_check_steps=every)
         config = dataclasses.replace(config, recovery=recovery)
+    if any(FAULTS[name].inside for name in faults):
+        env = {**config.backend.env, **prepare(folder)}
+        config = dataclasses.replace(config, backend=dataclasses.replace(config.backend, env=env))
     servers = Servers(folder, say)
     tracking = dataclasses.replace(config.tracking, mlflow_uri=servers.mlflow_uri, mirrors=[])
     config = dataclasses.replace(config, runs_dir=str(folder), tracking=tracking)
@@ -131,7 +141,7 @@ class _Drill:
 
     def inject(self, run: RunPaths, faults: Sequence[str], skipped: dict[str, str]) -> None:
         if self.config.tracking.enabled and not self._start_servers():
-            skipped |= {name: "the servers did not start" for name in faults if FAULTS[name].skip is no_tracking}
+            skipped |= {name: "the servers did not start" for name in faults if FAULTS[name].skip == _NEEDS_SERVERS}
         wanted = [name for name in FAULTS if name in faults and name not in skipped]
         if not wanted:
             raise LaunchError("no fault can be injected: MLflow's and Prefect's servers did not start")
@@ -178,9 +188,12 @@ class _Drill:
         try:
             arena.under_way()
             trial.first_step = arena.state.step
-            trial.seen = FAULTS[name].test(arena, self.servers)
+            arena.trying, fault, mark = name, FAULTS[name], len(arena.events)
+            trial.seen = FAULTS.part(name)(arena, self.servers, **fault.options)
+            trial.failure = taken_for(fault, arena.events[mark:])
             arena.under_way()
-            self.say(f"{FAULTS[name].title}: {describe(trial.seen)}")
+            mistaken = f"; MISTAKEN: {trial.failure}" if trial.failure else ""
+            self.say(f"{fault.title}: {describe(trial.seen)}{mistaken}")
         except NotTried as error:
             trial.skipped = str(error)
         except (NotRecovered, LaunchError) as error:
@@ -189,6 +202,23 @@ class _Drill:
             arena.revive()
         trial.last_step = arena.state.step
         return trial
+
+
+def taken_for(fault: Fault, events: Sequence[Event]) -> str:
+    """Return how the cause or the node that was found differs from the fault's; empty: it doesn't.
+
+    Faults are planted in the last rank, so all nodes but the last one are healthy.
+    """
+    ends = [event for event in events if event["kind"] == "attempt_ended"]
+    cause = fault.expects.cause
+    if not cause or not ends:
+        return ""
+    end = next((end for end in ends if end["cause"] == cause), None)
+    if end is None:
+        return f"its cause is {cause}, and it was taken for {ends[0]['cause']} ({ends[0]['evidence']})"
+    hosts = end.get("hosts") or []
+    healthy = sorted(set(end.get("blamed_hosts") or []).intersection(hosts[:-1]))
+    return f"{host_names(healthy)} was blamed, and the fault was on {hosts[-1]}" if healthy else ""
 
 
 @contextmanager

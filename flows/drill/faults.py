@@ -1,6 +1,6 @@
-"""The faults of a drill, one function each: it injects the fault and observes detection and recovery.
+"""How faults are injected into a run, one function each, which also observes detection and recovery.
 
-``FAULTS`` lists them in order. Every function undoes its damage, except for what the run must repair itself.
+``flows.drill.pool`` names them. Every function undoes its damage, except for what the run must repair itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from conf.schema import Config
 from flows.drill import arena as small_disk
 from flows.drill.arena import Arena, NotRecovered, NotTried, Servers, last_rank
-from hlatctl.run import files
+from hlatctl.run import files, processes
 from hlatctl.run.checkpoint import MANIFEST, steps_in
 from hlatctl.run.journal import Event, heartbeat, train_writer
 from hlatctl.run.lease import driver_pid
@@ -30,6 +30,16 @@ from hlatctl.run.processes import Identity, send
 _RUNS_S, _PAUSES_S = 0.02, 0.1
 #: Steps of training while the trackers are down.
 _STEPS_WHILE_DOWN = 40
+#: Steps that training must make with a fault that doesn't end it.
+_STEPS_WITH_FAULT = 10
+#: The folder in a drill's folder with what runs inside ranks, and the file with the next statement.
+PLANTED, _ORDER = "planted", "order.py"
+_SITECUSTOMIZE = '''"""Runs order.py, next to this file, in the main thread when a drill sends SIGUSR2."""
+import pathlib
+import signal
+
+signal.signal(signal.SIGUSR2, lambda *_: exec((pathlib.Path(__file__).parent / "order.py").read_text(), {}))
+'''
 #: Maximum size of a damaged file: it is kept in memory, to restore it.
 _MAX_DAMAGED_BYTES = 1 << 30
 #: Matches text, but no offsets or headers, which are full of zeros.
@@ -62,25 +72,6 @@ class Seen:
             recovered_s=recovered["time_unix_s"] - injected_s if recovered else None,
             lost_steps=lost_steps,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """One fault.
-
-    Args:
-        title: display name.
-        test: injects the fault into a running run and observes the recovery.
-        skip: returns why a configuration doesn't allow the fault; empty if it does.
-        small_disk: the fault needs a separate run on a small disk.
-        scheduler: the fault needs a scheduler; a drill on this machine skips it.
-    """
-
-    title: str
-    test: Callable[[Arena, Servers], Seen]
-    skip: Callable[[Config], str] = lambda config: ""
-    small_disk: bool = False
-    scheduler: bool = False
 
 
 def kill_process(arena: Arena, _: Servers) -> Seen:
@@ -183,6 +174,97 @@ def flip_memory(arena: Arena, _: Servers) -> Seen:
     if arena.config.world_size - 1 not in suspected["ranks"]:
         raise NotRecovered(f"the check suspected other processes: {suspected['message']}")
     return seen
+
+
+def inside(arena: Arena, _: Servers, *, statement: str, continues: bool = False) -> Seen:
+    """Have the main thread of the last rank run a statement between two of its own (``prepare``)."""
+    order = arena.run.root.parent / PLANTED / _ORDER
+    files.write_text(order, statement)
+
+    def run() -> None:
+        arena.reach.rank(arena.job, signal.SIGUSR2)
+
+    return continued(arena, run) if continues else ended(arena, run)
+
+
+def signalled(arena: Arena, _: Servers, *, name: str) -> Seen:
+    """Send a signal to one training process."""
+    return ended(arena, lambda: arena.reach.rank(arena.job, signal.Signals[name]))
+
+
+def cut_shard(arena: Arena, _: Servers) -> Seen:
+    """Kill a process, and cut the largest file of the newest checkpoint in half before it is read."""
+
+    def damage() -> None:
+        files_of = [path for path in _newest_checkpoint(arena).iterdir() if path.name != MANIFEST]
+        shard = max(files_of, key=lambda path: path.stat().st_size)
+        os.truncate(shard, shard.stat().st_size // 2)
+
+    return _restarted(arena, "cut_shard", _killer(arena), "checkpoint_rejected", damage)
+
+
+def missing_corpus(arena: Arena, _: Servers) -> Seen:
+    """Kill a process, and move the prepared corpus away, until the next attempt has failed."""
+    corpus = [Path(entry["path"]) for entry in files.read_json(arena.run.dataset)["files"]]
+    if not corpus:
+        raise NotTried("the corpus is used where it lies, and a drill doesn't move a person's files")
+
+    def restore() -> None:
+        for path in corpus:
+            path.with_name(f"{path.name}.away").rename(path)
+
+    def damage() -> None:
+        for path in corpus:
+            path.rename(path.with_name(f"{path.name}.away"))
+        _killer(arena)()
+
+    return ended(arena, damage, attempts=2, then=restore)
+
+
+def prepare(folder: Path) -> dict[str, str]:
+    """Prepare a drill's folder for statements inside ranks; return the variables of its jobs.
+
+    Python imports ``sitecustomize`` when it starts. The module waits for a signal, whose handler runs the statement in
+    the main thread. The trainer itself has no code for drills.
+    """
+    planted = folder / PLANTED
+    planted.mkdir(parents=True)
+    files.write_text(planted / "sitecustomize.py", _SITECUSTOMIZE)
+    path = processes.child_environment()["PYTHONPATH"]
+    return {"PYTHONPATH": os.pathsep.join([os.fspath(planted), path])}
+
+
+def ended(
+    arena: Arena, action: Callable[[], object], *, attempts: int = 1, then: Callable[[], None] | None = None
+) -> Seen:
+    """Inject a fault that ends attempts, call ``then``, and wait for a step; resume a run that stops for a person."""
+    broken = arena.attempt
+    arena.may_end()
+    injected_s, mark = arena.inject(arena.trying, action)
+    last = broken.number + attempts - 1
+    ended = arena.wait_for_event(
+        "the attempt's end", mark, lambda e: e["kind"] == "attempt_ended" and e["attempt"] == last
+    )
+    if then:
+        then()
+    if ended["decision"] == "stop":
+        arena.wait_until("the run's end", lambda: _undriven(arena))
+        arena.revive()
+    step = arena.wait_for_event(
+        "a step of another attempt", mark, lambda e: e["kind"] == "step" and e["attempt"] > last
+    )
+    return Seen.between(injected_s, ended, step, broken.last_step - (arena.attempt.resumed_from_step or 0))
+
+
+def continued(arena: Arena, action: Callable[[], object]) -> Seen:
+    """Inject a fault that must not end the attempt, and wait for further steps."""
+    attempt = arena.attempt.number
+    injected_s, mark = arena.inject(arena.trying, action)
+    goal = arena.state.step + _STEPS_WITH_FAULT
+    arena.wait_until("steps with the fault", lambda: arena.state.step >= goal)
+    _require_same(arena, attempt)
+    step = arena.wait_for_event("a step", mark, _kind("step"))
+    return Seen.between(injected_s, step, None)
 
 
 def trackers_down(arena: Arena, servers: Servers) -> Seen:
@@ -354,8 +436,11 @@ def _slowed(process: Identity) -> Iterator[Callable[[], None]]:
             thread.join()
 
 
-def _no_slowest_one(config: Config) -> str:
-    """See ``trainer.step.monitor.RankTimes``: what a process waits for within a step counts as its own work."""
+def no_slowest_one(config: Config) -> str:
+    """Return why no process can be found to be slow; empty if one can.
+
+    See ``trainer.step.monitor.RankTimes``: what a process waits for within a step counts as its own work.
+    """
     if config.cluster.jobs_run != "here":
         return "a process of another machine can't be slowed evenly from here"
     if config.world_size < 2:
@@ -367,7 +452,8 @@ def _no_slowest_one(config: Config) -> str:
     return ""
 
 
-def _unchecked(config: Config) -> str:
+def unchecked(config: Config) -> str:
+    """Return why no check would find wrong numbers in memory that a drill can change; empty if one does."""
     if "recovery.corruption_check_steps" in config.backend.kind.ignores:
         return f"backend.name={config.backend.name} doesn't check for wrong numbers"
     if config.cluster.jobs_run != "here" or config.backend.device != "cpu" or not Path("/proc/self/mem").exists():
@@ -379,7 +465,8 @@ def _unchecked(config: Config) -> str:
     return "" if replicas > 1 else "with one replica there is nothing to compare with"
 
 
-def _two_tiers(config: Config) -> str:
+def two_tiers(config: Config) -> str:
+    """Return why a damaged checkpoint would not be read; empty if it is."""
     return "the copy in checkpoint.fast_dir would be read instead" if config.checkpoint.fast_dir else ""
 
 
@@ -388,34 +475,14 @@ def no_tracking(config: Config) -> str:
     return "" if config.tracking.enabled else "tracking.enabled=false"
 
 
-def _no_small_disk(config: Config) -> str:
+def no_small_disk(config: Config) -> str:
+    """Return why the run can't be put on a small disk; empty if it can."""
     if config.cluster.jobs_run != "here":
         return "the nodes of a cluster would not see the small disk, which is in this machine's memory"
     return small_disk.why_no_small_disk()
 
 
-def _no_scheduler(config: Config) -> str:
+def no_scheduler(config: Config) -> str:
+    """Return why nothing can be done to the run's jobs through a scheduler; empty if it can."""
     cluster = config.cluster
     return f"cluster.launcher={cluster.launcher} has no scheduler" if cluster.jobs_run == "here" else ""
-
-
-FAULTS: dict[str, Fault] = {
-    "kill_process": Fault(title="kill -9 of a process", test=kill_process),
-    "stop_process": Fault(title="SIGSTOP of a process", test=stop_process),
-    "slow_process": Fault(title="a process slowed down", test=slow_process, skip=_no_slowest_one),
-    "preempt": Fault(title="SIGTERM to the job", test=preempt),
-    "kill_program": Fault(title="kill -9 of a node's program", test=kill_program, skip=_no_scheduler, scheduler=True),
-    "cancel": Fault(title="the job cancelled from outside", test=cancel, skip=_no_scheduler, scheduler=True),
-    "bad_data": Fault(title="the loader can't read its data", test=bad_data),
-    "flip_bytes": Fault(title="bytes of the newest checkpoint flipped", test=flip_bytes, skip=_two_tiers),
-    "cut_manifest": Fault(title="the newest manifest cut in half", test=cut_manifest, skip=_two_tiers),
-    "flip_memory": Fault(title="a bit of a process's memory flipped", test=flip_memory, skip=_unchecked),
-    "trackers_down": Fault(title="MLflow and Prefect down for a while", test=trackers_down, skip=no_tracking),
-    "kill_head": Fault(title="kill -9 of the driver", test=kill_driver),
-    "fill_disk": Fault(title="the disk full", test=fill_disk, skip=_no_small_disk, small_disk=True),
-}
-
-
-def offered(config: Config) -> list[str]:
-    """Return the faults that a drill on this configuration's cluster injects by default."""
-    return [name for name, fault in FAULTS.items() if not (fault.scheduler and _no_scheduler(config))]

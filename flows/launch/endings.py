@@ -58,6 +58,11 @@ def has_ended(base: Path, rank: int) -> bool:
     return record is not None and record.code is not None
 
 
+def has_started(base: Path, rank: int) -> bool:
+    """Return whether the program of one node has written its start."""
+    return _record(base, rank) is not None
+
+
 def conclude(
     verdict: Verdict,
     code: int | None,

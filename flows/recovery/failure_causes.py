@@ -10,14 +10,15 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
 from flows.launch.base import Status, Verdict
-from hlatctl.run.errors import DISK_FULL, NONFINITE, STORAGE_AWAY, DataError, HlatctlError
+from hlatctl.run.errors import DISK_FULL, NONFINITE, NONFINITE_WEIGHTS, STORAGE_AWAY, DataError, HlatctlError
 from hlatctl.run.state import AttemptState
 from hlatctl.units import host_names
 
@@ -34,12 +35,17 @@ Cause = Literal[
     "stage",
     "evaluation",
     "nonfinite",
+    "nonfinite_weights",
     "data_error",
     "storage_away",
     "disk_full",
     "error",
     "hang",
     "out_of_memory",
+    "shared_memory",
+    "system_limit",
+    "device_failed",
+    "network",
     "collective_timeout",
     "corruption",
     "port_in_use",
@@ -50,7 +56,20 @@ Cause = Literal[
 ]
 
 #: Causes that may be the fault of a node.
-NODE_CAUSES: frozenset[Cause] = frozenset({"node_failed", "hang", "collective_timeout", "corruption", "killed", "lost"})
+NODE_CAUSES: frozenset[Cause] = frozenset(
+    {
+        "node_failed",
+        "hang",
+        "collective_timeout",
+        "corruption",
+        "killed",
+        "lost",
+        "device_failed",
+        "network",
+        "nonfinite_weights",
+        "shared_memory",
+    }
+)
 #: What a scheduler's verdict means; ``on`` names the hosts to blame.
 _VERDICTS: dict[Verdict, str] = {
     "node_failed": "the hardware or system failed{on}",
@@ -60,29 +79,73 @@ _VERDICTS: dict[Verdict, str] = {
     "cancelled": "the job was cancelled",
 }
 
-_CAUSE_OF_CODE: dict[str, Cause] = {DISK_FULL: "disk_full", NONFINITE: "nonfinite", STORAGE_AWAY: "storage_away"}
-#: Texts of PyTorch, NCCL, gloo and the system, by cause; the first row with a matching exception counts.
+_CAUSE_OF_CODE: dict[str, Cause] = {
+    DISK_FULL: "disk_full",
+    NONFINITE: "nonfinite",
+    NONFINITE_WEIGHTS: "nonfinite_weights",
+    STORAGE_AWAY: "storage_away",
+}
+#: Texts of PyTorch, NCCL, gloo, CUDA, Neuron and the system, by cause; the first row with a matching line counts.
+#: CUDA's are those of cudaGetErrorString, Neuron's those of nrt_status.h (awsdocs-neuron.readthedocs-hosted.com,
+#: neuron-runtime/api/nrt_status.html).
 _CAUSE_OF_EXCEPTION: tuple[tuple[Cause, re.Pattern[str]], ...] = (
+    (
+        "device_failed",
+        re.compile(
+            r"uncorrectable (ECC|NVLink) error|GPU is lost|fallen off the bus|hardware stack error|"
+            r"CUDA-capable device\(s\) is/are busy or unavailable|no CUDA-capable device is detected|"
+            r"Unable to determine the device handle|NRT_EXEC_UNIT_UNRECOVERABLE|NRT_HW_ERROR|"
+            r"NRT_EXEC_HW_ERR_(?!COLLECTIVES)|nrt_\w+:? status=(6|101|1201|1202|1203|1205)\b"
+        ),
+    ),
+    # /dev/shm: PyTorch's storages, its loader's workers, NCCL's transport (github.com/NVIDIA/nccl/issues/525).
+    (
+        "shared_memory",
+        re.compile(
+            r"unable to (write to|open|resize|mmap|allocate) .*(</torch_|shared memory)|out of shared memory|"
+            r"shared memory segment|/dev/shm/"
+        ),
+    ),
     (
         "out_of_memory",
         re.compile(
-            r"OutOfMemory|MemoryError|out of memory|can't allocate memory|Cannot allocate memory|RESOURCE_EXHAUSTED"
+            r"OutOfMemory|MemoryError|out of memory|can't allocate memory|Cannot allocate memory|RESOURCE_EXHAUSTED|"
+            r"NRT_RESOURCE|NRT_FAIL_HOST_MEM_ALLOC|nrt_\w+:? status=(4|11)\b"
         ),
     ),
     ("disk_full", re.compile(r"No space left on device|Disk quota exceeded")),
+    (
+        "system_limit",
+        re.compile(
+            r"Too many open files|Resource temporarily unavailable|can't start new thread|File too large|"
+            r"File size limit exceeded"
+        ),
+    ),
     # A token that the embedding doesn't have, on CPU and CUDA.
     ("data_error", re.compile(r"index out of range in self|indexSelect\w*: .*Assertion|device-side assert triggered")),
     # On the first node. Another job can occupy the port; the next job gets another one.
     ("port_in_use", re.compile(r"EADDRINUSE|[Aa]ddress already in use")),
-    # gloo; NCCL's watchdog; the rendezvous store.
+    # gloo; NCCL's watchdog; the rendezvous store; Neuron's collectives.
     (
         "collective_timeout",
         re.compile(
             r"Timed out waiting \d+ms for (send|recv) operation|collective operation timeout|"
-            r"Watchdog caught collective|ProcessGroupNCCL's watchdog got stuck|wait timeout after \d+ms|Socket Timeout"
+            r"Watchdog caught collective|ProcessGroupNCCL's watchdog got stuck|wait timeout after \d+ms|Socket Timeout|"
+            r"NRT_TIMEOUT|NRT_EXEC_HW_ERR_COLLECTIVES|nrt_\w+:? status=(5|1200)\b"
+        ),
+    ),
+    # Names of hosts; InfiniBand and EFA (github.com/NVIDIA/nccl/issues/1405 and 1928); Neuron's proxy.
+    (
+        "network",
+        re.compile(
+            r"gaierror|Temporary failure in name resolution|Name or service not known|host not found|No route to host|"
+            r"Network is (unreachable|down)|NET/IB\w* ?: ?Got completion from peer|NET/OFI .*completed with error|"
+            r"client socket has timed out|NRT_NETWORK_PROXY_FAILURE|nrt_\w+:? status=1206\b"
         ),
     ),
 )
+#: Causes that a process may also report because another one has failed.
+_MAYBE_SECONDARY: frozenset[Cause] = frozenset({"collective_timeout", "network"})
 #: Slurm's text after a task has failed, or after an option it doesn't know: the line before has the reason.
 _SRUN_SUMMARY = re.compile(
     r"srun: error: .*(Exited with exit code|Terminated|Killed)|srun: (Terminating|launch/slurm)|Try \"srun|"
@@ -96,9 +159,22 @@ _OF_FAILURE = re.compile(r"\s*(time|host|exitcode)\s*:\s*(\S+)")
 _SEEN, _LONG_AGO = "%Y-%m-%d_%H:%M:%S", "1970-01-01_00:00:00"
 #: torchrun gives the other processes 30 s to end.
 _KILL_AFTER = timedelta(seconds=20)
-_EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
-#: Texts that other processes, and torchrun itself, print after one has failed.
-_SECONDARY = re.compile(r"ChildFailedError|Connection closed by peer|Connection reset by peer")
+#: Python's standard library also has names in small letters, such as socket.gaierror.
+_EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b|\w[\w.]*\.\w*error:")
+#: Texts that other processes, and torchrun itself, print after one has failed: gloo's, NCCL's
+#: (github.com/NVIDIA/nccl/issues/2076 and 1514), and the store's.
+_SECONDARY = re.compile(
+    r"ChildFailedError|Connection closed by (remote )?peer|Connection reset by peer|Broken pipe|ncclRemoteError|"
+    r"remote process exited or there was a network error|failed to recv, got 0 bytes|recvValue failed|"
+    r"Application timeout caused pair closure"
+)
+#: Lines of errors that are no exceptions of Python: C++ ("what():"), PyTorch's and glog's log ("[E1127 ..."), NCCL's
+#: and Neuron's. They count only if their text is known.
+_LOGGED_ERROR = re.compile(r"what\(\):|\[E\d* |.*NCCL WARN |.*\bERROR\b")
+#: The line before NCCL's own text in an exception.
+_LAST_ERROR = "Last error:"
+#: Lines of an exception of NCCL that its own text explains (github.com/NVIDIA/nccl/issues/1514).
+_OF_NCCL = re.compile(r".*NCCL error in: |nccl\w+Error: ")
 #: What may differ between two equal failures: addresses, paths, numbers.
 _NOISE = ((r"0x[0-9a-fA-F]+", "<address>"), (r"(?<![\w<])/[^\s:'\",)]+", "<path>"), (r"\b\d+", "<n>"))
 
@@ -114,8 +190,11 @@ class Ending:
             restarts without the batch of a step that was not finite; ``amended`` ends so that an amendment begins,
             and ``stage`` so that the next stage does;
             ``error`` left an error that a person must fix; ``storage_away`` could not read the corpus in object
-            storage; ``corruption`` found a process that computes wrong numbers; ``port_in_use`` could not connect its
-            processes; ``node_failed`` lost a node, according to the scheduler; ``killed`` ended by a signal;
+            storage; ``corruption`` found a process that computes wrong numbers; ``nonfinite_weights`` found weights
+            that were not finite before a step; ``device_failed`` has a device that reports a fault of its hardware;
+            ``system_limit`` reached a limit of the system, such as open files; ``shared_memory`` filled /dev/shm;
+            ``network`` could not resolve a name or use a link; ``port_in_use`` could not connect its processes;
+            ``node_failed`` lost a node, according to the scheduler; ``killed`` ended by a signal;
             ``crashed`` by an exception; ``lost`` left no exit code.
         evidence: one line.
         signal: number of the signal that ended it; 0: none.
@@ -304,6 +383,26 @@ def names_no_cause(log_tail: str) -> bool:
     return not has_killed_process(log_tail) and all(map(_SECONDARY.search, exception_lines(log_tail)))
 
 
+def weight_of(log_tail: str) -> int:
+    """Return how surely a node's log shows that the failure began there: 2, 1 if maybe, 0 if not at all."""
+    if names_no_cause(log_tail):
+        return 0
+    if has_killed_process(log_tail):
+        return 2
+    lines = [line for line in exception_lines(log_tail) if not _SECONDARY.search(line)]
+    return 1 if all(_cause_of_line(line) in _MAYBE_SECONDARY for line in lines) else 2
+
+
+def cause_of_log(log_tail: str) -> Cause | None:
+    """Return the cause that a log's exceptions name; None: they name none."""
+    exceptions = exception_lines(log_tail)
+    return next((cause for cause, pattern in _CAUSE_OF_EXCEPTION if any(map(pattern.search, exceptions))), None)
+
+
+def _cause_of_line(line: str) -> Cause | None:
+    return next((cause for cause, pattern in _CAUSE_OF_EXCEPTION if pattern.search(line)), None)
+
+
 def failed_host(log_tail: str) -> str:
     """Return the host of the process that failed first, according to torchrun; empty: unknown."""
     first = _first_failure(log_tail)
@@ -312,8 +411,14 @@ def failed_host(log_tail: str) -> str:
 
 def exception_lines(log_tail: str) -> list[str]:
     """Return the lines that name an exception; consequences of another failure only if there are no others."""
-    lines = [_RANK_PREFIX.sub("", line).strip() for line in log_tail.splitlines()]
-    named = [line for line in lines if _EXCEPTION.match(line)]
+    named, is_text_of_nccl = list[str](), False
+    for line in (_RANK_PREFIX.sub("", line).strip() for line in log_tail.splitlines()):
+        is_logged = _LOGGED_ERROR.match(line) and (_cause_of_line(line) or _SECONDARY.search(line))
+        if is_text_of_nccl:
+            named = [each for each in named if not _OF_NCCL.match(each)]
+        if line and (_EXCEPTION.match(line) or is_text_of_nccl or is_logged):
+            named.append(line)
+        is_text_of_nccl = line == _LAST_ERROR
     return [line for line in named if not _SECONDARY.search(line)] or named
 
 
@@ -325,3 +430,37 @@ def last_exception(log_tail: str) -> str:
         return exceptions[-1][:500]
     last = (reasons or lines)[-1:]
     return f"its last output: {last[0][:500]}" if last else "no output"
+
+
+#: A thread in the stacks of a process (Python's faulthandler), and a frame of it, the innermost first.
+_THREAD = re.compile(r"^(Current thread|Thread) 0x", re.MULTILINE)
+_FRAME = re.compile(r'^\s*File "([^"]+)", line \d+ in (.+)$', re.MULTILINE)
+#: Places where a process waits for others: PyTorch's collectives, and the code that uses them.
+_WAITS_FOR_OTHERS = re.compile(r"/torch/distributed/|/trainer/(parallel|backends)/")
+
+
+def hung_ranks(stacks: Mapping[int, str], world_size: int) -> list[int]:
+    """Return the ranks for which the others of a hanging job waited; empty: the stacks don't show that.
+
+    These are ranks without stacks, since a stopped process writes none, or else those whose main thread is neither in a
+    collective nor where most ranks are. They must be fewer than those that waited, or as many.
+
+    Args:
+        stacks: what each rank wrote when it was asked for its stacks.
+    """
+    places = {rank: _place(text) for rank, text in stacks.items() if rank < world_size}
+    if silent := [rank for rank in range(world_size) if rank not in places]:
+        return silent if len(silent) <= len(places) else []
+    (usual, count), *_ = Counter(places.values()).most_common(1) or [(("", ""), 0)]
+    most = usual if 2 * count > world_size else None
+    others = [rank for rank, place in places.items() if place != most and not _WAITS_FOR_OTHERS.search(place[0])]
+    if not others and most and count < world_size:  # in a collective, but in another one than most
+        others = [rank for rank, place in places.items() if place != most]
+    return sorted(others) if 2 * len(others) <= world_size else []
+
+
+def _place(stacks: str) -> tuple[str, str]:
+    """Return file and function of the innermost frame of the main thread, which comes last."""
+    *_, main = _THREAD.split(stacks)
+    frame = _FRAME.search(main)
+    return (frame[1], frame[2]) if frame else ("", "")

@@ -21,22 +21,30 @@ from hlatctl.run.errors import StorageError, cannot_write
 from hlatctl.run.files import DAMAGED, locked_file, parse_json, read_bytes
 from hlatctl.run.state import AttemptState
 
-Kind = Literal["preflight_passed", "preflight_failed", "failure", "straggler", "corruption", "leaving"]
+Kind = Literal["preflight_passed", "preflight_failed", "failure", "straggler", "corruption", "device", "leaving"]
 
 #: A host with such an entry, and no passed preflight after it, is not used for a while.
-_REJECTING: tuple[Kind, ...] = ("preflight_failed", "corruption", "leaving")
+_REJECTING: tuple[Kind, ...] = ("preflight_failed", "corruption", "device", "leaving")
 
 #: After this time an entry weighs half as much.
 HALF_LIFE_S = 7 * 86400.0
 #: Weight of a new entry.
-WEIGHTS: dict[str, float] = {"preflight_failed": 1.0, "failure": 1.0, "straggler": 0.5, "corruption": 1.0}
+WEIGHTS: dict[str, float] = {
+    "preflight_failed": 1.0,
+    "failure": 1.0,
+    "straggler": 0.5,
+    "corruption": 1.0,
+    "device": 1.0,
+}
 #: From this sum of weights since it last passed preflight, a host is a suspect and is measured before it is used; from
 #: this sum of all weights it is excluded.
 SUSPECT_SCORE, EXCLUDED_SCORE = 1.5, 2.5
 #: The same limits if another host can replace it: a start on a broken node costs more than a measurement.
 REPLACEABLE_SUSPECT_SCORE = 0.9
-#: A host is not used for this long after a failed preflight, wrong numbers, or the notice that it is taken back. Then
-#: it is measured again.
+#: What an attempt's end is in the ledger for the hosts to blame, if it is no mere failure.
+KIND_OF_CAUSE: dict[Cause, Kind] = {"corruption": "corruption", "device_failed": "device"}
+#: A host is not used for this long after a failed preflight, wrong numbers, a fault of a device, or the notice that it
+#: is taken back. Then it is measured again.
 REJECTED_S = 86400.0
 
 
@@ -195,13 +203,27 @@ def _parse(line: str) -> Entry | None:
         return None
 
 
-def blamed_hosts(cause: Cause, status: Status, used: Sequence[str], first_failed: str) -> tuple[str, ...]:
+#: Causes that a log names: if several nodes name the same one, it is not the fault of one of them.
+_NAMED_BY_LOG: frozenset[Cause] = frozenset({"device_failed", "network", "shared_memory", "collective_timeout"})
+
+
+def blamed_hosts(
+    cause: Cause,
+    status: Status,
+    used: Sequence[str],
+    first_failed: str,
+    *,
+    naming: Sequence[str] = (),
+    hung: Sequence[str] = (),
+) -> tuple[str, ...]:
     """Return the hosts to blame; none if the cause is not the fault of a node, or if nothing identifies the node.
 
     Args:
         status: status of the ended job; its hosts and blamed hosts count if the launcher reports them.
         used: the hosts of the attempt if the launcher doesn't report them.
         first_failed: the host that torchrun names, or empty.
+        naming: hosts whose logs name the cause.
+        hung: hosts of the ranks for which the others of a hanging job waited.
     """
     hosts = status.hosts or tuple(used)
     if cause not in NODE_CAUSES:
@@ -210,7 +232,13 @@ def blamed_hosts(cause: Cause, status: Status, used: Sequence[str], first_failed
         return status.blamed_hosts
     if len(hosts) == 1:
         return hosts
+    if cause in _NAMED_BY_LOG and len(naming) > 1:
+        return ()
+    if cause == "collective_timeout":  # those that time out have waited for another one
+        return tuple(host for host in hosts if host not in naming) if len(hosts) - len(naming) == 1 else ()
     # A hanging job is ended from outside, so the order in which its nodes end means nothing.
+    if cause == "hang" and len(set(hung)) == 1:
+        return tuple(set(hung))
     if status.hosts and cause != "hang":
         return status.blamed_hosts if len(status.blamed_hosts) < len(hosts) else ()
     return tuple(host for host in hosts if host == first_failed)[:1]
@@ -270,7 +298,16 @@ class Nodes:
         unknown = job.nodes > 1 and ended.cause in NODE_CAUSES and not ended.blamed_hosts
         return "one of them may have failed" if unknown else ""
 
-    def blame(self, ending: Ending, status: Status, job: Job, log_tail: str) -> Ending:
-        """Return how a job ended, with the hosts to blame for it."""
-        used = self.used(job.excluded_hosts)
-        return replace(ending, hosts=blamed_hosts(ending.cause, status, used, failed_host(log_tail)))
+    def blame(
+        self,
+        ending: Ending,
+        status: Status,
+        job: Job,
+        log_tail: str,
+        *,
+        naming: Sequence[str] = (),
+        hung: Sequence[str] = (),
+    ) -> Ending:
+        """Return how a job ended, with the hosts to blame for it (:func:`blamed_hosts`)."""
+        used, first = self.used(job.excluded_hosts), failed_host(log_tail)
+        return replace(ending, hosts=blamed_hosts(ending.cause, status, used, first, naming=naming, hung=hung))

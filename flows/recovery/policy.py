@@ -440,9 +440,9 @@ _OUTSIDE = ("preempted", "reclaimed", "time_limit", "port_in_use")
 def decide_job(ends: Sequence[LaunchError], config: RecoveryConfig) -> Decision:
     """Decide what follows the end of a stage's job, with the limits and delays of training's attempts.
 
-    A job is restarted after a signal, after a time-out of a collective, if it was lost or hung, if a node failed, or if
-    the scheduler ended it or its port was taken. After running out of memory it is restarted once. A cancellation by
-    somebody stops the run.
+    A job is restarted after a signal, after a time-out of a collective, if it was lost or hung, if a node, a device or
+    the network failed, or if the scheduler ended it or its port was taken. After running out of memory it is restarted
+    once. A cancellation by somebody stops the run.
 
     Args:
         ends: errors of the stage's jobs in this flow that left no error of their own, newest last.

@@ -7,12 +7,13 @@ work that several runs need, such as preparing a corpus.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flows.launch.base import Handle, Job, JobPlan, Launcher, Status
+from flows.launch.endings import has_ended, has_started
 from flows.recovery import failure_causes
 from flows.runtime.context import FlowContext
 from hlatctl.run import orders, rank_output
@@ -276,21 +277,46 @@ def _timed_out(ctx: FlowContext, job: Job, key: str, limit_s: float) -> LaunchEr
 
 
 def ending_of(job: Job, status: Status) -> tuple[Status, str]:
-    """Return the status of an ended job and its last lines: those of the nodes to blame, then of the first node.
+    """Return the status of an ended job and its last lines: those of the node where it failed, then of the first node.
 
     Usually the first node to end is to blame, and ranks of the others only saw connections close. But the node of a
-    killed process can be slow to end. So if the lines name no cause, the other nodes' logs are searched for a killed
-    process, and its node is to blame.
+    killed process can be slow to end, and clocks of nodes differ. So if the node's log doesn't surely name a cause, the
+    others are searched for one that does, and its node is to blame. A node that left no record of its end is to blame
+    in any case: it died.
     """
     ranks = [status.hosts.index(host) for host in status.blamed_hosts if host in status.hosts][:_MOST_NODES]
-    logs = [rank_output.node_log(job.log, rank) for rank in ranks if rank]
-    tail = "\n".join(filter(None, map(_tail, (*logs, job.log))))
-    if not status.verdict and len(status.hosts) > 1 and failure_causes.names_no_cause(tail):
-        for rank, host in enumerate(status.hosts):
-            text = _tail(rank_output.node_log(job.log, rank))
-            if failure_causes.has_killed_process(text):
-                return replace(status, blamed_hosts=(host,)), f"{text}\n{tail}"
-    return status, tail
+    if not status.verdict and len(status.hosts) > 1:
+        base = job.launch_dir / job.name
+        silent = [rank for rank in ranks if has_started(base, rank) and not has_ended(base, rank)]
+        weights = [failure_causes.weight_of(_of_node(job, rank)) for rank in ranks]
+        if not silent and max(weights, default=0) < _SURE:
+            found = _where_it_failed(job, len(status.hosts), at_least=max(weights, default=0) + 1)
+            if found is not None:
+                return replace(status, blamed_hosts=(status.hosts[found],)), _of_node(job, found)
+        if weights == [_SURE]:
+            return status, _of_node(job, ranks[0])
+    logs = [_of_node(job, rank) for rank in ranks if rank]
+    return status, "\n".join(filter(None, (*logs, _of_node(job, 0))))
+
+
+#: What ``weight_of`` returns for a log that names a cause of its own.
+_SURE = 2
+
+
+def _where_it_failed(job: Job, nodes: int, *, at_least: int) -> int | None:
+    """Return the first node of those whose logs name a cause most surely; None: none does."""
+    weights = {node: failure_causes.weight_of(_of_node(job, node)) for node in range(nodes)}
+    best = max(weights, key=lambda node: (weights[node], -node))
+    return best if weights[best] >= at_least else None
+
+
+def _of_node(job: Job, node: int) -> str:
+    return _tail(rank_output.node_log(job.log, node))
+
+
+def where_else(job: Job, hosts: Sequence[str], cause: failure_causes.Cause) -> list[str]:
+    """Return the hosts whose logs name the same cause: if several do, it isn't the fault of one."""
+    return [host for node, host in enumerate(hosts) if failure_causes.cause_of_log(_of_node(job, node)) == cause]
 
 
 def _tail(path: Path) -> str:

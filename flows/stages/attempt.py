@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ from conf.schema import Config
 from flows.launch import endings
 from flows.launch.base import Handle, Job, Status
 from flows.recovery import failure_causes, phases, policy
-from flows.recovery.node_ledger import Kind
+from flows.recovery.failure_causes import NODE_CAUSES
+from flows.recovery.node_ledger import KIND_OF_CAUSE, Nodes
 from flows.runtime import spending
 from flows.runtime.amended import Orders, config_words, follow, note_begun, pause_step
 from flows.runtime.context import FlowContext, make_job
 from flows.runtime.driver import Clock
-from flows.runtime.jobs import JobWatch, ending_of
+from flows.runtime.jobs import JobWatch, ending_of, where_else
 from flows.stages.compile import cache_env, local_cache, warm_wrapper
 from flows.stages.preflight import hands_over, is_due, preflight
 from hlatctl import notices
@@ -44,7 +45,7 @@ from hlatctl.run.errors import (
 )
 from hlatctl.run.events import recovery_text
 from hlatctl.run.journal import heartbeat, train_writer
-from hlatctl.run.paths import RunPaths, answered
+from hlatctl.run.paths import RunPaths, answered, stacks_name
 from hlatctl.run.state import TRAIN_JOB, AttemptState, RunState
 from hlatctl.run.stopping import BUDGET
 from hlatctl.units import duration, host_names
@@ -254,7 +255,9 @@ class Attempt:
         attempt = state.attempts[-1]
         # Errors raised while the scheduler ends the job are not the cause.
         error = None if status.verdict else load_error(job.error_file)
-        ending = self._ending(status, error)
+        ending = ending_of_attempt(
+            job, status, error, state, ctx.config, nodes=ctx.nodes, oom_kills=ctx.launcher.oom_kills()
+        )
         self._hold_nodes_against(attempt, ending)
         last_unix_s = self._rank_clock.here(attempt.newest_train_unix_s)
         decision = policy.decide(
@@ -292,39 +295,66 @@ class Attempt:
             raise over or (error if error and not state.stop_requested else _stop(state, job, ending, decision))
         return decision
 
-    def _ending(self, status: Status, error: HlatctlError | None) -> failure_causes.Ending:
-        ctx, state = self._ctx, self._ctx.state
-        status, tail = ending_of(self._job, status)
-        ending = failure_causes.classify(
-            status=status,
-            attempt=state.attempts[-1],
-            train_stopped=state.train_stopped,
-            error=error,
-            log_tail=tail,
-            stop_requested=state.stop_requested,
-            oom_kills=ctx.launcher.oom_kills(),
-        )
-        if ending.cause == "amended" and (stage := _ended_stage(state, ctx.config)):
-            ending = dataclasses.replace(
-                ending, cause="stage", evidence=f"stage {stage} is trained; checkpoint written"
-            )
-        elif ending.cause == "amended" and _is_at_milestone(state, ctx.config):
-            evidence = "ended to evaluate its milestone; checkpoint written"
-            ending = dataclasses.replace(ending, cause="evaluation", evidence=evidence)
-        if ending.cause == "stopped" and state.stop_by == BUDGET:
-            evidence = "its budget was used up; checkpoint written"
-            ending = dataclasses.replace(ending, cause="budget", evidence=evidence)
-        if ending.cause == "corruption":  # the processes have compared each other
-            return dataclasses.replace(ending, hosts=tuple(state.attempts[-1].corrupt_hosts))
-        return ctx.nodes.blame(ending, status, self._job, tail)
-
     def _hold_nodes_against(self, attempt: AttemptState, ending: failure_causes.Ending) -> None:
         """Add the attempt's failure and its slow nodes to the node ledger."""
         for straggler in attempt.stragglers:
             self._ctx.hold_against([straggler["host"]], "straggler", straggler["message"], attempt=attempt.number)
         if ending.hosts:
-            kind: Kind = "corruption" if ending.cause == "corruption" else "failure"
+            kind = KIND_OF_CAUSE.get(ending.cause, "failure")
             self._ctx.hold_against(ending.hosts, kind, ending.signature, attempt=attempt.number)
+
+
+def ending_of_attempt(
+    job: Job,
+    status: Status,
+    error: HlatctlError | None,
+    state: RunState,
+    config: Config,
+    *,
+    nodes: Nodes,
+    oom_kills: int | None,
+) -> failure_causes.Ending:
+    """Return how the newest attempt ended, with the hosts to blame, from all that it left."""
+    status, tail = ending_of(job, status)
+    attempt = state.attempts[-1]
+    ending = failure_causes.classify(
+        status=status,
+        attempt=attempt,
+        train_stopped=state.train_stopped,
+        error=error,
+        log_tail=tail,
+        stop_requested=state.stop_requested,
+        oom_kills=oom_kills,
+    )
+    if ending.cause == "amended" and (stage := _ended_stage(state, config)):
+        ending = dataclasses.replace(ending, cause="stage", evidence=f"stage {stage} is trained; checkpoint written")
+    elif ending.cause == "amended" and _is_at_milestone(state, config):
+        evidence = "ended to evaluate its milestone; checkpoint written"
+        ending = dataclasses.replace(ending, cause="evaluation", evidence=evidence)
+    if ending.cause == "stopped" and state.stop_by == BUDGET:
+        evidence = "its budget was used up; checkpoint written"
+        ending = dataclasses.replace(ending, cause="budget", evidence=evidence)
+    if ending.cause in _FOUND_BY_RANKS:  # the processes have compared each other
+        return dataclasses.replace(ending, hosts=tuple(attempt.corrupt_hosts))
+    naming, hung = list[str](), list[str]()
+    if len(status.hosts) > 1 and ending.cause in NODE_CAUSES:
+        naming = where_else(job, status.hosts, ending.cause)
+        hung = _hung_hosts(RunPaths(job.run_dir), attempt, status.hosts, config) if ending.cause == "hang" else []
+    return nodes.blame(ending, status, job, tail, naming=naming, hung=hung)
+
+
+#: Causes for which the ranks themselves name the node.
+_FOUND_BY_RANKS = ("corruption", "nonfinite_weights")
+
+
+def _hung_hosts(run: RunPaths, attempt: AttemptState, hosts: Sequence[str], config: Config) -> list[str]:
+    """Return the hosts of the ranks for which the others waited, as their stacks show. Reads one file per rank."""
+    stacks = {}
+    for rank in range(config.world_size):
+        with suppress(OSError):
+            stacks[rank] = (run.hang(attempt.number) / stacks_name(rank)).read_text(encoding="utf-8", errors="replace")
+    ranks, per_node = failure_causes.hung_ranks(stacks, config.world_size), config.cluster.processes_per_node
+    return [hosts[rank // per_node] for rank in ranks if rank // per_node < len(hosts)]
 
 
 def training_job(

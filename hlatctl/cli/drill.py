@@ -31,6 +31,7 @@ from hlatctl.run.paths import RunPaths
 
 if TYPE_CHECKING:
     from conf.schema import Config
+    from flows.drill.pool import Fault
     from flows.verify_resume import Comparison
 
 
@@ -40,14 +41,18 @@ _EXPERIMENT = "experiment="
 def drill(
     overrides: Overrides = None,
     config_dir: ConfigDirs = None,
-    fault: Annotated[list[str] | None, typer.Option(help="Fault to inject; can be repeated.  [default: all]")] = None,
+    fault: Annotated[
+        list[str] | None, typer.Option(help="Fault to inject; can be repeated.  [default: those that `--list` marks]")
+    ] = None,
+    list_faults: Annotated[bool, typer.Option("--list", help="List the faults, without injecting any.")] = False,
     yes: Yes = False,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
     """Inject faults into a short run and check that it recovers.
 
-    Injects one fault after another: processes killed, stopped, slowed and preempted; data, checkpoints and memory
+    `--list` shows all faults, each with the cause, the node and the decision that must follow. Without --fault, it
+    injects one fault after another: processes killed, stopped, slowed and preempted; data, checkpoints and memory
     damaged; trackers, driver and disk lost; on Slurm, also a node's program killed and the job cancelled. At the end
     every loss must equal that of an undisturbed run: bit by bit on a CPU, within rounding on other devices. All files
     are in a new folder under the runs folder, and other runs are not changed. Takes a few minutes. The exit code is 20
@@ -55,9 +60,12 @@ def drill(
     """
     from conf.compose import compose
     from flows.drill.exercise import check_names, exercise, new_folder, not_injected
-    from flows.drill.faults import offered
+    from flows.drill.pool import offered
     from flows.runtime.spending import of_training
 
+    if list_faults:
+        _list_faults(as_json=as_json)
+        return
     check_names(fault or [])
     chosen = with_runs_dir(overrides, runs_dir)
     if not any(override.lstrip("+").startswith(_EXPERIMENT) for override in chosen):
@@ -74,6 +82,45 @@ def drill(
             f"the drill was interrupted; its files are in {folder}", hint="`hlatctl drill` begins a new one"
         ) from None
     show(run, as_json=as_json)
+
+
+def _list_faults(*, as_json: bool) -> None:
+    from flows.drill.pool import FAULTS
+
+    faults = {name: FAULTS[name] for name in FAULTS}
+    if as_json:
+        listed = [
+            {
+                "fault": name,
+                "title": fault.title,
+                "by_default": fault.standard,
+                "needs": _needs(fault),
+                **dataclasses.asdict(fault.expects),
+            }
+            for name, fault in faults.items()
+        ]
+        print_json({"faults": listed})
+        return
+    header = ["FAULT", "", "WHAT", "CAUSE", "NODE", "DECISION", "NEEDS"]
+    rows = [
+        [
+            name,
+            "*" if fault.standard else "",
+            fault.title,
+            fault.expects.cause or "training continues",
+            "blamed" if fault.expects.blames_node else "–",
+            fault.expects.action.replace("_", " ") or "–",
+            _needs(fault) or "–",
+        ]
+        for name, fault in faults.items()
+    ]
+    write(columns([header, *rows]) + "\n")
+    say("*: injected without --fault. A drill can't inject a fault that needs hardware or an administrator.")
+
+
+def _needs(fault: Fault) -> str:
+    known = {fault.needs: True, "a scheduler": fault.scheduler and not fault.needs, "bubblewrap": fault.small_disk}
+    return ", ".join(need for need, is_needed in known.items() if need and is_needed)
 
 
 def show(run: RunPaths, *, as_json: bool) -> None:

@@ -93,7 +93,8 @@ def _name(user: int) -> str:
 
 
 #: Codes of errors that the restart policy treats specially.
-DISK_FULL, NONFINITE, STORAGE_AWAY = "disk_full", "nonfinite", "storage_away"
+DISK_FULL, STORAGE_AWAY = "disk_full", "storage_away"
+NONFINITE, NONFINITE_WEIGHTS = "nonfinite", "nonfinite_weights"
 
 #: Environment variable: the file to which a launched process writes its error, for the process that launched it.
 ERROR_FILE_ENV = "HLATCTL_ERROR_FILE"

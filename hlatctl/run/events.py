@@ -270,7 +270,8 @@ OF_RUNS: dict[str, Kind] = {
     "nonfinite": _kind(
         "train rank 0: such a step has no `step` event",
         "step whole; tokens whole; batch whole; loss text (it may be `nan`); grad_norm text (it may be `nan`); "
-        "action text (`stop`, `skip` or `rollback`)",
+        "action text (`stop`, `skip` or `rollback`); ranks list (those whose weights or moments were not finite "
+        "before the step); blamed_hosts list (their node, if those of other ranks were finite)",
         lambda e: f"step {e['step']}: loss {e['loss']}, gradient norm {e['grad_norm']}, not finite: {e['action']}",
     ),
     "rank_times": _kind(

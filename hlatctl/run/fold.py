@@ -389,6 +389,12 @@ def _corruption_suspected(state: RunState, event: Event) -> None:
     _warning(state, event)
 
 
+def _nonfinite(state: RunState, event: Event) -> None:
+    attempt = _attempt_of(state, event)
+    if attempt and event.get("ranks"):
+        attempt.corrupt_hosts = [str(host) for host in event.get("blamed_hosts") or []]
+
+
 def _train_started(state: RunState, event: Event) -> None:
     resumed = int(event.get("resumed_from_step", 0))
     if state.trusted_step is not None:
@@ -695,6 +701,7 @@ _HANDLERS = {
     "straggler": _straggler,
     "corruption_checked": _corruption_checked,
     "corruption_suspected": _corruption_suspected,
+    "nonfinite": _nonfinite,
     "stop_requested": stopping.fold_request,
     "run_finished": _run_finished,
 }

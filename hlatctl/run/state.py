@@ -64,7 +64,7 @@ class AttemptState:
         recovery: its ``recovered`` event; empty if it has none.
         stragglers: events that name a slow process.
         corruption: which of its processes compute wrong numbers; empty if none was found.
-        corrupt_hosts: nodes that certainly have such a process.
+        corrupt_hosts: nodes that certainly have such a process, or one whose weights are not finite.
         noticed_hosts: nodes with a notice of the provider, by its kind.
         notice: the newest notice that the provider takes some of its nodes back; empty if there is none.
         leaving_hosts: nodes with such a notice.

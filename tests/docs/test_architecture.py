@@ -17,7 +17,8 @@ def test_every_file_and_module_that_the_page_names_is_there() -> None:
     files = re.findall(rf"\b((?:{'|'.join(PACKAGES)}|tests)/[\w/]+\.(?:py|yaml|md))\b", PAGE)
     missing = {file for file in files if not (TOP / file).exists()}
     keys = {f"eval.{key.name}" for key in dataclasses.fields(EvalConfig)}
-    for table in ("conf/registries.py", "conf/tracking.py", "trainer/data/formats.py"):  # groups of entry points
+    # Groups of entry points.
+    for table in ("conf/registries.py", "conf/tracking.py", "flows/drill/pool.py", "trainer/data/formats.py"):
         keys |= set(re.findall(r'"(hlatctl\.\w+)"', (TOP / table).read_text(encoding="utf-8")))
     for name in re.findall(rf"`((?:{'|'.join(PACKAGES)})(?:\.\w+)+)`", PAGE):
         steps = name.split(".")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-from flows.drill.faults import FAULTS
+from flows.drill.pool import FAULTS
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths, stacks_name
 from tests.e2e.conftest import Cli, Paced
@@ -57,7 +57,7 @@ def drilled(alone: Cli) -> dict[str, Any]:
 
 def test_a_run_recovers_from_every_fault_with_the_losses_of_an_undisturbed_one(drilled: dict[str, Any]) -> None:
     outcomes = {outcome["fault"]: outcome for outcome in drilled["outcomes"]}
-    assert set(outcomes) == {name for name, fault in FAULTS.items() if not fault.scheduler}
+    assert set(outcomes) == {*RESTARTED, *CONTINUED}
     if shutil.which("bwrap") is None:
         assert outcomes.pop("fill_disk")["skipped"] == "needs bubblewrap (apt-get install bubblewrap)"
     for fault, outcome in outcomes.items():
@@ -75,7 +75,7 @@ def test_the_report_has_the_table_and_the_hung_attempt_the_stacks(drilled: dict[
     run = Path(drilled["run"])
     page = (run / "report" / "index.html").read_text(encoding="utf-8")
     assert "<h2>Drill</h2>" in page
-    assert all(escape(fault.title) in page for fault in FAULTS.values() if not fault.scheduler)
+    assert all(escape(FAULTS[fault].title) in page for fault in (*RESTARTED, *CONTINUED))
     assert any("(most recent call first)" in log.read_text() for log in run.glob("logs/attempt-*/train.log"))
     (folder,) = {hang["path"] for hang in read_events(RunPaths(run)) if hang["kind"] == "hang"}
     assert (run / folder / stacks_name(0)).is_file(), "rank 1 was stopped, and answers nothing"

@@ -1,8 +1,8 @@
 """``python -m trainer.convert.serve --run-dir RUN --step N --manifest SHA256``: send weights to the parent process.
 
 ``eval.serving.model`` uses it to evaluate a checkpoint without a copy of its weights, or of their average with
-``--weights ema``. First comes a line of JSON, ``{"tensors": {NAME: {"dtype", "shape"}}}``, by Hugging Face's names. Then
-each line ``{"name", "slices"}`` on stdin is answered by a line ``{"shape"}`` and the values' bytes, in C order;
+``--weights ema``. First comes a line of JSON, ``{"tensors": {NAME: {"dtype", "shape"}}}``, by Hugging Face's names.
+Then each line ``{"name", "slices"}`` on stdin is answered by a line ``{"shape"}`` and the values' bytes, in C order;
 ``slices`` has ``[start, stop, step]`` for each leading dimension. Errors are lines ``{"error": ...}``. It ends when its
 stdin closes or its parent ends.
 

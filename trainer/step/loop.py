@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from conf.schema import Config
 from conf.sizes import flops_per_token, parameters
 from conf.training_rules import Outcome, SaveReason, learning_rate
@@ -177,7 +179,8 @@ class Training(training.Training):
             self.take_orders(self.step)
         stopping: Outcome | None = "stop" if metrics.stops else "amend" if metrics.ends else None
         if not metrics.finite:
-            outcome = self.nonfinite(pending.step, [pending.batch], metrics.loss, metrics.grad_norm)
+            batch, norm = pending.batch, metrics.grad_norm
+            outcome = self.nonfinite(pending.step, [batch], metrics.loss, norm, weights=self._weights)
             if outcome:
                 self.step = pending.step
                 self.pending.clear()  # later steps used parameters that are not finite
@@ -200,6 +203,10 @@ class Training(training.Training):
         self._watch(pending.step, metrics, step_s)
         self.checkpoints.healthy_step()
         return stopping
+
+    def _weights(self) -> Iterator[Tensor]:
+        yield from self.model.parameters()
+        yield from self.optimizer.tensors().values()
 
     def _reason_to_save(self, outcome: Outcome | None) -> SaveReason | None:
         if outcome == "rollback":

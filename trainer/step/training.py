@@ -9,7 +9,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +23,7 @@ from conf.devices import DEVICES
 from conf.schema import Config
 from conf.training_rules import EXIT_CODES, CheckpointPolicy, Outcome, SaveReason, next_corruption_check
 from hlatctl.run import files, startup
-from hlatctl.run.errors import NONFINITE, TrainingError
+from hlatctl.run.errors import NONFINITE, NONFINITE_WEIGHTS, TrainingError
 from hlatctl.run.fence import Fence
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.journal import JournalWriter, train_writer
@@ -35,6 +35,7 @@ from trainer.checkpoint.manager import CheckpointManager, Restored, rng_state, s
 from trainer.checkpoint.writer import Storage
 from trainer.data.loader import Batches
 from trainer.gpu_node import described
+from trainer.optim.adamw import local
 from trainer.process import StopRequest
 from trainer.step.corruption import HINT, CorruptionCheck, Subject
 from trainer.step.inputs import open_batches, read_dataset
@@ -307,19 +308,33 @@ class Training:
             with suppress(OSError):  # a full disk, which training survives
                 print(self.line.text(fields), flush=True)
 
-    def nonfinite(self, step: int, batches: list[int], loss: float, grad_norm: float) -> Outcome | None:
+    def nonfinite(
+        self,
+        step: int,
+        batches: list[int],
+        loss: float,
+        grad_norm: float,
+        weights: Callable[[], Iterable[torch.Tensor]] | None = None,
+    ) -> Outcome | None:
         """Do what ``train.on_nonfinite`` says about a step whose loss or gradients are not finite.
+
+        If this process's weights were not finite before the step, no batch is to blame, and every further step would
+        end in the same way: training stops.
 
         Args:
             batches: those that may be the cause; the last one is the step's.
+            weights: returns this process's weights and moments, which such a step leaves as they were; None: it
+                changes them, so they show nothing.
 
         Raises:
             TrainingError: training must stop.
         """
         action, numbers = self.config.train.on_nonfinite, f"loss={loss}, grad_norm={grad_norm}"
         self.nonfinite_steps += 1
-        if action == "skip" and self.nonfinite_steps > self.config.train.max_nonfinite_steps:
+        spoiled = self._ranks_with_spoiled(weights) if weights else []
+        if spoiled or (action == "skip" and self.nonfinite_steps > self.config.train.max_nonfinite_steps):
             action = "stop"
+        hosts = sorted({self.places[rank][0] for rank in spoiled})
         self.note(
             "nonfinite",
             durable=True,
@@ -329,7 +344,18 @@ class Training:
             loss=str(loss),
             grad_norm=str(grad_norm),
             action=action,
+            ranks=spoiled,
+            # If all weights are spoiled, nothing shows where that began.
+            blamed_hosts=hosts if len(hosts) == 1 and len(spoiled) < self.member.world_size else [],
         )
+        if spoiled:
+            ranks = f"{'ranks' if len(spoiled) > 1 else 'rank'} {', '.join(map(str, spoiled[:4]))}"
+            more = f" and {len(spoiled) - 4} more" if len(spoiled) > 4 else ""
+            raise TrainingError(
+                f"step {step}: {numbers}: the weights or moments of {ranks}{more} were not finite before the step",
+                hint="the newest checkpoint has finite ones; if it repeats, test the memory of these ranks' devices",
+                code=NONFINITE_WEIGHTS,
+            )
         if action == "stop":
             raise TrainingError(
                 f"step {step}: {numbers}: not finite; no checkpoint has this step",
@@ -340,6 +366,12 @@ class Training:
             return None
         self.note(DATA_CHANGED, durable=True, key=SKIP_STEPS, value=ranges(batches), by="trainer", why=numbers)
         return "rollback"
+
+    def _ranks_with_spoiled(self, weights: Callable[[], Iterable[torch.Tensor]]) -> list[int]:
+        """Return the ranks with a weight or moment that is not finite. All ranks call this together."""
+        parts = (part for part in map(local, weights()) if part.is_floating_point())
+        mine = all(bool(torch.isfinite(part).all()) for part in parts)
+        return [rank for rank, is_finite in enumerate(self.member.gather(mine)) if not is_finite]
 
     def measure(self, flops_per_token: float) -> None:
         """Prepare a step's figures, and the product that is timed if processes wait for each other within steps."""

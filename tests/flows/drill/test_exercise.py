@@ -9,7 +9,8 @@ import pytest
 
 from conf.schema import BackendConfig, ClusterConfig, Config, ParallelConfig
 from flows.drill.exercise import Trial, compare
-from flows.drill.faults import FAULTS, Seen
+from flows.drill.faults import Seen
+from flows.drill.pool import why_not
 
 _SEEN = Seen(detected_as="killed", detected_s=1.0, recovered_s=2.0, lost_steps=2)
 
@@ -83,8 +84,8 @@ def test_a_process_is_slowed_only_where_it_can_be_found(
     processes: int, parallel: dict[str, Any], possible: bool
 ) -> None:
     cluster = ClusterConfig(launcher="local", processes_per_node=processes)
-    why_not = FAULTS["slow_process"].skip(Config(cluster=cluster, parallel=ParallelConfig(**parallel)))
-    assert (why_not == "") == possible
+    config = Config(cluster=cluster, parallel=ParallelConfig(**parallel))
+    assert (why_not("slow_process", config) == "") == possible
 
 
 @pytest.mark.parametrize(
@@ -96,5 +97,6 @@ def test_wrong_numbers_are_looked_for_only_with_a_second_replica(
     cluster = ClusterConfig(processes_per_node=processes)
     parallel = ParallelConfig(data_parallel="fsdp", expert_parallel_size=experts)
     config = Config(backend=BackendConfig(name="torchtitan"), cluster=cluster, parallel=parallel)
-    why_not = FAULTS["flip_memory"].skip(config)
-    assert why_not == ("" if is_compared else "with one replica there is nothing to compare with")
+    assert why_not("flip_memory", config) == (
+        "" if is_compared else "with one replica there is nothing to compare with"
+    )

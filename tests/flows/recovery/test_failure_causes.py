@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from flows.launch.base import Status, Verdict
-from flows.recovery.failure_causes import Cause, Ending, classify, failed_host, last_exception
+from flows.recovery.failure_causes import (
+    Cause,
+    Ending,
+    cause_of_log,
+    classify,
+    failed_host,
+    hung_ranks,
+    last_exception,
+    names_no_cause,
+)
 from hlatctl.run.errors import (
     DISK_FULL,
     NONFINITE,
@@ -141,6 +150,50 @@ def test_a_killed_process_comes_before_those_whose_connections_broke_even_if_its
     assert ending(broken + aborted).cause == "crashed"
     wrong = _summary("node-a", 1, "ValueError: no")
     assert (ending(wrong + killed).cause, failed_host(wrong + killed)) == ("crashed", "node-a")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_secondary"),
+    [
+        ("Net : Connection closed by remote peer user<50260>", True),
+        ("Cuda failure 'uncorrectable ECC error encountered'", False),
+    ],
+)
+def test_an_exception_of_nccl_is_explained_by_its_last_error(text: str, is_secondary: bool) -> None:
+    """Texts of github.com/NVIDIA/nccl/issues/1514: a rank may call the end of another one an internal error."""
+    log = (
+        "[rank0]: torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1275, internal error\n"
+        f"[rank0]: ncclInternalError: Internal check failed.\n[rank0]: Last error:\n[rank0]: {text}\n"
+    )
+    assert names_no_cause(log) == is_secondary
+    assert cause_of_log(log) == (None if is_secondary else "device_failed")
+
+
+HERE, OTHER = "/src/trainer/data/loader.py", "/venv/torch/distributed/distributed_c10d.py"
+
+
+def _stack(path: str, function: str) -> str:
+    evidence = 'Current thread 0x1 (most recent call first):\n  File "/src/trainer/process.py", line 1 in _write\n'
+    return f'{evidence}\nThread 0x2 (most recent call first):\n  File "{path}", line 7 in {function}\n'
+
+
+@pytest.mark.parametrize(
+    ("stacks", "world_size", "hung"),
+    [
+        ([_stack(OTHER, "all_reduce"), _stack(HERE, "next")], 2, [1]),
+        ([_stack(OTHER, "all_reduce"), _stack(OTHER, "recv")], 2, []),
+        ([_stack(OTHER, "all_reduce")] * 3 + [_stack(OTHER, "recv")], 4, [3]),
+        ([_stack(HERE, "synchronize")] * 3 + [_stack(HERE, "next")], 4, [3]),
+        ([_stack(HERE, "synchronize")] * 4, 4, []),
+        ([_stack(OTHER, "all_reduce")], 2, [1]),
+        ([_stack(HERE, "a"), _stack(HERE, "b")], 2, []),
+        ([], 2, []),
+    ],
+)
+def test_the_stacks_of_a_hang_show_for_which_ranks_the_others_waited(
+    stacks: list[str], world_size: int, hung: list[int]
+) -> None:
+    assert hung_ranks(dict(enumerate(stacks)), world_size) == hung
 
 
 def test_a_killed_process_comes_first_if_torchrun_saw_its_end_after_a_broken_connection() -> None:

@@ -25,13 +25,14 @@ from hlatctl.run.paths import RunPaths
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--fault", "kill_hed"], "--fault=kill_hed: no such fault\nhint: did you mean kill_head? known: kill_process"),
+        (["--fault", "kill_hed"], "--fault=kill_hed: no such fault\nhint: did you mean kill_head?"),
         (["cluster=simulated"], "cluster.launcher=simulated: a drill disturbs real processes"),
         (["cluster=kubernetes"], "cluster.launcher=kubernetes: a drill disturbs real processes"),
         (
             ["--fault", "trackers_down", "--fault", "slow_process", "tracking=none", "cluster.processes_per_node=1"],
             "--fault=trackers_down: can't be injected, tracking.enabled=false\nhint: choose other faults with --fault",
         ),
+        (["--fault", "gpu_lost"], "--fault=gpu_lost: can't be injected, needs a GPU\nhint: choose other faults"),
         (["train.tokenz=3"], "train.tokenz: unknown key"),
     ],
 )
@@ -41,6 +42,25 @@ def test_a_drill_that_can_not_run_is_refused_before_anything_is_created(
     assert main(["drill", f"runs_dir={tmp_path / 'runs'}", *argv]) == 10
     assert f"error: {message}" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_pool_is_listed_with_what_must_follow(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drill", "--list"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("cuda_ecc "))
+    assert "device_failed" in row
+    assert "restart without" in row
+    assert main(["drill", "--list", "--json"]) == 0
+    faults = {each["fault"]: each for each in json.loads(capsys.readouterr().out)["faults"]}
+    assert faults["kill_process"]["by_default"]
+    assert faults["lost_node"] == {
+        "fault": "lost_node",
+        "title": "a power cut of a node",
+        "by_default": False,
+        "needs": "a node's power",
+        "cause": "node_failed",
+        "blames_node": True,
+        "action": "restart",
+    }
 
 
 def test_a_recovery_that_failed_is_an_error_which_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
