@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(DEV_STAMP): $(STAMP)
 	$(INSTALL) --editable '.[all,torchtitan,dev]'
-	@$(INSTALL) --no-deps torchtitan axe-playwright-python
+	@$(INSTALL) --no-deps torchtitan
 	@touch $(DEV_STAMP)
 
 train: $(STAMP)

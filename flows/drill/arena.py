@@ -278,6 +278,22 @@ class Arena:
         self.may_end()
         return driver
 
+    @contextmanager
+    def driver_waits(self) -> Iterator[None]:
+        """Suspend the driver during the block: a warm restart can be faster than what a drill does between attempts."""
+        driver = processes.identify(driver_pid(self.run) or 0)
+        if driver is None:
+            raise NotRecovered("the run has no driver")
+        processes.send(driver, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            processes.send(driver, signal.SIGCONT)
+
+    def job_has_ended(self) -> bool:
+        """Return whether the newest attempt's job has ended, whether or not the driver knows."""
+        return launcher_for(self.config).status(self.job).ended
+
     def may_end(self) -> None:
         """From now on the driver's end is not a failure."""
         self._driven = False

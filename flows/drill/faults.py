@@ -124,7 +124,7 @@ def bad_data(arena: Arena, _: Servers) -> Seen:
         for path, content in zip(corpus, whole, strict=True):
             _overwrite(path, content)
 
-    return _restarted(arena, "bad_data", damage, "attempt_ended", restore)
+    return _restarted(arena, "bad_data", damage, "attempt_ended", before_next=restore)
 
 
 def flip_bytes(arena: Arena, _: Servers) -> Seen:
@@ -139,7 +139,7 @@ def flip_bytes(arena: Arena, _: Servers) -> Seen:
             file.seek(middle)
             file.write(flipped)
 
-    return _restarted(arena, "flip_bytes", _killer(arena), "checkpoint_rejected", damage)
+    return _restarted(arena, "flip_bytes", _killer(arena), "checkpoint_rejected", before_next=damage)
 
 
 def cut_manifest(arena: Arena, _: Servers) -> Seen:
@@ -149,7 +149,7 @@ def cut_manifest(arena: Arena, _: Servers) -> Seen:
         manifest = _newest_checkpoint(arena) / MANIFEST
         os.truncate(manifest, manifest.stat().st_size // 2)
 
-    return _restarted(arena, "cut_manifest", _killer(arena), "checkpoint_rejected", damage)
+    return _restarted(arena, "cut_manifest", _killer(arena), "checkpoint_rejected", before_next=damage)
 
 
 def slow_process(arena: Arena, _: Servers) -> Seen:
@@ -200,7 +200,7 @@ def cut_shard(arena: Arena, _: Servers) -> Seen:
         shard = max(files_of, key=lambda path: path.stat().st_size)
         os.truncate(shard, shard.stat().st_size // 2)
 
-    return _restarted(arena, "cut_shard", _killer(arena), "checkpoint_rejected", damage)
+    return _restarted(arena, "cut_shard", _killer(arena), "checkpoint_rejected", before_next=damage)
 
 
 def missing_corpus(arena: Arena, _: Servers) -> Seen:
@@ -334,11 +334,29 @@ def _outlives(arena: Arena, ballast: Path, injected_s: float) -> Callable[[], bo
 
 
 def _restarted(
-    arena: Arena, fault: str, action: Callable[[], object], notice: str, then: Callable[[], None] | None = None
+    arena: Arena,
+    fault: str,
+    action: Callable[[], object],
+    notice: str,
+    then: Callable[[], None] | None = None,
+    *,
+    before_next: Callable[[], None] | None = None,
 ) -> Seen:
-    """Inject a fault that ends an attempt, wait for its end, call ``then``, and wait for a step of the next attempt."""
+    """Inject a fault that ends an attempt, wait for its end, call ``then``, and wait for a step of the next attempt.
+
+    Args:
+        before_next: called between the attempt's end and the next attempt, for which the driver waits.
+    """
     broken = arena.attempt
-    injected_s, mark = arena.inject(fault, action)
+    if before_next:
+        with arena.driver_waits():
+            injected_s, mark = arena.inject(fault, action)
+            try:
+                arena.wait_until("the end of the attempt's job", arena.job_has_ended)
+            finally:
+                before_next()
+    else:
+        injected_s, mark = arena.inject(fault, action)
     try:
         arena.wait_for_event("the attempt's end", mark, _kind("attempt_ended"))
     finally:

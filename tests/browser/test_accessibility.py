@@ -57,7 +57,7 @@ _RULES = "{resultTypes: ['violations'], rules: {'target-size': {enabled: true}}}
 @pytest.fixture(scope="module")
 def axe() -> str:
     """The script of axe-core."""
-    missing = "axe-core is not installed; `pip install --no-deps -c constraints.txt axe-playwright-python` installs it"
+    missing = "axe-core is not installed; `pip install -c constraints.txt axe-playwright-python` installs it"
     return str(pytest.importorskip("axe_playwright_python.base", reason=missing).AXE_SCRIPT)
 
 

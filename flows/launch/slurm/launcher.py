@@ -52,7 +52,7 @@ from flows.launch.slurm.limits import seconds
 from hlatctl.allocation import TOKEN_ENV, Round, asked_from_outside, ended_file
 from hlatctl.cache.environment import Packer
 from hlatctl.run import files
-from hlatctl.run.errors import HlatctlError, LaunchError
+from hlatctl.run.errors import ConfigError, HlatctlError, LaunchError
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import environment_dir
 from hlatctl.run.processes import node_python
@@ -108,12 +108,12 @@ class SlurmLauncher(Launcher):
         return limits.stops(config.cluster, time.time())
 
     def hosts(self, nodes: int) -> tuple[str, ...]:
-        """Return the partition's nodes that can run jobs, whether or not one is running there now."""
+        """Return the nodes of the jobs' partitions that can run jobs, whether or not one is running there now."""
         if time.monotonic() - self._hosts_asked_s >= _HOSTS_FOR_S:
-            partition = self._cluster.slurm.partition
             try:
-                states = node_states(*(("-p", partition) if partition else ()))
-            except AwayError:
+                may = limits.chosen(self._cluster, limits.partitions())
+                states = node_states("-p", ",".join(partition.name for partition in may))
+            except (AwayError, ConfigError):
                 return self._hosts
             usable = (host for host, state in states.items() if not state.startswith(_UNUSABLE))
             self._hosts, self._hosts_asked_s = tuple(sorted(usable)), time.monotonic()

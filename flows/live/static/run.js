@@ -78,7 +78,8 @@ export class RunView {
 
   /** Called when runs were deleted. */
   removed(ids) {
-    if (ids.includes(this.id)) fill(this.actions, h("p", { class: "problem" }, "This run was deleted or moved. What is shown is the last that was read of it."));
+    this.gone ||= ids.includes(this.id);
+    if (this.gone) this.drawActions();
   }
 
   /** Read the details again, not more often than every two seconds. */
@@ -161,7 +162,13 @@ export class RunView {
     const signature = JSON.stringify([row.status, row.name, row.tags, details?.links, store.info?.allow_control]);
     if (!details || this.actionsOf === signature) return;
     this.actionsOf = signature;
-    fill(this.actions, links(details.links), controls(row, () => this.soon()));
+    this.drawActions();
+  }
+
+  drawActions() {
+    const { details } = this;
+    if (this.gone) fill(this.actions, h("p", { class: "problem" }, "This run was deleted or moved. What is shown is the last that was read of it."));
+    else fill(this.actions, links(details.links), controls(details.row, () => this.soon()));
   }
 }
 

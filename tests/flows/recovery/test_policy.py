@@ -352,7 +352,8 @@ class Simulation:
 
 failures = st.tuples(
     st.integers(0, 25),
-    st.sampled_from([c for c in CAUSES if c not in ("finished", "stopped", "amended")]),  # a person causes each of them
+    # A person causes each of the others, or the run's plan does.
+    st.sampled_from([c for c in CAUSES if c not in ("finished", "stopped", "amended", "stage")]),
     st.integers(0, 2),
     st.none() | st.integers(1, 60),
 )
