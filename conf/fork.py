@@ -14,15 +14,19 @@ from hlatctl.run.errors import ConfigError
 
 #: Keys that don't change which documents come next.
 _FREE_DATA = ("data.prefetch_batches", "data.skip_steps", "data.mask_across_documents", "data.on_corrupt")
-#: Keys of the model that don't affect its tensors.
-_FREE_MODEL = (
-    "model.name",
+#: Keys of the rotary embeddings.
+ROTARY = (
     "model.rope_theta",
     "model.rope_scaling",
     "model.rope_scaling_factor",
     "model.rope_low_freq_factor",
     "model.rope_high_freq_factor",
     "model.rope_original_seq_len",
+)
+#: Keys of the model that don't affect its tensors.
+_FREE_MODEL = (
+    "model.name",
+    *ROTARY,
     "model.rms_norm_eps",
     "model.initializer_range",
     "model.scaled_initialization",

@@ -22,6 +22,7 @@ from typing import Any
 
 from conf.amendments import fields_of, with_changes
 from conf.constraints import violations
+from conf.fork import ROTARY
 from conf.schema import Config, ForkConfig, StageConfig
 from hlatctl.run.errors import ConfigError, suggest
 
@@ -39,12 +40,7 @@ _NO_WARMUP: dict[str, Any] = {"optimizer.warmup_steps": 0, "optimizer.warmup_tok
 #: Keys that change the graphs, which torch-xla compiles before the run.
 _OF_GRAPHS = (
     "data.mask_across_documents",
-    "model.rope_theta",
-    "model.rope_scaling",
-    "model.rope_scaling_factor",
-    "model.rope_low_freq_factor",
-    "model.rope_high_freq_factor",
-    "model.rope_original_seq_len",
+    *ROTARY,
     "train.global_batch_size",
     "train.micro_batch_size",
     "train.seq_len",
