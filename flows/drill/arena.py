@@ -175,7 +175,7 @@ class Arena:
         self.cold_start_s = 0.0
         """From the driver's start to the first optimizer step."""
         self._journal, self._tail = journal, JournalTail(run)
-        self.reach = reach_for(self.config)
+        self.reach, self._launcher = reach_for(self.config), launcher_for(self.config)
         self.trying = ""
         """The name of the fault that is being injected."""
         self._driven = False
@@ -272,18 +272,20 @@ class Arena:
 
     def driver(self) -> Identity:
         """Return the driver's process. From now on its death is not a failure."""
+        driver = self._its_driver()
+        self.may_end()
+        return driver
+
+    def _its_driver(self) -> Identity:
         driver = processes.identify(driver_pid(self.run) or 0)
         if driver is None:
             raise NotRecovered("the run has no driver")
-        self.may_end()
         return driver
 
     @contextmanager
     def driver_waits(self) -> Iterator[None]:
         """Suspend the driver during the block: a warm restart can be faster than what a drill does between attempts."""
-        driver = processes.identify(driver_pid(self.run) or 0)
-        if driver is None:
-            raise NotRecovered("the run has no driver")
+        driver = self._its_driver()
         processes.send(driver, signal.SIGSTOP)
         try:
             yield
@@ -292,7 +294,7 @@ class Arena:
 
     def job_has_ended(self) -> bool:
         """Return whether the newest attempt's job has ended, whether or not the driver knows."""
-        return launcher_for(self.config).status(self.job).ended
+        return self._launcher.status(self.job).ended
 
     def may_end(self) -> None:
         """From now on the driver's end is not a failure."""
@@ -315,8 +317,7 @@ class Arena:
             processes.send(driver, signal.SIGKILL)
             control.request_stop(self.run, by=DRILL_WRITER, wait_s=_STOP_S)
         self.look()
-        launcher = launcher_for(self.config)
-        if driver_pid(self.run) is not None or live_training(self.state, launcher):
+        if driver_pid(self.run) is not None or live_training(self.state, self._launcher):
             raise NotRecovered(
                 f"run {self.run.run_id}: doesn't stop",
                 hint=f"`hlatctl stop {self.run.run_id} --runs-dir {self.run.root.parent}`",
