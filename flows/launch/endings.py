@@ -20,6 +20,9 @@ from hlatctl.run.files import DAMAGED
 #: Ends that are not the fault of a node, unless it failed before it was asked to stop.
 _FROM_OUTSIDE: tuple[Verdict, ...] = ("cancelled", "preempted", "time_limit")
 _SHARE = "runs_dir must be on storage that all nodes share"
+#: Time for the program of every node to start, on busy machines too. srun ends those that have not started when another
+#: one fails.
+_STARTS_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +114,9 @@ def _failed_by_themselves(hosts: Sequence[str], records: Sequence[NodeRecord]) -
 
 
 def _absent(hosts: Sequence[str], records: Sequence[NodeRecord]) -> tuple[str, ...]:
+    """Return the hosts that left no record, unless another one failed by itself before they can have started."""
+    if any(record.code and not record.asked_to_stop and record.wall_s < _STARTS_S for record in records):
+        return ()
     started = {record.host for record in records}
     return tuple(host for host in hosts if host not in started) if started else ()
 

@@ -197,7 +197,8 @@ class PrefectView:
         A run that is resumed continues its flow run: stages that run again replace their earlier task runs, and further
         attempts and milestones are added.
         """
-        from prefect import flow, runtime
+        # The task engine too: its circular imports can fail if the threads of two tasks are the first to import it.
+        from prefect import flow, runtime, task_engine  # noqa: F401
         from prefect.client.orchestration import get_client
         from prefect.exceptions import Pause
         from prefect.flow_engine import run_flow

@@ -113,7 +113,7 @@ class Contract:
         again = submit(launcher, self.job(tmp_path, ENDS.format(code=17)))
         assert again == handle
         status = end_of(self.launcher(), handle)
-        assert (status.state, status.exit_code) == ("failed", 17), "the first job's end is not the second's"
+        assert (status.state, status.exit_code) == ("failed", 17), f"the first job's end is not the second's: {status}"
 
     def test_a_job_that_is_ended_at_once_has_no_end_of_its_own(self, tmp_path: Path) -> None:
         job = self.job(tmp_path, DEAF)

@@ -25,6 +25,14 @@ def test_a_node_without_a_record_is_blamed_and_not_those_that_were_ended_because
     assert evidence(status).startswith("the hardware or system failed on n2 (no record of its start, see the job's log")
 
 
+def test_a_node_that_was_ended_before_its_program_had_started_is_not_blamed_for_the_failure_of_another_one() -> None:
+    failed = NodeRecord(host="n1", code=17, ended_unix_s=1.0, wall_s=0.4)
+    status = conclude("", 143, [failed, asked("n3")], hosts=HOSTS)
+    assert (status.verdict, status.exit_code, status.blamed_hosts) == ("", 17, ("n1",))
+    waited = NodeRecord(host="n1", code=17, ended_unix_s=601.0, wall_s=600.0)
+    assert conclude("", 17, [waited, asked("n3")], hosts=HOSTS).blamed_hosts == ("n2",), "it waited for n2"
+
+
 def test_no_node_is_blamed_if_none_has_a_record() -> None:
     status = conclude("", None, [], hosts=HOSTS)
     assert (status.state, status.verdict, status.blamed_hosts) == ("lost", "", ())

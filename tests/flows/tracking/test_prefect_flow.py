@@ -106,6 +106,10 @@ def killed():
     flow_run()
     os.kill(os.getpid(), signal.SIGKILL)
 
+if WHAT and WHAT[0] in ("cancelled", "suspended"):  # else two threads import it at the same time
+    prefect_api.configure(RUN.root.parent)
+    import prefect.client.orchestration, prefect.states
+
 HAPPENS = {"cancelled": cancel_in_prefect, "suspended": suspend_in_prefect}
 HAPPENS |= {"lost": lose_prefect, "stopped": request_stop, "killed": killed}
 
