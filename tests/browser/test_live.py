@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,9 +46,7 @@ def server(runs_dir: Path, browser: Browser, live: RunPaths) -> Iterator[lab.Ser
 def test_new_steps_reach_the_list_and_the_curves(page: Page, live: RunPaths) -> None:
     expect(page.locator('tr[data-run="live"]')).to_contain_text("running")
     lab.grow(live, 121, 130, loss=2.345)
-    began_s = time.monotonic()
     expect(page.locator('tr[data-run="live"]')).to_contain_text("2.345")
-    assert time.monotonic() - began_s < 20
     page.locator('tr[data-run="live"] a').click()
     lab.until(page, "Boolean(document.querySelector('.plot .trace'))")
     assert page.evaluate(f"{LOSS}.x.at(-1)") == 130

@@ -26,6 +26,7 @@ from hlatctl.run.journal import FLOW_WRITER, OPERATOR_WRITER, JournalWriter, rea
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
 from tests.flows.conftest import Recorder
+from tests.waiting import WAIT_S
 
 ARGV = ["hlatctl", "train", "--tag", "a=b", "--config-dir", "own", "optimizer.lr=0.008", "parallel=data"]
 
@@ -318,16 +319,16 @@ def test_a_waiting_evaluation_begins_as_soon_as_more_may_run_at_once(run: RunPat
 
     def evaluate() -> None:
         begun.release()
-        go.wait(5)
+        go.wait(WAIT_S)
 
     results = [ctx.clock.beside(evaluate, most=ctx.config.eval.concurrent) for _ in range(2)]
-    assert begun.acquire(timeout=5)
+    assert begun.acquire(timeout=WAIT_S)
     amend(run, "eval.concurrent=2")
     ctx.refresh()
     amended.follow(ctx)
-    assert begun.acquire(timeout=5), "the second one begins while the first runs"
+    assert begun.acquire(timeout=WAIT_S), "the second one begins while the first runs"
     go.set()
-    assert [result.result(timeout=5) for result in results] == [None, None]
+    assert [result.result(timeout=WAIT_S) for result in results] == [None, None]
     ctx.close()
 
 

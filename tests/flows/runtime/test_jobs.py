@@ -24,6 +24,7 @@ from hlatctl.run.fold import fold
 from hlatctl.run.journal import read_events
 from hlatctl.run.state import RunState
 from tests.flows.conftest import Recorder
+from tests.waiting import WAIT_S
 
 
 class Context:
@@ -145,9 +146,6 @@ def test_the_last_line_of_a_log_is_no_cause(tmp_path: Path) -> None:
     assert killed == "job eval-1: failed with exit code 137 (the job died of signal 9)"
     failed = job_error(job, Status(state="failed", exit_code=3)).message
     assert failed == "job eval-1: failed with exit code 3 (its last output: piqa: acc 0.4 ± 0.01 (2.0 s))"
-
-
-WAIT_S = 60.0
 
 
 class Waiter(Recorder):
