@@ -9,20 +9,21 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from conf.devices import DEVICES
 from conf.of_run import of_run
 from conf.schema import Config
-from flows.launch.base import Drivers, drivers_for, launcher_for
+from flows.launch.base import AwayError, Drivers, drivers_for, launcher_for
 from flows.runtime.context import is_simulated, live_training, refuse_archived
 from flows.runtime.spending import Expense, of_training, typed_in, used_up
 from flows.stages.attempt import STOP_GRACE_S, next_attempt
-from hlatctl.driver_job import driver_job
+from hlatctl.driver_job import DriverJob, driver_job
 from hlatctl.run import files, stopping
-from hlatctl.run.errors import ConfigError, RunBusyError, StorageError
+from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError, StorageError
 from hlatctl.run.fold import apply, follow, read_state
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
-from hlatctl.run.lease import driver, is_held, wait_until_undriven
+from hlatctl.run.lease import driver, holder, is_held, wait_until_undriven
 from hlatctl.run.paths import MOST_RANKS, MOST_STEPS, RunPaths, table_name
 from hlatctl.run.state import ProfileState, RunState
 from hlatctl.units import size
@@ -114,6 +115,33 @@ def stop_evaluator_jobs(run: RunPaths, wait_s: float) -> bool:
         while is_held(run.evaluator_lock) and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY_S)
     return not is_held(run.evaluator_lock)
+
+
+def evaluating_process(run: RunPaths) -> str:
+    """Return which process evaluates a run, and what stops it; empty if none does. Requests to stop don't reach it."""
+    held = holder(run.evaluator_lock)
+    return f"{held} evaluates it; Ctrl-C there, or `kill -INT {held.pid}`, stops that" if held else ""
+
+
+def job_text(place: Path) -> str:
+    """Return the state of a chain of jobs (``hlatctl.driver_job``) in words; empty if there is none."""
+    chain = driver_job(place)
+    if chain is None:
+        return ""
+    try:
+        return drivers_for(chain.launcher).state(place) or none_left(place, chain)
+    except AwayError:
+        return "unknown: the scheduler does not answer"
+    except HlatctlError as error:
+        return f"unknown: {error.message}"
+
+
+def none_left(place: Path, chain: DriverJob) -> str:
+    """Return that none of the jobs of a chain is left, and the command that submits one."""
+    run = RunPaths(place.parent)
+    command = "eval" if place == run.evaluator_job else "resume"
+    again = f"`hlatctl {command} {run.run_id} --driver {chain.launcher}` submits one"
+    return f"none of its jobs waits or runs any more; {again}"
 
 
 #: Seconds between two reads of the journal.

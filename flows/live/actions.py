@@ -17,7 +17,7 @@ from conf.amendments import fields_of, is_harmless
 from conf.of_run import newest_amendment, of_run
 from conf.schema.tracking import NotifyKind
 from flows import amendments, tidy
-from flows.control import cost_of_rest, request_stop
+from flows.control import cost_of_rest, evaluating_process, job_text, request_stop, stop_evaluator_jobs
 from flows.runtime import programs
 from hlatctl.driver_job import driver_job
 from hlatctl.report.run_view import view_run
@@ -28,23 +28,37 @@ from hlatctl.run.processes import user_name
 from hlatctl.units import counted, size
 
 Answer = dict[str, Any]
+_STOPS_RUN = "The run writes a checkpoint and stops. You can resume it later."
+_STOPS_EVALUATION = "The evaluation stops. Finished tasks are kept, and you can continue it later."
 
 
 def stop(run: RunPaths, given: QueryParams) -> Answer:
-    """Ask a run to write a checkpoint and stop; doesn't wait for it.
+    """Ask a run to write a checkpoint and stop, and stop a job that evaluates it; doesn't wait for either.
 
     Raises:
-        RunBusyError: the run has already ended.
+        RunBusyError: the run has already ended, and no job evaluates it.
+        LaunchError: the scheduler can't be reached, so the job that evaluates it is not stopped.
         StorageError: the request can't be written.
     """
-    view = view_run(run)
-    if view.at_rest and not driver_job(run.driver_job):
-        raise RunBusyError(f"run {run.run_id}: is already {view.status}", hint="reload the page to see its state")
+    view, evaluation = view_run(run), driver_job(run.evaluator_job)
+    rests = view.at_rest and not driver_job(run.driver_job)
+    if rests and evaluation is None:
+        hint = evaluating_process(run) or "reload the page to see its state"
+        raise RunBusyError(f"run {run.run_id}: is already {view.status}", hint=hint)
     if "check" in given:
-        where = f"Its driver is {view.driver_elsewhere}, which reads the request from the run's journal."
-        says = "The run writes a checkpoint and stops. You can resume it later."
-        return {"lines": [says, where] if view.driver_elsewhere else [says]}
-    request_stop(run, by=user_name(), wait_s=0.0)
+        lines = []
+        if not rests:
+            lines.append(_STOPS_EVALUATION if view.state.evaluates else _STOPS_RUN)
+        if view.driver_elsewhere:
+            lines.append(f"Its driver is {view.driver_elsewhere}, which reads the request from the run's journal.")
+        if evaluation:
+            state = job_text(run.evaluator_job)
+            lines.append(f"The job that evaluates the run stops. Finished tasks are kept. Its state: {state}.")
+        return {"lines": lines}
+    if evaluation:
+        stop_evaluator_jobs(run, 0.0)
+    if not rests:
+        request_stop(run, by=user_name(), wait_s=0.0)
     return {"run_id": run.run_id, "status": view_run(run).status}
 
 

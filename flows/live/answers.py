@@ -185,6 +185,14 @@ class Answers:
         runs = [self.watcher.index.open(run_id) for run_id in ids]
         return HTMLResponse(share.page(runs, sweep, given.get("view", "")))
 
+    def markdown(self, request: Request) -> Response:
+        """Return the numbers of a run, a comparison or a sweep as Markdown."""
+        given = request.query_params
+        name = given.get("sweep")
+        runs = [] if name else [self.watcher.index.find(run_id) for run_id in _ids(request, share.MOST_RUNS + 1)]
+        sweep = self._sweep(name) if name else None
+        return as_json({"markdown": share.markdown(runs, sweep, given.get("baselines") or None)})
+
     def ranks(self, request: Request) -> Response:
         """Return the heat map of the processes' times; null without any."""
         points = _whole(request.query_params.get("points"), "points") or ranks.DEFAULT_POINTS

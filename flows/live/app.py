@@ -114,6 +114,7 @@ def make_app(service: Service, *, token: str, port: int) -> ASGIApp:
         Route("/api/compare", late("compare")),
         Route("/api/paired", late("paired")),
         Route("/api/share", late("share")),
+        Route("/api/markdown", late("markdown")),
         Route("/runs/{run_id}/report", late("report")),
         Route("/sweeps/{sweep_id}/report", late("sweep_report")),
     ]

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from conf.of_run import of_run
 from flows.live.app import STATIC, plotly_js
 from flows.live.json_response import to_json
 from flows.tracking import ui
@@ -30,6 +31,7 @@ from hlatctl.report import baselines
 from hlatctl.report.live import curves, details, sweeps
 from hlatctl.report.live.curves import AXES, CurvesRequest, StepColumns
 from hlatctl.report.live.index import DEFAULT_POINTS, OpenRun
+from hlatctl.report.summary import summary_markdown
 from hlatctl.run.errors import ConfigError, HlatctlError
 from hlatctl.run.files import open_regular
 from hlatctl.run.paths import RunPaths, SweepPaths
@@ -62,8 +64,8 @@ def page(runs: Sequence[OpenRun], sweep: SweepPaths | None, view: str) -> str:
     Raises:
         ConfigError: there are no runs and no sweep, or too many runs.
     """
-    if not (runs or sweep) or len(runs) > MOST_RUNS:
-        raise ConfigError(f"runs: {len(runs)} are given, must be 1 to {MOST_RUNS}", hint="choose fewer runs")
+    if runs or not sweep:
+        _check_number(runs)
     content = _redacted(_content(runs, sweep, view or _view(runs, sweep)))
     data = to_json(content).decode().replace("<", "\\u003c")  # text of a run can't end the element
     scripts = [
@@ -81,6 +83,30 @@ def page(runs: Sequence[OpenRun], sweep: SweepPaths | None, view: str) -> str:
         .replace("</head>", f"{style}</head>")
         .replace("</body>", f"{body}</body>")
     )
+
+
+def markdown(runs: Sequence[RunPaths], sweep: SweepPaths | None, published: str | None = None) -> str:
+    """Return the numbers of a sweep, a run, or several runs as Markdown, without secrets.
+
+    It is the text of `hlatctl report`, `compare` and `sweep-report` without their figures.
+
+    Args:
+        published: a set of published scores to compare runs with; None: none.
+
+    Raises:
+        ConfigError: there are no runs and no sweep, or too many runs, or no such set.
+        HlatctlError: a run is damaged.
+    """
+    if sweep:
+        return hide(sweeps.markdown(sweep))
+    _check_number(runs)
+    return hide(summary_markdown(runs[0], of_run(runs[0])) if len(runs) == 1 else details.markdown(runs, published))
+
+
+def _check_number(runs: Sequence[object]) -> None:
+    if not 1 <= len(runs) <= MOST_RUNS:
+        hint = "choose fewer runs" if runs else "choose a run"
+        raise ConfigError(f"runs: {len(runs)} are given, must be 1 to {MOST_RUNS}", hint=hint)
 
 
 #: The beginning of each file tells it from other files.
@@ -146,7 +172,7 @@ def _paired(runs: Sequence[RunPaths]) -> dict[str, Any]:
 
 def _run(opened: OpenRun, every: int, notes: list[str]) -> dict[str, Any]:
     """Return what the page asks of a run. Names of processes and folders of this machine are left out."""
-    found = {**details.details(opened), "driver": None, "links": {}}
+    found = {**details.details(opened), "driver": None, "evaluator": None, "links": {}}
     found["row"] = {**found["row"], "path": ""}
     found["config"] = {key: value for key, value in found["config"].items() if key != _RUNS_DIR}
     answers: dict[str, Any] = {"details": found, "prompts": {"samples": details.samples(opened)}}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hlatctl.cli.common import say
-from hlatctl.driver_job import DriverJob, driver_job
-from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError
+from hlatctl.driver_job import driver_job
+from hlatctl.run.errors import ConfigError, RunBusyError
 from hlatctl.run.lease import driver
 from hlatctl.run.paths import RunPaths, SweepPaths
 
@@ -115,25 +115,11 @@ def job_rows(run: RunPaths) -> Iterator[tuple[str, str]]:
 
 def job_text(place: Path) -> str:
     """Return the state of a chain of jobs; empty if there is none."""
-    chain = driver_job(place)
-    if chain is None:
+    if driver_job(place) is None:
         return ""
-    from flows.launch.base import AwayError, driver_jobs
+    from flows.control import job_text as text_of
 
-    try:
-        return driver_jobs(place) or none_left(place, chain)
-    except AwayError:
-        return "unknown: the scheduler does not answer"
-    except HlatctlError as error:
-        return f"unknown: {error.message}"
-
-
-def none_left(place: Path, chain: DriverJob) -> str:
-    """Return that none of the jobs of a chain is left, and the command that submits one."""
-    run = RunPaths(place.parent)
-    command = "eval" if place == run.evaluator_job else "resume"
-    again = f"`hlatctl {command} {run.run_id} --driver {chain.launcher}` submits one"
-    return f"none of its jobs waits or runs any more; {again}"
+    return text_of(place)
 
 
 def what_is(run: RunPaths) -> str:

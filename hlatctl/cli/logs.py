@@ -18,7 +18,6 @@ from typing import Annotated
 import typer
 
 from hlatctl.cli.common import RunName, RunsDir, announce, find_run, say, write
-from hlatctl.cli.drivers import none_left
 from hlatctl.driver_job import driver_job
 from hlatctl.run import rank_output
 from hlatctl.run.errors import HlatctlError
@@ -162,6 +161,7 @@ class _DriverJobs:
         if chain is None:
             return False
         if time.monotonic() - self._asked_s >= _ASK_S:
+            from flows.control import none_left
             from flows.launch.base import driver_jobs
 
             with suppress(HlatctlError):  # the scheduler is away, or can't be asked here: nothing is known

@@ -282,7 +282,7 @@ def stop(
     Also stops a job that evaluates the run (`hlatctl eval --driver`). Works from any machine that shares the runs
     folder with the driver.
     """
-    from flows.control import request_stop, stop_evaluator_jobs
+    from flows.control import evaluating_process, request_stop, stop_evaluator_jobs
 
     if swept := find_sweep(run, runs_dir):
         _stop_sweep(swept, wait)
@@ -292,6 +292,8 @@ def stop(
         ended = stop_evaluator_jobs(paths, wait)
         so_far = "is stopped; finished tasks are kept" if ended else f"is asked to stop; still running after {wait:g} s"
         say(f"{paths.run_id}: its evaluation {so_far}")
+    elif by := evaluating_process(paths):
+        say(f"{paths.run_id}: {by}")
     before = view_run(paths)
     if before.at_rest and not driver_job(paths.driver_job):
         say(f"{paths.run_id}: is already {before.status}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from conf.of_run import of_run
 from hlatctl.run.journal import JournalWriter
@@ -76,16 +77,81 @@ def test_the_page_says_that_it_is_old_and_recovers_after_the_server_returns(
     expect(page.locator('tr[data-run="live"]')).to_contain_text("2.111")
 
 
-def test_a_run_is_stopped_only_after_a_confirmation(page: Page, live: RunPaths) -> None:
-    page.locator('tr[data-run="live"] a').click()
-    page.get_by_role("button", name="Stop").click()
+def tab_to(page: Page, target: Locator, key: str = "Tab") -> None:
+    """Go to a control by Tab alone. On the way, the focus is always on something that is outlined."""
+    focused = "(() => { const e = document.activeElement; return [e.tagName, getComputedStyle(e).outlineStyle]; })()"
+    for _ in range(40):
+        if target.evaluate("(node) => node === document.activeElement"):
+            return
+        page.keyboard.press(key)
+        tag, outline = page.evaluate(focused)
+        assert tag == "BODY" or outline == "solid"  # the body: from the last control to the browser's own ones
+    raise AssertionError(f"{target} is not reached")
+
+
+def test_the_keyboard_alone_reads_curves_shares_compares_and_stops_a_run(page: Page, live: RunPaths) -> None:
+    keys, button = page.keyboard, page.get_by_role("button", name="Stop", exact=True)
+    keys.press("Tab")
+    keys.press("Enter")  # the link that skips the head of the page
+    expect(page.locator("main")).to_be_focused()
+    keys.press("/")
+    keys.type("live")
+    keys.press("Escape")
+    keys.press("ArrowDown")
+    expect(page.locator('tr[data-run="live"] a')).to_be_focused()
+    keys.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    lab.until(page, "Boolean(document.querySelector('.plot .trace'))")
+    crosshair = page.get_by_role("slider", name="Crosshair")
+    tab_to(page, crosshair)
+    keys.press("Home")
+    keys.press("+")
+    page.wait_for_url("**zoom=1:*")
+    keys.press("0")
+    lab.until(page, "!location.hash.includes('zoom=')")
+    keys.press("+")
+    reset = page.get_by_role("button", name="Reset zoom")
+    reset.wait_for()
+    tab_to(page, reset, "Shift+Tab")
+    keys.press("Enter")
+    expect(crosshair).to_be_focused()
+    tab_to(page, page.get_by_role("button", name="Pin Loss"))
+    keys.press("Enter")
+    expect(page.get_by_role("button", name="Unpin Loss")).to_be_focused()
+    keys.press("Enter")
+    tab_to(page, page.get_by_role("button", name="Share"), "Shift+Tab")
+    keys.press("Enter")
+    tab_to(page, page.get_by_role("button", name="Copy Markdown"))
+    keys.press("Enter")
+    expect(page.get_by_label("Markdown")).to_have_value(re.compile("^# live\n"))
+    keys.press("Escape")
+    expect(page.get_by_role("button", name="Share")).to_be_focused()
+    tab_to(page, button)
+    keys.press("Enter")
     dialog = page.get_by_role("dialog")
-    dialog.get_by_role("button", name="Cancel").click()
-    expect(dialog).to_have_count(0)
+    expect(dialog).to_contain_text("writes a checkpoint and stops")
+    expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
+    keys.press("Escape")
+    expect(button).to_be_focused()
     expect(page.locator(".chip").first).to_have_text("running")
-    page.get_by_role("button", name="Stop").click()
-    page.get_by_role("dialog").get_by_role("button", name="Stop").click()
+    keys.press("Enter")
+    expect(dialog).to_contain_text("writes a checkpoint and stops")
+    tab_to(page, dialog.get_by_role("button", name="Stop"))
+    keys.press("Enter")
     expect(page.locator(".chip").first).to_have_text("stopping")
+    expect(dialog).to_have_count(0)
+    expect(button).to_be_focused()  # although it was made again
+    keys.press("g")
+    keys.press("r")
+    expect(page.locator('tr[data-run="live"] a')).to_be_focused()
+    keys.press("x")
+    keys.press("g")
+    keys.press("c")
+    expect(page.locator("h1")).to_have_text("Compare")
+    tab_to(page, page.get_by_role("button", name="Remove live"))
+    keys.press("Enter")
+    page.get_by_text("No run is selected").wait_for()
+    expect(page.locator("body")).not_to_be_focused()
 
 
 def test_a_run_is_amended_with_the_keyboard_alone(page: Page, runs_dir: Path) -> None:

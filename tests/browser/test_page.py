@@ -466,8 +466,9 @@ def test_items_of_a_score_are_shown_page_by_page_and_by_what_has_changed(page: P
 def test_a_shared_file_opens_from_a_disk_without_a_network(page: Page, browser: Browser, tmp_path: Path) -> None:
     go(page, "/compare?runs=plain,other,hostile&x=step")
     drawn(page)
+    page.get_by_role("button", name="Share").click()
     with page.expect_download() as saved:
-        page.get_by_role("button", name="Share").click()
+        page.get_by_role("button", name="Save as file").click()
     saved.value.save_as(tmp_path / "shared.html")
     problems: list[str] = []
     with lab.opened(browser, offline=True) as context:

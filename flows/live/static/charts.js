@@ -50,6 +50,8 @@ export function xAxis(axis, more) {
 
 /** Pixels around the pointer in which a mark counts as pointed at. */
 const REACH_PX = 6;
+/** How the keys change the width of the shown range; 0 shows all. */
+const ZOOMS = { "+": 0.5, "=": 0.5, "-": 2, 0: Infinity };
 
 /**
  * One vertical line through all charts of a view. Its node is a slider: the pointer, touch, or the arrow keys move it.
@@ -57,8 +59,9 @@ const REACH_PX = 6;
  * It stands at points that the view sets; each chart shows its own values there.
  */
 export class Crosshair {
-  constructor() {
-    Object.assign(this, { charts: new Set(), places: { x: [] }, describe: null, at: null, source: null });
+  /** @param {(ends: number[]|null) => void} onZoom - called with the range that the keys ask for; null: all. */
+  constructor(onZoom) {
+    Object.assign(this, { onZoom, charts: new Set(), places: { x: [] }, describe: null, at: null, source: null });
     this.node = h("div", {
       class: "crosshair", role: "slider", tabindex: "0", "aria-label": "Crosshair", "aria-valuemin": "0", "aria-valuenow": "0",
       onkeydown: (event) => this.key(event), onblur: () => this.hide(),
@@ -74,9 +77,10 @@ export class Crosshair {
    * @param {number[]} marked - indices of places that have a mark.
    */
   set(places, describe, marked = []) {
+    const x = this.at === null ? null : this.places.x[this.at];
     Object.assign(this, { places, describe, marked });
     this.node.setAttribute("aria-valuemax", String(Math.max(0, places.x.length - 1)));
-    if (this.at !== null) this.show(Math.min(this.at, places.x.length - 1), this.reach, this.source);
+    if (x !== null) this.show(Math.min(lowerBound(places.x, x), places.x.length - 1), this.reach, this.source);
   }
 
   /** Move to the place that is nearest to a value of a chart's axis. */
@@ -104,13 +108,13 @@ export class Crosshair {
 
   hide() {
     Object.assign(this, { at: null, next: null, source: null });
-    const how = matchMedia("(pointer: coarse)").matches ? "Touch a chart to read its values." : "Point at a chart, or press ← → here, to read its values.";
+    const how = matchMedia("(pointer: coarse)").matches ? "Touch a chart to read its values." : "Point at a chart, or press ← → here, to read its values; + − zoom.";
     fill(this.node, h("span", {}, how));
     this.node.setAttribute("aria-valuetext", "not shown");
     for (const chart of this.charts) chart.cross(null);
   }
 
-  /** Arrows move by one point, with Shift by ten; PageUp and PageDown to the next mark; Escape leaves. */
+  /** Arrows move by one point, with Shift by ten; PageUp and PageDown to the next mark; + and - zoom; Escape hides it. */
   key(event) {
     const last = this.places.x.length - 1, [first, end] = this.visible();
     const at = this.at ?? Math.round((first + end) / 2), by = event.shiftKey ? 10 : 1;
@@ -118,19 +122,41 @@ export class Crosshair {
       ArrowLeft: () => at - by, ArrowRight: () => at + by, Home: () => first, End: () => end,
       PageUp: () => this.marked.findLast((each) => each < at), PageDown: () => this.marked.find((each) => each > at),
     }[event.key];
-    if (event.key === "Escape") this.node.blur();
-    if (!to || last < 0) return;
+    if (event.key === "Escape") this.hide();
+    if (event.ctrlKey || event.metaKey || event.altKey || last < 0) return;
+    if (event.key in ZOOMS) this.zoom(ZOOMS[event.key], this.places.x[at]);
+    if (!to) return;
     event.preventDefault();
     this.show(Math.max(0, Math.min(last, to() ?? at)), undefined, null);
   }
 
+  /** Make the shown range so many times as wide around a place, which stays where it is. */
+  zoom(factor, x) {
+    const axis = this.axis;
+    if (!axis) return;
+    const log = axis.type === "log", [low, high] = axis.range.map(Number), at = log ? Math.log10(x) : x;
+    if (factor < 1 && this.visible()[1] - this.visible()[0] < 4) return;
+    const ends = [low, high].map((end) => at + factor * (end - at)).map((end) => (log ? 10 ** end : end));
+    this.onZoom(Number.isFinite(factor) ? ends : null);
+  }
+
+  /** The x axis of a chart that is drawn. */
+  get axis() {
+    return [...this.charts].find((chart) => chart.drawn && chart.along === "x")?.plot._fullLayout.xaxis;
+  }
+
   /** The first and the last place in the charts' range. */
   visible() {
-    const { x } = this.places, shown = [...this.charts].find((chart) => chart.drawn && chart.along === "x");
-    if (!shown) return [0, Math.max(0, x.length - 1)];
-    const [low, high] = values(shown.plot._fullLayout.xaxis);
+    const { x } = this.places;
+    if (!this.axis) return [0, Math.max(0, x.length - 1)];
+    const [low, high] = values(this.axis);
     return [lowerBound(x, low), Math.max(0, Math.min(x.length, lowerBound(x, high) + 1) - 1)];
   }
+}
+
+/** Return a range without what is beyond the ends of sorted values; null if nothing of them would be left out. */
+export function within(range, low, high) {
+  return range && (range[0] > low || range[1] < high) ? [Math.max(range[0], low), Math.min(range[1], high)] : null;
 }
 
 export class Chart {
@@ -236,7 +262,7 @@ export class Chart {
       xaxis: { ...axis, ...scaled(traces, "x", x, this.plot.clientWidth / 90), fixedrange: touch },
       yaxis: { ...axis, ...scaled(traces, "y", y, this.plot.clientHeight / 36), fixedrange: touch },
       shapes, ...layout,
-    }, { displaylogo: false, showSendToCloud: false, displayModeBar: touch ? false : "hover", doubleClick: "autosize", modeBarButtonsToRemove: ["select2d", "lasso2d", "pan2d", "autoScale2d"] });
+    }, { displaylogo: false, showSendToCloud: false, displayModeBar: touch ? false : "hover", doubleClick: "autosize", modeBarButtonsToRemove: ["select2d", "lasso2d", "pan2d", "zoom2d", "zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"] });
     if (!this.drawn) this.plot.on("plotly_relayout", (event) => this.relayout(event));
     this.drawn = true;
     if (this.crosshair && this.crosshair.at !== null) this.crosshair.show(this.crosshair.at, this.crosshair.reach, this.crosshair.source);

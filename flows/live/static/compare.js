@@ -1,7 +1,7 @@
 /** Runs side by side: their curves, what differs in their configurations, and their scores. */
 
 import { get, runPath } from "./api.js";
-import { AXES, Chart, Crosshair, stroke, symbolOf, xAxis } from "./charts.js";
+import { AXES, Chart, Crosshair, stroke, symbolOf, within, xAxis } from "./charts.js";
 import { drawScores, PairedPanel, settings } from "./compare_tables.js";
 import { Curves, minus, placed, POINTS, smooth, withoutStart } from "./curves.js";
 import { check, chip, choice, fill, h, runLink } from "./dom.js";
@@ -18,7 +18,7 @@ const MARKERS = 8;
 
 export class CompareView {
   constructor(root, params) {
-    Object.assign(this, { root, params, curves: new Map(), charts: new Map(), zoomed: "", steps: new Map(), crosshair: new Crosshair() });
+    Object.assign(this, { root, params, curves: new Map(), charts: new Map(), zoomed: "", steps: new Map(), crosshair: new Crosshair((ends) => this.zoom("", { x: within(ends, ...this.ends) })) });
     this.build();
     this.load();
   }
@@ -42,7 +42,7 @@ export class CompareView {
       oninput: () => this.change({ smooth: this.smoothing.value === "0" ? "" : this.smoothing.value }),
     });
     this.smoothingText = h("output", {});
-    this.reset = h("button", { type: "button", onclick: () => this.unzoom() }, "Reset zoom");
+    this.reset = h("button", { type: "button", onclick: () => { this.unzoom(); this.crosshair.node.focus(); } }, "Reset zoom");
     this.controls = h("div", { class: "controls" },
       choice("Over", [["tokens", "tokens"], ["step", "steps"], ["time", "time"], ["flops", "FLOPs"]], this.axis,
         (x) => this.change({ x, ...this.withoutZoom() })),
@@ -114,10 +114,15 @@ export class CompareView {
     return Math.max(1, Math.ceil(Math.max(0, ...newest) / POINTS));
   }
 
+  /** The first and the last x of all runs. */
+  get ends() {
+    const whole = [...this.curves.values()].flatMap(({ whole: found }) => (found?.xs.length ? [found.xs[0], found.xs.at(-1)] : []));
+    return [Math.min(...whole), Math.max(...whole)];
+  }
+
   /** The same within a range of x. */
   widthIn(ends) {
-    const whole = [...this.curves.values()].flatMap(({ whole: found }) => (found?.xs.length ? [found.xs[0], found.xs.at(-1)] : []));
-    const share = Math.abs(ends[1] - ends[0]) / (Math.max(...whole) - Math.min(...whole) || 1);
+    const [low, high] = this.ends, share = Math.abs(ends[1] - ends[0]) / (high - low || 1);
     return Math.max(1, Math.ceil(this.every * Math.min(1, share)));
   }
 

@@ -1,23 +1,23 @@
 /** Buttons and dialogs that change a run, if the server allows it; and its alerts. */
 
 import { get, post, runPath } from "./api.js";
-import { bdi, check, h, fill, toast } from "./dom.js";
+import { bdi, check, h, fill, showModal, toast } from "./dom.js";
 import { store } from "./store.js";
 
 const ENDED = ["created", "stopped", "failed", "interrupted"];
 /** Actions that a person confirms. The server says what to read before. */
 const ACTIONS = {
-  stop: { title: "Stop", statuses: ["running", "stopping"], done: "The run is asked to stop." },
+  stop: { title: "Stop", statuses: ["running", "stopping"], done: "It is asked to stop." },
   resume: { title: "Resume", statuses: ENDED, done: "The run is being resumed." },
   archive: { title: "Archive", statuses: [...ENDED, "finished"], done: "The run is archived." },
 };
 const button = (name, title, onclick) => h("button", { type: "button", "data-action": name, onclick }, title);
 
 /** Return the buttons that the run's state allows; only that of its alerts if the server refuses control. */
-export function controls(row, done) {
+export function controls({ row, evaluator }, done) {
   const isDamaged = row.status === "damaged", alerting = isDamaged ? [] : [button("alerts", "Alerts", () => alerts(row, done))];
   if (!store.info || !store.info.allow_control) return alerting;
-  const confirmed = Object.entries(ACTIONS).filter(([, action]) => action.statuses.includes(row.status));
+  const confirmed = Object.entries(ACTIONS).filter(([name, action]) => action.statuses.includes(row.status) || (name === "stop" && evaluator?.is_job));
   const buttons = confirmed.map(([name, action]) => button(name, action.title, () => confirm(name, action, row, done)));
   if (!isDamaged && row.status !== "archived") buttons.splice(-1, 0, button("amend", "Amend", () => amend(row, done)));
   return [...buttons, button("label", "Name, tags, note", () => label(row, done)), ...alerting];
@@ -36,11 +36,11 @@ class Dialog {
     this.says = h("div", { role: "status", class: "says" });
     this.send = h("button", { class: name === "stop" || name === "archive" ? "urgent" : "", "data-confirm": name }, title);
     this.cancel = h("button", { type: "button", onclick: () => this.close() }, "Cancel");
-    this.form = h("form", {}, ...parts, this.says, h("div", { class: "dialog-buttons" }, this.cancel, this.send));
+    this.form = h("form", { onsubmit: (event) => this.submitted(event) }, ...parts, this.says, h("div", { class: "dialog-buttons" }, this.cancel, this.send));
     this.root = h("dialog", { "aria-labelledby": "dialog-title" }, h("h2", { id: "dialog-title" }, `${title}: `, bdi(row.name || row.run_id)), this.form);
     this.root.addEventListener("close", () => this.root.remove());
     document.body.append(this.root);
-    this.root.showModal();
+    showModal(this.root);
   }
 
   close() {
@@ -48,20 +48,31 @@ class Dialog {
   }
 
   onSend(work) {
-    this.form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      work();
-    });
+    this.work = work;
+  }
+
+  submitted(event) {
+    event.preventDefault();
+    if (this.isReady) this.work();
+  }
+
+  /** Let the button send; one that doesn't stays a place for the focus. */
+  set isReady(on) {
+    this.send.setAttribute("aria-disabled", String(!on));
+  }
+
+  get isReady() {
+    return Boolean(this.work) && this.send.getAttribute("aria-disabled") !== "true";
   }
 
   /** Do something that asks the server; say so meanwhile, and why it failed. Return its answer, or null. */
   async during(text, work) {
-    this.send.disabled = true;
+    this.isReady = false;
     fill(this.says, h("p", { class: "empty" }, text));
     try {
       const answer = await work();
       fill(this.says);
-      this.send.disabled = false;
+      this.isReady = true;
       return answer;
     } catch (error) {
       fill(this.says, h("p", { class: "problem" }, error.message), error.hint ? h("p", {}, `Hint: ${error.hint}`) : null);
@@ -99,7 +110,7 @@ function amend(row, done) {
   let number = 0;
   const reset = () => {
     number = 0;
-    dialog.send.disabled = false;
+    dialog.isReady = true;
     dialog.send.textContent = "Check";
   };
   dialog.failed = reset;
@@ -144,7 +155,7 @@ function label(row, done) {
   const name = h("input", { value: row.name || "", maxlength: 100 }), tags = h("textarea", { rows: 3, value: before.join("\n"), placeholder: "model=small\nstage=2" });
   const note = h("textarea", { rows: 3, maxlength: 5000 });
   const dialog = new Dialog("label", "Save", row, field("Name", name), field("Tags, one a line", tags), field("Add a note", note));
-  dialog.failed = () => { dialog.send.disabled = false; };
+  dialog.failed = () => { dialog.isReady = true; };
   dialog.onSend(() => {
     const after = tags.value.split("\n").map((each) => each.trim()).filter(Boolean), kept = after.map((each) => each.split("=")[0]);
     const query = new URLSearchParams(name.value === (row.name || "") ? [] : [["name", name.value]]);

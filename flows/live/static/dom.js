@@ -21,9 +21,28 @@ function setProperty(node, key, value) {
   else node.setAttribute(key, value === true ? "" : String(value));
 }
 
-/** Replace the children of an element. */
+/** Replace the children of an element; the focus stays. */
 export function fill(node, ...children) {
-  node.replaceChildren(...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false));
+  keepingFocus(node, () => node.replaceChildren(...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false)));
+}
+
+const CONTROLS = 'a[href], button:not(:disabled), input:not(:disabled), select, textarea, [tabindex]:not([tabindex="-1"])';
+const controlsIn = (root) => [...root.querySelectorAll(CONTROLS)].filter((each) => each.checkVisibility());
+
+/** Return what a control is called, so that it is found again when its part of the page is made again. */
+const calledOf = (node) => `${node.closest("[data-key]")?.dataset.key || ""} ${node.tagName} ${node.dataset.focus || node.id || node.getAttribute("aria-label") || node.getAttribute("href") || node.textContent}`;
+
+/**
+ * Do something that moves or replaces controls inside an element. The focus stays on the same control, or goes to the
+ * new one that is called the same, to the one in its place, or to what is around.
+ */
+export function keepingFocus(root, work) {
+  const held = document.activeElement, isInside = held !== root && root.contains(held);
+  const called = isInside && calledOf(held), place = isInside && controlsIn(root).indexOf(held);
+  work();
+  if (!isInside || document.activeElement === held) return;
+  const found = controlsIn(root), again = held.isConnected ? held : found.find((each) => calledOf(each) === called) || found[Math.min(place, found.length - 1)];
+  (again || root.closest("dialog, [tabindex]"))?.focus({ preventScroll: true });
 }
 
 /** Return untrusted text in an element of its own, so that its direction of writing doesn't leak. */
@@ -83,8 +102,18 @@ export function check(label, checked, onchange) {
 export function openDialog(title, ...children) {
   const dialog = h("dialog", { "aria-labelledby": "dialog-title", onclose: () => dialog.remove() }, h("h2", { id: "dialog-title" }, title), ...children);
   document.body.append(dialog);
-  dialog.showModal();
+  showModal(dialog);
   return dialog;
+}
+
+/** Show a dialog. Closing it gives the focus back, also to a control that was made again meanwhile. */
+export function showModal(dialog) {
+  const opener = document.activeElement, called = calledOf(opener), main = document.getElementById("main");
+  dialog.showModal();
+  dialog.addEventListener("close", () => {
+    if (opener.isConnected || document.activeElement !== document.body) return;
+    (controlsIn(main).find((each) => calledOf(each) === called) || main).focus({ preventScroll: true });
+  }, { once: true });
 }
 
 let toastTimer = 0;

@@ -1,8 +1,8 @@
 /** Starts the page: shows the view of the address, and passes on what the server tells. */
 
-import { download, Stream } from "./api.js";
+import { download, get, Stream } from "./api.js";
 import { CompareView } from "./compare.js";
-import { fill, h, toast } from "./dom.js";
+import { fill, h, openDialog, showModal, toast } from "./dom.js";
 import * as text from "./format.js";
 import { RunView } from "./run.js";
 import { RunsView } from "./runs.js";
@@ -34,12 +34,15 @@ function route() {
     else link.removeAttribute("aria-current");
   }
   if (shown === `${name} ${id}` && name !== "unknown") return view.update(params);
+  const before = shown, isInside = [document.body, share].includes(document.activeElement) || main.contains(document.activeElement);
   if (view) view.close();
+  if (before && isInside) main.focus({ preventScroll: true });  // what had the focus goes away with its view
   shown = `${name} ${id}`;
   document.title = "hlatctl";
   document.documentElement.dataset.view = name;
   share.hidden = Boolean(shared) || !["run", "sweep", "compare"].includes(name);
   view = new VIEWS[name](main, params, id);
+  if (before && isInside && name === "runs") view.focusRun(before.slice(before.indexOf(" ") + 1));
   const followed = name === "run" ? id : "";
   if (stream.run !== followed) stream.follow(followed);
 }
@@ -118,14 +121,14 @@ let chord = "";
 function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (event.target.matches("input:not([type=checkbox]):not([type=range]), select, textarea")) {
-    if (event.key === "Escape") event.target.blur();
+    if (event.key === "Escape") main.focus();
     return;
   }
   const before = chord;
   chord = event.key === "g" ? "g" : "";
   if (event.key === "?") showHelp();
   else if (event.key === "/") focusFilter(event);
-  else if (["ArrowDown", "ArrowUp"].includes(event.key) && view.focus && document.activeElement === document.body) {
+  else if (["ArrowDown", "ArrowUp"].includes(event.key) && view.focus && [document.body, main].includes(document.activeElement)) {
     event.preventDefault();
     view.focus(0);
   } else if (before === "g" && event.key === "r") location.hash = "#/runs";
@@ -154,19 +157,30 @@ function onVisibility() {
   }
 }
 
-/** Save this view as one file, which needs no server. */
-async function save() {
+/** Offer this view as one file, which needs no server, and its numbers as Markdown. */
+function showShare() {
   const now = current(), { view: name, id, params } = now, runs = name === "run" ? [id] : name === "compare" ? list(params.runs) : [];
-  const query = new URLSearchParams({ runs: runs.join(","), sweep: name === "sweep" ? id : "", view: format(now) });
-  share.disabled = true;
-  try {
-    const size = await download(`/api/share?${query}`, `${id || "compare"}.html`);
-    toast(`${text.bytes(size)} are being saved. The file opens in any browser, without a server or a network.`);
-  } catch (error) {
-    toast(error.message);
-  } finally {
-    share.disabled = false;
-  }
+  const query = { runs: runs.join(","), sweep: name === "sweep" ? id : "" }, says = h("div", { role: "status" });
+  const button = (title, meanwhile, work) => h("button", { type: "button", onclick: async () => {
+    fill(says, h("p", { class: "empty" }, meanwhile));
+    try {
+      fill(says, await work());
+    } catch (error) {
+      fill(says, h("p", { class: "problem" }, error.message), error.hint && h("p", {}, `Hint: ${error.hint}`));
+    }
+  } }, title);
+  const save = async () => {
+    const size = await download(`/api/share?${new URLSearchParams({ ...query, view: format(now) })}`, `${id || "compare"}.html`);
+    return `${text.bytes(size)} are being saved.`;
+  };
+  const copy = async () => {
+    const { markdown } = await get("/api/markdown", { ...query, baselines: params.baselines });
+    const shown = h("textarea", { rows: 8, readonly: true, "aria-label": "Markdown", value: markdown });
+    const isCopied = await navigator.clipboard.writeText(markdown).then(() => true, () => false);
+    return [h("p", {}, isCopied ? "Copied:" : "This browser doesn't let the page copy. Select the text and copy it:"), h("div", { class: "stacked" }, shown)];
+  };
+  const dialog = openDialog("Share", h("p", {}, "The file opens in any browser, without a server or a network. The Markdown has the numbers as tables, for a chat or a document."), says,
+    h("div", { class: "dialog-buttons" }, button("Save as file", "Writing the file.", save), button("Copy Markdown", "Reading.", copy), h("button", { type: "button", onclick: () => dialog.close() }, "Close")));
 }
 
 /** Say what a shared file is, and show the view for which it was made. */
@@ -177,13 +191,17 @@ function startShared() {
 }
 
 const share = document.getElementById("share");
-share.addEventListener("click", save);
-const showHelp = () => document.getElementById("help").showModal();
+share.addEventListener("click", showShare);
+const showHelp = () => showModal(document.getElementById("help"));
 
 const stream = new Stream(onEvent, onState);
 if (shared) startShared();
 startTheme(() => view?.themed?.());
 document.getElementById("help-button").addEventListener("click", showHelp);
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();  // the address holds the view
+  main.focus();
+});
 addEventListener("keydown", onKey);
 addEventListener("hashchange", route);
 document.addEventListener("visibilitychange", onVisibility);

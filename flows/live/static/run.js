@@ -159,7 +159,7 @@ export class RunView {
     const says = (details && details.message) || row.problem || row.what;
     fill(this.summary, heading(row), says && h("p", { class: "says" }, bdi(says)), damage(details?.damage), h("p", { class: "about" }, described(row, details)), figures(row));
     // These have the focus while a run grows, so they are made again only if they change.
-    const signature = JSON.stringify([row.status, row.name, row.tags, details?.links, store.info?.allow_control]);
+    const signature = JSON.stringify([row.status, row.name, row.tags, details?.links, details?.evaluator?.is_job, store.info?.allow_control]);
     if (!details || this.actionsOf === signature) return;
     this.actionsOf = signature;
     this.drawActions();
@@ -168,7 +168,7 @@ export class RunView {
   drawActions() {
     const { details } = this;
     if (this.gone) fill(this.actions, h("p", { class: "problem" }, "This run was deleted or moved. What is shown is the last that was read of it."));
-    else fill(this.actions, links(details.links), controls(details.row, () => this.soon()));
+    else fill(this.actions, links(details.links), controls(details, () => this.soon()));
   }
 }
 
@@ -191,7 +191,8 @@ function described(row, details) {
   const parts = [row.name && bdi(row.run_id)];
   if (details) {
     parts.push(details.model && bdi(details.model), details.parameters && `${text.count(details.parameters)} parameters`,
-      details.hardware && bdi(details.hardware), details.driver && `driver: process ${details.driver.pid} on ${details.driver.host}`);
+      details.hardware && bdi(details.hardware), details.driver && `driver: process ${details.driver.pid} on ${details.driver.host}`,
+      details.evaluator && `evaluated by ${details.evaluator.process || "a job that waits"}`);
   }
   if (row.sweep) parts.push(h("span", {}, "sweep ", h("a", { href: format({ view: "sweep", id: row.sweep }) }, bdi(row.sweep))));
   parts.push(row.last_event_unix_s && `last event ${text.time(row.last_event_unix_s)}`);

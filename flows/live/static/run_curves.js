@@ -1,7 +1,7 @@
 /** Live curves of one run. */
 
 import { get, runPath } from "./api.js";
-import { AXES, Chart, Crosshair, extent, faint, lowerBound, stroke, xAxis } from "./charts.js";
+import { AXES, Chart, Crosshair, extent, faint, lowerBound, stroke, within, xAxis } from "./charts.js";
 import { Curves, placed, valueAt, withoutStart } from "./curves.js";
 import { check, choice, fill, h } from "./dom.js";
 import * as text from "./format.js";
@@ -16,7 +16,7 @@ const PINNED = "hlatctl-pinned";
 
 export class CurvesTab {
   constructor(root, id, params, change) {
-    Object.assign(this, { root, id, params, setParams: change, charts: new Map(), details: null, zoomed: "", crosshair: new Crosshair() });
+    Object.assign(this, { root, id, params, setParams: change, charts: new Map(), details: null, zoomed: "", crosshair: new Crosshair((ends) => this.zoom(this.curves.whole && within(ends, this.curves.whole.xs[0], this.curves.whole.xs.at(-1)))) });
     this.axis = params.x in AXES ? params.x : "step";
     this.curves = new Curves(id, this.axis, []);
     this.build();
@@ -30,7 +30,7 @@ export class CurvesTab {
     });
     this.smoothingText = h("output", {});
     this.legend = h("small", {});
-    this.reset = h("button", { type: "button", onclick: () => this.change({ zoom: "" }) }, "Reset zoom");
+    this.reset = h("button", { type: "button", onclick: () => { this.change({ zoom: "" }); this.crosshair.node.focus(); } }, "Reset zoom");
     this.message = h("p", { class: "empty", role: "status" }, "Loading curves.");
     this.plots = h("div", { class: "charts" });
     const wide = !matchMedia("(max-width: 760px)").matches;

@@ -39,7 +39,7 @@ export class EvaluationTab {
   draw() {
     const { evaluations, evaluation_queue: queue, milestones } = this.details;
     fill(this.progress, evaluations.length > 0 && h("h2", {}, "Running evaluations"), evaluations.map((each) => {
-      const says = each.total ? `${text.whole(each.done)} of ${text.whole(each.total)} answers` : "starting";
+      const says = !each.is_live ? "no process works on it" : each.total ? `${text.whole(each.done)} of ${text.whole(each.total)} answers` : "starting";
       return h("p", { class: "evaluation" }, `${text.count(each.tokens)} tokens: `, bdi(each.task || "starting"), " ", bar(each.total ? each.done / each.total : 0, says), h("small", {}, ` ${says}`));
     }), queue.map((line) => h("p", { class: "evaluation" }, line)));
     this.drawScores(milestones);

@@ -10,12 +10,20 @@ export class HistoryTab {
 
   close() {}
 
+  /** Draw the parts whose content has changed: a selection, a scrolled table and the focus stay in the others. */
   show(details) {
-    const signature = JSON.stringify({ ...details, row: details.row.status });
-    if (this.signature === signature) return;
-    this.signature = signature;
-    fill(this.root, timeline(details), attempts(details.attempts), goodput(details.goodput), nodes(details.nodes),
-      amendments(details.amendments), notes(details), warnings(details.warnings));
+    const { row, timeline: lanes, attempts: tries, goodput: times, nodes: places, amendments: changes, warnings: said } = details;
+    const parts = [
+      [timeline, { timeline: lanes, until: row.last_event_unix_s }], [attempts, tries], [goodput, times], [nodes, places],
+      [amendments, changes], [notes, { notes: details.notes, tags: details.tags }], [warnings, said],
+    ];
+    if (!this.parts) fill(this.root, this.parts = parts.map(() => h("div", {})));
+    parts.forEach(([draw, content], index) => {
+      const part = this.parts[index], signature = JSON.stringify(content ?? null);
+      if (part.signature === signature) return;
+      part.signature = signature;
+      fill(part, draw(content));
+    });
   }
 }
 

@@ -38,7 +38,7 @@ export class RunsView {
     const choose = (cols) => { this.change({ cols }); return this.columns; };
     this.views = h("button", { type: "button", "aria-haspopup": "dialog", onclick: () => showViews(this.params, () => this.draw()) });
     this.compare = h("a", { class: "button", id: "compare-selected" });
-    this.clear = h("button", { type: "button", onclick: () => set("sel")("") }, "Clear selection");
+    this.clear = h("button", { type: "button", onclick: () => { set("sel")(""); this.filter.focus(); } }, "Clear selection");
     this.summary = h("p", { class: "summary", role: "status" });
     this.reset = h("button", { type: "button", onclick: () => { this.filter.value = ""; this.change({ q: "", status: "", tag: "" }); this.filter.focus(); } }, "Clear filter");
     this.head = h("tr", {});
@@ -107,7 +107,6 @@ export class RunsView {
     const signature = JSON.stringify([tags, tag, group, sorts.map(({ key }) => key), this.sorting]);
     if (this.choicesOf === signature) return;
     this.choicesOf = signature;
-    const focused = document.activeElement?.getAttribute?.("aria-label");
     fill(this.tag, tags.length > 0 && choice("Tag", [["", "all"], ...tags.map((each) => [each, each])], tag || "", (value) => this.change({ tag: value })));
     fill(this.group, choice("Group", groups, group, (value) => {
       this.filter.value = withoutGroup(this.filter.value);
@@ -115,7 +114,6 @@ export class RunsView {
     }));
     const options = sorts.flatMap(({ key, title, says }) => [[key, `${says || title} ↑`], [`-${key}`, `${says || title} ↓`]]);
     fill(this.sort, choice("Sort", options, this.sorting, (sort) => this.change({ sort })));
-    if (["Tag", "Group", "Sort"].includes(focused)) this.root.querySelector(`.controls [aria-label="${focused}"]`)?.focus();
   }
 
   /** Draw the titles of the columns. */
@@ -124,7 +122,6 @@ export class RunsView {
     if (this.headOf === signature) return;
     this.headOf = signature;
     this.table.style.minWidth = `${leastWidth(this.columns)}px`;
-    const focused = this.head.contains(document.activeElement) ? document.activeElement.dataset.sort : null;
     const name = { key: "name", title: "Run", class: "c-name", rises: true };
     fill(this.head, h("th", { class: "c-select" }, h("span", { class: "hidden" }, "Select")), [name, ...this.columns].map((column) => {
       const props = { class: column.class, scope: "col", title: column.says || null, style: column.width ? { width: `${column.width}px` } : {} };
@@ -132,10 +129,9 @@ export class RunsView {
       const own = sort.replace("-", "") === column.key, down = sort.startsWith("-");
       const next = own ? (down ? column.key : `-${column.key}`) : column.rises ? column.key : `-${column.key}`;
       return h("th", { ...props, "aria-sort": own ? (down ? "descending" : "ascending") : null },
-        h("button", { type: "button", "data-sort": column.key, onclick: () => this.change({ sort: next }) },
+        h("button", { type: "button", "data-focus": column.key, onclick: () => this.change({ sort: next }) },
           h("span", {}, column.title), own && h("span", { "aria-hidden": "true" }, down ? "\u00a0↓" : "\u00a0↑")));
     }));
-    if (focused) [...this.head.querySelectorAll("[data-sort]")].find((button) => button.dataset.sort === focused)?.focus();
   }
 
   drawSummary({ shown, simulated, archived, all }) {
@@ -251,6 +247,11 @@ export class RunsView {
     else if (event.key === "x" && box) this.select(item.group ? item.rows.map((each) => each.run_id) : [item.row.run_id], !box.checked);
     else return;
     event.preventDefault();
+  }
+
+  /** Focus a run or a group, from which somebody has come back. */
+  focusRun(id) {
+    this.focus(this.window.items.findIndex(({ row, group }) => (group || row.run_id) === id));
   }
 
   /** Focus the link of an item. */

@@ -54,7 +54,7 @@ export class SweepView {
     this.readAt = Date.now();
     try {
       const details = await get(`/api/sweeps/${encodeURIComponent(this.id)}`);
-      if (this.closed) return;
+      if (this.closed || JSON.stringify(details) === JSON.stringify(this.details)) return;
       this.details = details;
       this.draw();
     } catch (error) {

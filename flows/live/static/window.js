@@ -1,6 +1,6 @@
 /** A long table of which only the visible rows exist. Rows are kept by key, so that focus and selection stay. */
 
-import { h } from "./dom.js";
+import { h, keepingFocus } from "./dom.js";
 
 /** Rows beyond each edge of the visible part. */
 const SPARE = 8;
@@ -13,7 +13,7 @@ export class WindowedTable {
    *   when its signature changes.
    */
   constructor(scroller, body, describe) {
-    Object.assign(this, { scroller, body, describe, items: [], shown: new Map(), pending: 0 });
+    Object.assign(this, { scroller, body, describe, items: [], shown: new Map(), pending: 0, isNew: false });
     this.before = h("tr", { class: "spacer", "aria-hidden": "true" });
     this.after = h("tr", { class: "spacer", "aria-hidden": "true" });
     scroller.addEventListener("scroll", () => this.soon(), { passive: true });
@@ -29,6 +29,7 @@ export class WindowedTable {
   /** Show other items. */
   set(items) {
     this.items = items;
+    this.isNew = true;
     this.soon();
   }
 
@@ -42,15 +43,28 @@ export class WindowedTable {
 
   /** Scroll so that an item is visible, and draw it. */
   reveal(index) {
+    this.scrollTo(index);
+    this.draw();
+  }
+
+  scrollTo(index) {
     const height = this.rowHeight, top = index * height, { scrollTop, clientHeight } = this.scroller;
     const head = this.body.parentElement.tHead ? this.body.parentElement.tHead.offsetHeight : 0;
     if (top < scrollTop) this.scroller.scrollTop = top;
     else if (top + height + head > scrollTop + clientHeight) this.scroller.scrollTop = top + height + head - clientHeight;
-    this.draw();
   }
 
   draw() {
-    const height = this.rowHeight, { scrollTop, clientHeight } = this.scroller;
+    keepingFocus(this.body, () => this.place());
+  }
+
+  /** Make the rows of the visible part. If the focused row has moved out of it, that part follows the row. */
+  place() {
+    const focused = this.isNew && this.body.contains(document.activeElement) && document.activeElement.closest("tr").dataset.key;
+    this.isNew = false;
+    const at = focused ? this.items.findIndex((item) => this.describe(item).key === focused) : -1, height = this.rowHeight;
+    if (at >= 0) this.scrollTo(at);
+    const { scrollTop, clientHeight } = this.scroller;
     const first = Math.max(0, Math.floor(scrollTop / height) - SPARE);
     const last = Math.min(this.items.length, Math.ceil((scrollTop + clientHeight) / height) + SPARE);
     const wanted = new Map();
@@ -58,7 +72,8 @@ export class WindowedTable {
       const { key, signature, build } = this.describe(this.items[index]);
       const known = this.shown.get(key);
       const entry = known && known.signature === signature ? known : { signature, node: build() };
-      if (known && known !== entry) keepFocus(known.node, entry.node);
+      entry.node.dataset.key = key;
+      if (known && known !== entry) keepingFocus(this.body, () => known.node.replaceWith(entry.node));
       entry.node.setAttribute("aria-rowindex", index + 2);
       entry.node.dataset.index = index;
       wanted.set(key, entry);
@@ -68,14 +83,6 @@ export class WindowedTable {
     this.after.style.height = `${Math.max(0, this.items.length - last) * height}px`;
     place(this.body, [this.before, ...[...wanted.values()].map((entry) => entry.node), this.after]);
   }
-}
-
-/** Replace a row and keep the focus on the same control of it. */
-function keepFocus(before, after) {
-  const name = before.contains(document.activeElement) && document.activeElement.dataset.focus;
-  before.replaceWith(after);
-  const control = name && after.querySelector(`[data-focus="${name}"]`);
-  if (control) control.focus({ preventScroll: true });
 }
 
 /** Give a node these children, and move only those that are elsewhere. */

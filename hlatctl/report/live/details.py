@@ -16,25 +16,27 @@ from conf.load import flatten
 from conf.of_run import of_run
 from conf.schema import Config
 from conf.sizes import parameters
-from hlatctl.report import baselines
+from hlatctl.driver_job import driver_job
+from hlatctl.report import baselines, compare_tables
 from hlatctl.report.compare import RUN, Cell, Comparison, RunScores, compare, evaluated_milestone, read_scores
 from hlatctl.report.eval_queue import evaluation_queue, forecast_text, waiting_text
 from hlatctl.report.goodput import facts, measure_goodput
 from hlatctl.report.live.index import Kept, OpenRun, json_row
 from hlatctl.report.numbers import attempts_of
 from hlatctl.report.paired import compare_milestones
-from hlatctl.report.run_list import row_of
-from hlatctl.report.run_view import RunView
+from hlatctl.report.run_list import RunRow, row_of
+from hlatctl.report.run_view import RunView, view_run
+from hlatctl.report.summary import table as markdown_table
 from hlatctl.run import continuations, rank_output
 from hlatctl.run.errors import ConfigError, HlatctlError, suggest
 from hlatctl.run.evaluations import headlines
 from hlatctl.run.files import reading
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import Event
-from hlatctl.run.lease import driver
+from hlatctl.run.lease import driver, holder, is_held
 from hlatctl.run.paths import RunPaths, attempt_of
 from hlatctl.run.state import AmendmentState, AttemptState, MilestoneState, RunState
-from hlatctl.units import count, number
+from hlatctl.units import count, number, value_text
 
 #: Newest warnings that are shown; a run has thousands.
 MOST_WARNINGS = 200
@@ -71,12 +73,13 @@ def details(opened: OpenRun) -> dict[str, Any]:
             "damage": {"count": len(state.damages), "lines": state.damages[-_MOST_DAMAGES:]},
             "version": opened.version,
             "driver": _driver(view),
+            "evaluator": _evaluator(view.run),
             **_model(config),
             "milestones": [_milestone(milestone) for _, milestone in sorted(state.milestones.items())],
             "timeline": _timeline(state, events, attempts),
             "attempts": attempts,
             "nodes": _nodes(state.attempt),
-            "evaluations": _evaluations(state),
+            "evaluations": _evaluations(view.run, state),
             "evaluation_queue": _evaluation_queue(view),
             "samples": _samples(view.run, sorted(state.milestones)[-_MOST_SAMPLED:]),
             "notes": [{"unix_s": n.time_unix_s, "text": n.text, "by": n.by} for n in state.labels.notes],
@@ -107,6 +110,12 @@ def _changed(config: Config) -> list[str]:
 def _driver(view: RunView) -> dict[str, Any] | None:
     held_by = driver(view.run)
     return {"pid": held_by.pid, "host": held_by.host} if held_by else None
+
+
+def _evaluator(run: RunPaths) -> dict[str, Any] | None:
+    """Return which process evaluates a run alongside its driver, and whether a job does that; None if neither does."""
+    held, job = holder(run.evaluator_lock), driver_job(run.evaluator_job)
+    return {"process": str(held) if held else None, "is_job": job is not None} if held or job else None
 
 
 def _model(config: Config | None) -> dict[str, Any]:
@@ -226,7 +235,7 @@ def _nodes(attempt: AttemptState | None) -> list[dict[str, Any]]:
     return [{"host": host, "state": state, "reason": why} for host, (state, why) in found.items()]
 
 
-def _evaluations(state: RunState) -> list[dict[str, Any]]:
+def _evaluations(run: RunPaths, state: RunState) -> list[dict[str, Any]]:
     running = [milestone for milestone in state.milestones.values() if milestone.progress]
     return [
         {
@@ -235,6 +244,7 @@ def _evaluations(state: RunState) -> list[dict[str, Any]]:
             "done": progress.done,
             "total": progress.total,
             "tasks": progress.tasks,
+            "is_live": state.simulated or is_held(run.eval_lease(milestone.milestone_tokens)),
         }
         for milestone in running
         if (progress := milestone.progress)
@@ -402,6 +412,34 @@ def compared(runs: Sequence[RunPaths], published: str | None = None) -> dict[str
         "milestones": [{"tokens": score.tokens, "step": score.step} if score else None for score in scores],
         "notes": [*notes, *table.notes],
     }
+
+
+def markdown(runs: Sequence[RunPaths], published: str | None = None) -> str:
+    """Return a comparison as Markdown: where the runs are, their scores, and the settings that differ.
+
+    Raises:
+        ConfigError: there is no such set of published scores.
+    """
+    notes: list[str] = []
+    rows = [row_of(view_run(run)) for run in runs]
+    names = [row.name or row.run_id for row in rows]
+    numbers = [
+        [name, row.status + " (simulated)" * row.simulated, f"{row.step:,}", count(row.tokens), *_losses(row)]
+        for name, row in zip(names, rows, strict=True)
+    ]
+    parts = ["# Comparison\n", markdown_table(["run", "status", "step", "tokens", "loss", "validation loss"], numbers)]
+    if scores := [score for run in runs if (score := _scores_of(run, notes))]:
+        known = baselines.load(published) if published else None
+        parts += ["## Scores\n", compare_tables.markdown(compare(scores, known)).rstrip() + "\n"]
+    parts += [f"- {note}\n" for note in notes]
+    if differing := _differences(runs):
+        cells = [[str(row["key"]), *map(value_text, row["values"])] for row in differing]
+        parts += ["## Settings that differ\n", markdown_table(["setting", *names], cells)]
+    return "\n".join(parts)
+
+
+def _losses(row: RunRow) -> list[str]:
+    return [f"{value:.4g}" if isinstance(value, int | float) else "–" for value in (row.loss, row.validation_loss)]
 
 
 def paired(first: RunPaths, second: RunPaths) -> dict[str, Any]:

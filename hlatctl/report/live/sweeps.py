@@ -7,6 +7,7 @@ from typing import Any
 
 from hlatctl.report.run_view import view_sweep
 from hlatctl.report.sweep import arms, best, distance, facts
+from hlatctl.report.sweep import markdown as as_markdown
 from hlatctl.run import files
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import RunPaths, SweepPaths
@@ -62,6 +63,12 @@ def details(sweep: SweepPaths) -> dict[str, Any]:
         ],
         "importances": _importances(sweep),
     }
+
+
+def markdown(sweep: SweepPaths) -> str:
+    """Return a sweep's facts, arms and trials as Markdown, as its report does, without figures."""
+    state, _ = view_sweep(sweep)
+    return as_markdown(state, _importances(sweep), None)
 
 
 def best_first(sweep: SweepPaths) -> list[RunPaths]:

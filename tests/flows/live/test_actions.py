@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +11,10 @@ import pytest
 from conf.amendments import fields_of, is_harmless
 from conf.of_run import of_run
 from conf.schema import Config
+from hlatctl.driver_job import DriverJob
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import JournalWriter
-from hlatctl.run.lease import hold_driver
+from hlatctl.run.lease import hold_driver, hold_evaluator
 from hlatctl.run.paths import RunPaths
 from tests.flows.live.conftest import OWN, MakePage, Page
 from tests.hlatctl.conftest import MakeRun
@@ -130,6 +133,38 @@ def test_stop_and_resume_say_what_they_do_before_they_do_it(page: Page) -> None:
         assert "writes a checkpoint and stops" in post(page, "stop", 200, check=1)["lines"][0]
         assert "drives it" in post(page, "resume", 409, check=1)["error"]
     assert not read_state(run).stop_requested
+
+
+class Jobs:
+    """A scheduler with one job, which evaluates a run."""
+
+    def state(self, place: Path) -> str:
+        return "Slurm job 7 runs on node-1, time left 3:00"
+
+    def interrupt(self, place: Path) -> None:
+        place.unlink()
+
+
+def test_a_job_that_evaluates_a_finished_run_is_shown_and_stopped(
+    make_run: MakeRun, make_page: MakePage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("a")
+    page = make_page(allow_control=True)
+    with hold_evaluator(run):
+        assert "is already finished" in post(page, "stop", 409, check=1)["error"]
+        assert f"process {os.getpid()}" in post(page, "stop", 409)["hint"]
+        monkeypatch.setattr("flows.control.drivers_for", lambda name: Jobs())
+        DriverJob(launcher="slurm", token="t").write(run.evaluator_job)
+        shown = page.browser.get("/api/runs/a").json()["evaluator"]
+        assert shown["is_job"]
+        assert f"process {os.getpid()}" in shown["process"]
+        (line,) = post(page, "stop", 200, check=1)["lines"]
+        assert "Finished tasks are kept. Its state: Slurm job 7 runs on node-1" in line
+        assert run.evaluator_job.exists()
+        post(page, "stop")
+    assert not run.evaluator_job.exists()
+    assert read_state(run).stop_by == "", "the run itself has finished"
+    assert page.browser.get("/api/runs/a").json()["evaluator"] is None
 
 
 def test_a_run_whose_budget_is_used_up_is_not_resumed(page: Page) -> None:

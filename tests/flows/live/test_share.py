@@ -68,6 +68,27 @@ def test_a_file_does_not_say_where_runs_are(page: Page) -> None:
     assert not [folder for folder in ("/runs/a", "/runs/b", os.fspath(page.runs_dir)) if f'"{folder}' in html]
 
 
+def test_the_numbers_of_a_run_a_comparison_and_a_sweep_are_copied_as_markdown(page: Page) -> None:
+    make_sweep(page.runs_dir, "s", {0: 3.5, 1: 3.1})
+    with JournalWriter(RunPaths(page.runs_dir / "b"), "operator") as journal:
+        journal.append(
+            "labelled", by="tester", name="br|anch", tags={}, untag=[], note="hf_abcdefghijklmnopqrstuvwxyz1234"
+        )
+    config = RunPaths(page.runs_dir / "b").config
+    config.write_text(config.read_text(encoding="utf-8").replace("lr: 0.003", "lr: 0.005"), encoding="utf-8")
+    one, both, sweep = (
+        page.browser.get(f"/api/markdown?{asked}").json()["markdown"] for asked in ("runs=b", "runs=a,b", "sweep=s")
+    )
+    assert one.startswith("# b\n")
+    assert "| notes | *** |" in one
+    assert "| br\\|anch | interrupted |" in both
+    assert "| optimizer.lr | 0.003 | 0.005 |" in both
+    assert sweep.startswith("# s\n")
+    assert "3.1000" in sweep
+    refused = page.browser.get("/api/markdown")
+    assert (refused.status_code, refused.json()["error"]) == (400, "runs: 0 are given, must be 1 to 20")
+
+
 def test_a_sweep_s_file_has_the_pages_of_its_best_trials(page: Page, make_run: MakeRun) -> None:
     make_sweep(page.runs_dir, "s", {0: 3.5, 1: 3.1, 2: None})
     make_run("s-t0001")
