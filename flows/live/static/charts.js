@@ -48,6 +48,9 @@ export function xAxis(axis, more) {
   return { title: AXES[axis], whole: axis === "step", ...more };
 }
 
+/** A legend above a chart, which makes room for its lines. */
+export const LEGEND = { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" };
+
 /** Pixels around the pointer in which a mark counts as pointed at. */
 const REACH_PX = 6;
 /** How the keys change the width of the shown range; 0 shows all. */
@@ -358,7 +361,7 @@ export function ticks(ends, log, most, whole = false) {
   return { tickmode: "array", tickvals, ticktext: text.ticks(tickvals, step) };
 }
 
-function themeColours() {
+export function themeColours() {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(name).trim();
   return { text: read("--text"), grid: read("--line"), panel: read("--panel") };

@@ -12,7 +12,7 @@ const MOST_OFFERED = 60;
 const WIDTH = 92;
 
 const number = (key, title, label, show, options = {}) => ({
-  key, title, width: 78, class: "c-number", label, optional: true, has: (row) => row[key] !== null && row[key] !== undefined, cell: (row) => show(row[key]), ...options,
+  key, title, width: 74, class: "c-number", label, optional: true, has: (row) => row[key] !== null && row[key] !== undefined, cell: (row) => show(row[key]), ...options,
 });
 
 /**
@@ -21,19 +21,19 @@ const number = (key, title, label, show, options = {}) => ({
  */
 const BASE = [
   { key: "status", title: "Status", width: 104, rises: true, phone: true, class: "c-status", hint: (row) => row.what || row.problem || "", cell: (row) => chip(row.status) },
-  { key: "progress", title: "Progress", width: 138, phone: true, class: "c-progress", cell: progress },
+  { key: "progress", title: "Progress", width: 128, phone: true, class: "c-progress", cell: progress },
   number("loss", "Loss", "loss", text.number, { rises: true, phone: true, optional: false, cell: loss }),
   { key: "curve", title: "Loss curve", width: 104, unsorted: true, phone: true, class: "c-curve", optional: true, has: (row) => row.spark, cell: (row) => sparkline(row.spark) || " " },
   number("validation_loss", "Val. loss", "valid.", text.number, { rises: true }),
-  { key: "score", title: "Scores", width: 140, class: "c-scores", optional: true, has: (row) => scoresOf(row).length > 0, cell: scores,
+  { key: "score", title: "Scores", width: 118, class: "c-scores", optional: true, has: (row) => scoresOf(row).length > 0, cell: scores,
     hint: (row) => scoresOf(row).map(([name, value]) => `${name} ${text.number(value)}`).join("\n") },
   number("tokens_per_s", "Tok/s", "tok/s", text.count, { phone: true }), number("mfu", "MFU", "MFU", text.percent),
-  number("left_s", "Left", "left", text.duration, { width: 102, rises: true, phone: true }), number("cost_usd", "Cost", "cost", text.cost),
+  number("left_s", "Left", "left", text.duration, { width: 92, rises: true, phone: true }), number("cost_usd", "Cost", "cost", text.cost),
 ];
 /** The last two; between them and the others are those of settings, tags and scores. */
 const LAST = [
   { key: "about", title: "Tags, note, settings", unsorted: true, phone: true, class: "c-differs", least: 180 },
-  { key: "created", title: "Created", width: 138, class: "c-created", hint: (row) => text.time(row.created_unix_s), cell: (row) => text.shortTime(row.created_unix_s) },
+  { key: "created", title: "Created", width: 130, class: "c-created", hint: (row) => text.time(row.created_unix_s), cell: (row) => text.shortTime(row.created_unix_s) },
 ];
 const ALL = [...BASE, ...LAST];
 

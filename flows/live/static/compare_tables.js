@@ -1,8 +1,8 @@
 /** Tables of a comparison: scores against published ones, and the settings that differ. */
 
 import { get } from "./api.js";
-import { Chart, stroke, symbolOf } from "./charts.js";
-import { bdi, choice, fill, h, runLink, table } from "./dom.js";
+import { Chart, LEGEND, stroke, symbolOf, themeColours } from "./charts.js";
+import { bdi, choice, fill, h, nobr, runLink, table } from "./dom.js";
 import * as text from "./format.js";
 import { escaped } from "./metrics.js";
 
@@ -41,15 +41,15 @@ export function drawScores({ runs, scores, baselines, published, notes }, chosen
     node.append(h("p", { class: "empty" }, "None of these runs has an evaluated milestone."));
     return { node, draw() {}, close() {} };
   }
-  const chart = new Chart("Scores with standard errors");
+  const chart = new Chart("Scores with standard errors", { tall: true });
   const own = scores.filter((row) => row.headline && row.unit === "percent" && row.values.some(Boolean)).slice(0, MOST_BARS);
   const draw = () => chart.draw(bars(own, runs, baselines), {
     x: { type: "category" }, y: { title: "percent", rangemode: "tozero" },
-    layout: { barmode: "group", hovermode: "closest", showlegend: true, legend: { orientation: "h", y: 1.2 } },
+    layout: { barmode: "group", hovermode: "closest", showlegend: true, legend: LEGEND },
   }).catch(() => {});
   if (own.length) draw();
   chart.node.hidden = !own.length;
-  const rows = scores.map((row) => [h("span", { title: row.section }, bdi(titleOf(row))), bdi(row.metric), guessing(row), ...row.values.map(cell), ...baselines.map((name) => cell(row.baselines[name]))]);
+  const rows = scores.map((row) => [h("span", { title: row.section }, bdi(titleOf(row))), nobr(row.metric), guessing(row), ...row.values.map(cell), ...baselines.map((name) => cell(row.baselines[name]))]);
   node.append(chart.node, table("Scores", ["task", "metric", "guessing", ...runs.map((row) => runLink(row)), ...baselines.map((name) => bdi(name))], rows, { class: "wide" }),
     h("p", {}, h("small", {}, legend(scores))), h("ul", { class: "plain" }, notes.map((note) => h("li", {}, h("small", {}, bdi(note))))));
   return { node, draw: () => own.length && draw(), close: () => chart.close() };
@@ -77,7 +77,7 @@ function cell(value) {
   if (!value) return "–";
   const why = [STANDINGS[value.standing], REMARKS[value.remark], value.n && `${text.whole(value.n)} items`].filter(Boolean).join("; ");
   const unranked = value.remark && value.remark !== "published";
-  return h(value.standing === "best" ? "strong" : "span", { title: why, class: unranked ? "unranked" : null },
+  return h(value.standing === "best" ? "strong" : "span", { title: why, class: unranked ? "nobr unranked" : "nobr" },
     text.score(value), value.standing === "tie" && " ≈", MARKS[value.remark] && ` ${MARKS[value.remark]}`);
 }
 
@@ -119,7 +119,7 @@ function bars(scores, runs, baselines) {
   const tasks = scores.map((row) => escaped(titleOf(row)));
   const trace = (name, cells, marker) => ({
     type: "bar", name: escaped(name), x: tasks, y: cells.map((each) => each?.value ?? null), marker,
-    error_y: { type: "data", array: cells.map((each) => each?.stderr ?? 0), thickness: 1 },
+    error_y: { type: "data", array: cells.map((each) => each?.stderr ?? 0), thickness: 1, color: themeColours().text },
   });
   const own = runs.map((run, index) => trace(run.name || run.run_id, scores.map((row) => row.values[index]), { color: stroke(index).color, pattern: { shape: PATTERNS[symbolOf(index)] } }));
   const published = baselines.map((name, index) => {

@@ -50,6 +50,9 @@ export function bdi(text, props = {}) {
   return h("bdi", props, text);
 }
 
+/** Return a short text that is never broken into lines. */
+export const nobr = (text) => bdi(text, { class: "nobr" });
+
 /** Characters at the end of a name that are never cut: names of runs differ there. */
 const TAIL = 10;
 

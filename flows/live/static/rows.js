@@ -191,15 +191,19 @@ export function items(rows, { sort, group, open }) {
   return found;
 }
 
+/** Orders texts so that `run-9` comes before `run-10`. */
+const TEXTS = new Intl.Collator("en", { numeric: true });
+
 /** Return items in the order of a column: `loss` ascends, `-loss` descends. Unknown values are last, equal ones newest first. */
 function sorted(unsorted, sort) {
   const down = sort.startsWith("-"), key = sort.replace(/^-/, ""), column = dynamic(key);
   const value = column ? (row) => comparable(dynamicValue(row, column)) : VALUES[key] || VALUES.created;
   const keyed = unsorted.map((item) => ({ item, row: item.row, value: value(item.row) ?? null }));
   keyed.sort((a, b) => {
-    if (a.value === b.value) return (b.row.created_unix_s || 0) - (a.row.created_unix_s || 0) || (a.row.run_id < b.row.run_id ? -1 : 1);
+    if (a.value === b.value) return (b.row.created_unix_s || 0) - (a.row.created_unix_s || 0) || TEXTS.compare(a.row.run_id, b.row.run_id);
     if (a.value === null || b.value === null) return a.value === null ? 1 : -1;
-    const less = typeof a.value === typeof b.value ? a.value < b.value : typeof a.value === "number";
+    const texts = typeof a.value === "string" && typeof b.value === "string" ? TEXTS.compare(a.value, b.value) : 0;
+    const less = texts ? texts < 0 : typeof a.value === typeof b.value ? a.value < b.value : typeof a.value === "number";
     return (less ? -1 : 1) * (down ? -1 : 1);
   });
   return keyed.map(({ item }) => item);

@@ -115,9 +115,9 @@ export class CurvesTab {
     if (!data || this.closed) return;
     this.smoothing.value = this.params.smooth || "0";
     this.smoothingText.textContent = Number(this.params.smooth || 0).toFixed(2);
-    this.legend.textContent = this.occurring(data).join(" · ");
     this.reset.hidden = !this.params.zoom;
     const empty = data.steps.length === 0, marks = this.marks(data), lines = [...this.bands(data), ...marks.filter(({ dash }) => dash).map(vertical)];
+    this.legend.textContent = this.occurring(data, marks).join(" · ");
     this.message.textContent = empty ? "No step has been trained yet." : "";
     this.crosshair.node.hidden = empty;
     const recorded = (key) => data.series[key] && data.series[key].y.some((y) => y !== null);
@@ -180,11 +180,11 @@ export class CurvesTab {
   }
 
   /** What the marks of the charts mean, as far as they occur. */
-  occurring(data) {
-    const { attempts = [], amendments = [] } = this.details || {}, loss = data.series.loss;
+  occurring(data, marks) {
+    const { loss } = data.series, isDrawn = (dashed) => marks.some(({ dash }) => dash === dashed);
     return [
       data.milestones.length > 0 && (data.series.validation_loss ? "◆ milestone, orange with its validation loss" : "◆ milestone"),
-      attempts.length > 1 && "dashed: restart", amendments.length > 0 && "dotted: amendment", (data.skipped || []).length > 0 && "× skipped step",
+      isDrawn("dash") && "dashed: restart", isDrawn("dot") && "dotted: amendment", (data.skipped || []).length > 0 && "× skipped step",
       (data.spikes || []).length > 0 && "▲ spike by HLAT's rule", this.clipping(data).length > 0 && "line across the gradient norm: clipping",
       loss?.y.some((y, index) => y !== null && loss.low[index] < loss.high[index]) && "shaded: range of the steps of a point",
     ].filter(Boolean);

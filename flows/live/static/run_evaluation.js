@@ -1,6 +1,6 @@
 /** A run's milestones: scores over tokens, the progress of evaluations, and the items of their tasks. */
 
-import { Chart, stroke, xAxis } from "./charts.js";
+import { Chart, LEGEND, stroke, xAxis } from "./charts.js";
 import { bar, bdi, chip, fill, h, table } from "./dom.js";
 import * as text from "./format.js";
 import { escaped } from "./metrics.js";
@@ -10,8 +10,8 @@ export class EvaluationTab {
   constructor(root, id, params, change) {
     this.root = root;
     this.progress = h("section", {});
-    this.chart = new Chart("Headline scores over tokens");
-    this.bits = new Chart("Bits per byte of right answers over tokens; less is better");
+    this.chart = new Chart("Headline scores over tokens", { tall: true });
+    this.bits = new Chart("Bits per byte of right answers over tokens; less is better", { tall: true });
     this.scores = h("section", {});
     const items = h("section", {});
     this.items = new ItemsPanel(items, id, params, change);
@@ -84,7 +84,7 @@ function drawChart(chart, milestones, names) {
     };
     return chance === null ? [scores] : [scores, guessing];
   });
-  chart.draw(lines, { x: xAxis("tokens", {}), layout: { showlegend: true, legend: { orientation: "h", y: 1.15 } } }).catch(() => {});
+  chart.draw(lines, { x: xAxis("tokens", {}), layout: { showlegend: true, legend: LEGEND } }).catch(() => {});
 }
 
 /** Return the newest score of guessing at a task; null if none is known. */

@@ -1,6 +1,6 @@
 /** What happened in a run: its stages over time, attempts, nodes, goodput, amendments, notes and warnings. */
 
-import { bdi, chip, fill, h, table } from "./dom.js";
+import { bdi, chip, fill, h, nobr, table } from "./dom.js";
 import * as text from "./format.js";
 
 export class HistoryTab {
@@ -54,10 +54,10 @@ function lane({ name, bars, count }, from, to) {
 function attempts(tries) {
   if (!tries.length) return null;
   const rows = [...tries].reverse().map((each) => [
-    text.whole(each.attempt), text.time(each.started_unix_s),
-    each.ended_unix_s ? text.duration(each.ended_unix_s - each.started_unix_s) : "running",
-    `${text.whole(each.from_step)} – ${text.whole(each.to_step)}`, h("span", {}, bdi(each.cause || "–"), each.evidence && h("small", { class: "block" }, bdi(each.evidence))),
-    bdi(each.decision || "–"), text.count(each.lost_tokens), bdi(hosts(each.hosts)),
+    text.whole(each.attempt), nobr(text.time(each.started_unix_s)),
+    nobr(each.ended_unix_s ? text.duration(each.ended_unix_s - each.started_unix_s) : "running"),
+    nobr(`${text.whole(each.from_step)} – ${text.whole(each.to_step)}`), h("span", {}, bdi(each.cause || "–"), each.evidence && h("small", { class: "block" }, bdi(each.evidence))),
+    nobr(each.decision || "–"), text.count(each.lost_tokens), bdi(hosts(each.hosts)),
   ]);
   const slow = tries.filter((each) => each.recovery?.cause);
   const most = Math.max(...slow.map((each) => seconds(each.recovery)));
@@ -108,7 +108,7 @@ function goodput(found) {
 
 function amendments(found) {
   if (!found.length) return null;
-  const rows = found.map((each) => [text.time(each.unix_s), each.begins,
+  const rows = found.map((each) => [nobr(text.time(each.unix_s)), each.begins,
     each.changes.map(({ key, before, after }) => h("div", {}, h("code", {}, bdi(key)), " ", bdi(text.setting(before)), " → ", bdi(text.setting(after)))), bdi(each.note || "")]);
   return section("Amendments", table("Amendments", ["when", "step", "change", "note"], rows));
 }

@@ -1,7 +1,7 @@
 /** One sweep: its arms, best first, its trials, and figures of what each setting does. */
 
 import { get } from "./api.js";
-import { Chart, faint, isDark, stroke } from "./charts.js";
+import { Chart, faint, isDark, stroke, themeColours } from "./charts.js";
 import { bar, bdi, chip, choice, fill, h, table } from "./dom.js";
 import * as text from "./format.js";
 import { escaped } from "./metrics.js";
@@ -184,7 +184,7 @@ function parallel(details, varied) {
     text: `arm ${arm.arm}<br>${keys.map((key) => `${escaped(key)}: ${escaped(key === details.objective ? text.number(arm.mean) : arm.point[key])}`).join("<br>")}`,
     line: { color: shade(1 - rank / Math.max(1, arms.length - 1)), width: rank === 0 ? 3 : 1.4 },
   })).reverse();
-  const label = (x, y, words, more) => ({ x, y, text: escaped(words), showarrow: false, xanchor: "left", xshift: 5, font: { size: 10 }, ...more });
+  const label = (x, y, words, more) => ({ x, y, text: escaped(words), showarrow: false, xanchor: "left", xshift: 5, font: { size: 10 }, bgcolor: faint(themeColours().panel, 0.75), ...more });
   const ticks = scales.flatMap(({ ticks: found }, index) => found.map(([y, words]) => label(index, y, words)));
   const last = (key) => key.split(".").at(-1), titleOf = (key) => (keys.filter((each) => last(each) === last(key)).length > 1 ? key : last(key));
   const names = keys.map((key, index) => label(index, 1.09, titleOf(key), { xanchor: index === 0 ? "left" : index === keys.length - 1 ? "right" : "center", xshift: 0, font: { size: 11 } }));
