@@ -70,7 +70,10 @@ class Service:
 
     async def events(self, request: Request) -> Response:
         """Return a stream of changes."""
-        stream = changes(self.watcher, self.servers, request.query_params.get("run") or None)
+        given = request.query_params
+        since = given.get("since", "")
+        revision = int(since) if since.isdecimal() and since.isascii() and len(since) < 18 else None
+        stream = changes(self.watcher, self.servers, given.get("run") or None, revision)
         return StreamingResponse(stream, media_type="text/event-stream")
 
     def late(self, name: str) -> Callable[[Request], Response]:

@@ -103,19 +103,28 @@ KEEP_ALIVE_S = 15.0
 _LEAST_S = 1.0
 
 
-async def changes(watcher: Watcher, servers: Callable[[], dict[str, Any]], run_id: str | None) -> AsyncIterator[bytes]:
+async def changes(
+    watcher: Watcher, servers: Callable[[], dict[str, Any]], run_id: str | None, since: int | None = None
+) -> AsyncIterator[bytes]:
     """Yield events until the page goes away.
 
     Args:
         watcher: watches the runs.
         servers: returns the states of Prefect's and MLflow's servers.
-        run_id: the run that the page follows; None: none.
+        run_id: the run that the page follows; None: none. The first event has its version, since the page may have
+            read it before.
+        since: the revision of the rows that the page has; None: the newest. Events of rows have theirs as their id.
     """
     index = watcher.index
     revision, is_complete, shown = index.revision, index.complete, _without_times(servers())
     with watcher.page(run_id) as changed:
+        if since is not None and since < revision:
+            revision = since
+            changed.set()
         version = await asyncio.to_thread(watcher.version, run_id)
         yield b"retry: 2000\n\n"
+        if run_id:
+            yield message("run", {"run_id": run_id, "version": version, "curves_from_step": None})
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), KEEP_ALIVE_S)
@@ -125,9 +134,9 @@ async def changes(watcher: Watcher, servers: Callable[[], dict[str, Any]], run_i
             changed.clear()
             revision, rows, removed = index.changed_since(revision)
             if rows:
-                yield message("rows", rows)
+                yield message("rows", rows, revision)
             if removed:
-                yield message("removed", removed)
+                yield message("removed", removed, revision)
             if index.complete and not is_complete:
                 is_complete = True
                 yield message("complete", True)
@@ -142,9 +151,10 @@ async def changes(watcher: Watcher, servers: Callable[[], dict[str, Any]], run_i
             await asyncio.sleep(_LEAST_S)
 
 
-def message(event: str, data: Any) -> bytes:
-    """Return an event as bytes in the format of Server-Sent Events."""
-    return b"event: " + event.encode() + b"\ndata: " + to_json(data) + b"\n\n"
+def message(event: str, data: Any, revision: int | None = None) -> bytes:
+    """Return an event as bytes in the format of Server-Sent Events, with a revision of the rows as its id."""
+    named = b"" if revision is None else b"id: %d\n" % revision
+    return named + b"event: " + event.encode() + b"\ndata: " + to_json(data) + b"\n\n"
 
 
 def _without_times(servers: dict[str, Any]) -> dict[str, Any]:

@@ -69,14 +69,14 @@ const RETRY_MS = 1000;
  */
 export class Stream {
   /**
-   * @param {(name: string, data: any) => void} onEvent
+   * @param {(name: string, data: any, revision: number) => void} onEvent - `revision`: of the rows, if it is about them.
    * @param {(state: "open"|"lost"|"refused") => void} onState
    */
   constructor(onEvent, onState) {
-    Object.assign(this, { onEvent, onState, run: "", controller: null, timer: 0, heardAt: Date.now(), isClosed: false });
+    Object.assign(this, { onEvent, onState, run: "", revision: null, controller: null, timer: 0, heardAt: Date.now(), isClosed: false });
   }
 
-  /** Follow a run as well; empty: none. The former connection stays until the new one stands, so no event is missed. */
+  /** Follow a run as well; empty: none. The former connection stays until the new one stands, which goes on from its revision. */
   follow(run) {
     this.run = run;
     this.connect();
@@ -109,8 +109,8 @@ export class Stream {
   }
 
   async read(controller, former) {
-    const query = this.run ? `?run=${encodeURIComponent(this.run)}` : "";
-    const answer = await fetch(`/api/events${query}`, { cache: "no-store", signal: controller.signal });
+    const query = new URLSearchParams({ run: this.run, since: this.revision ?? "" });
+    const answer = await fetch(`/api/events?${query}`, { cache: "no-store", signal: controller.signal });
     if (!answer.ok) return answer.status === 401 ? "refused" : "lost";
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let text = "", isOpen = false;
@@ -131,12 +131,13 @@ export class Stream {
   }
 
   dispatch(block) {
-    let name = "message";
+    let name = "message", revision = null;
     const data = [];
     for (const line of block.split("\n")) {
       if (line.startsWith("event:")) name = line.slice(6).trim();
+      else if (line.startsWith("id:")) revision = this.revision = Number(line.slice(3));
       else if (line.startsWith("data:")) data.push(line.slice(5).trimStart());
     }
-    if (data.length) this.onEvent(name, JSON.parse(data.join("\n")));
+    if (data.length) this.onEvent(name, JSON.parse(data.join("\n")), revision);
   }
 }

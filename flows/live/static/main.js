@@ -47,12 +47,12 @@ function route() {
   if (stream.run !== followed) stream.follow(followed);
 }
 
-function onEvent(name, data) {
+function onEvent(name, data, revision) {
   if (name === "rows") {
-    merge(data);
+    merge(data, revision);
     view.rows?.(data);
   } else if (name === "removed") {
-    remove(data);
+    remove(data, revision);
     view.rows?.([]);
     view.removed?.(data);
   } else if (name === "complete") {
@@ -87,7 +87,7 @@ async function onState(state) {
 async function refresh() {
   const again = lost;
   try {
-    await load(() => { serversAt = Date.now(); drawServers(); view.rows?.([...store.rows.values()]); });
+    await load(() => { stream.revision = store.revision; serversAt = Date.now(); drawServers(); view.rows?.([...store.rows.values()]); });
     if (again) view.again?.();
     delete document.documentElement.dataset.stale;
   } catch (error) {

@@ -58,6 +58,7 @@ export class RunView {
       const details = await get(runPath(this.id));
       if (this.closed) return;
       this.details = details;
+      if (details.version < this.told) this.soon();
     } catch (error) {
       if (this.closed) return;
       if (error.status === 404 && await this.isSweep()) return location.replace(format({ view: "sweep", id: this.id }));
@@ -99,6 +100,8 @@ export class RunView {
   /** Called when this run's journal has grown. */
   event(data) {
     if (data.run_id !== this.id) return;
+    this.told = data.version;
+    if (!this.details || this.details.version === data.version) return; // a reading is under way, or was after it
     if (this.tab && this.tab.grow) this.tab.grow(data.curves_from_step);
     this.soon();
   }

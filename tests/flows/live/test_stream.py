@@ -39,7 +39,7 @@ def _append(run: RunPaths, *steps: int) -> None:
 async def _next(source: AsyncIterator[bytes], name: str) -> Any:
     async with asyncio.timeout(WAIT_S):
         async for text in source:
-            if text.startswith(f"event: {name}\n".encode()):
+            if f"event: {name}\n".encode() in text:
                 return json.loads(text.split(b"data: ", 1)[1])
     raise AssertionError("the stream ended")
 
@@ -61,6 +61,7 @@ def test_a_followed_run_tells_from_which_step_to_read(make_run: MakeRun) -> None
     async def play(watching: Watcher) -> None:
         source = changes(watching, states, "b")
         assert (await anext(source)).startswith(b"retry:")
+        assert (await _next(source, "run"))["curves_from_step"] is None
         _append(run, 131, 132)
         told = await _next(source, "run")
         assert (told["run_id"], told["curves_from_step"]) == ("b", 131)
@@ -79,6 +80,10 @@ def test_changed_rows_and_removed_runs_are_told(make_run: MakeRun) -> None:
         _append(run, 131)
         rows = await _next(source, "rows")
         assert [(row["run_id"], row["step"]) for row in rows] == [("b", 131)]
+        since = watching.index.revision - 1
+        again = changes(watching, states, None, since)  # a page that changes streams: its former one told it no more
+        assert [row["step"] for row in await _next(again, "rows")] == [131]
+        await again.aclose()  # type: ignore[attr-defined]
         shutil.rmtree(run.root)
         assert await _next(source, "removed") == ["b"]
         await source.aclose()  # type: ignore[attr-defined]
