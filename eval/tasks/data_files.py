@@ -188,7 +188,7 @@ def _places(dataset: str, config: str | None, split: str, *, single: bool) -> tu
 
 _HUB = "https://huggingface.co"
 _TIMEOUT_S = 20.0
-_ELSEWHERE = "run it on a machine with a network, copy the folder here, and set eval.data_dir to it"
+ELSEWHERE = "run it on a machine with a network, copy the folder here, and set eval.data_dir to it"
 
 
 def download_datasets(splits: list[Split], to: Path) -> None:
@@ -207,10 +207,15 @@ def download_datasets(splits: list[Split], to: Path) -> None:
         raise StorageError(f"--to={to}: {error.strerror or error}") from None
 
 
-def _check_network() -> None:
-    hub = os.environ.get("HF_ENDPOINT", _HUB)
+def refuse_offline() -> None:
+    """Refuse a download with a DataError if the environment says that there is no network."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise DataError("HF_HUB_OFFLINE is set, so nothing can be fetched", hint="unset HF_HUB_OFFLINE")
+
+
+def _check_network() -> None:
+    hub = os.environ.get("HF_ENDPOINT", _HUB)
+    refuse_offline()
     if not hub.startswith(("http://", "https://")):
         raise DataError(f"HF_ENDPOINT={hub}: must start with http:// or https://", hint="unset HF_ENDPOINT")
     try:
@@ -220,7 +225,7 @@ def _check_network() -> None:
         return  # the hub answers
     except OSError as error:
         reason = getattr(error, "reason", error)
-        raise DataError(f"{hub}: can't be reached ({reason}), so nothing is fetched", hint=_ELSEWHERE) from None
+        raise DataError(f"{hub}: can't be reached ({reason}), so nothing is fetched", hint=ELSEWHERE) from None
 
 
 def _fetch(split: Split, target: Path, cache: Path) -> None:
