@@ -180,7 +180,7 @@ def _brackets() -> Iterator[Item]:
 
 
 def _short_words() -> Iterator[Item]:
-    """Yield the beginnings of texts up to a word of at most three letters, which also a small model gets right at times."""
+    """Yield the beginnings of texts up to a word of at most three letters, which a small model can get right."""
     for each in _records("hellaswag/validation.jsonl"):
         words = each["ctx"].split()
         last = max((at for at, word in enumerate(words) if word.isalpha() and len(word) <= 3), default=0)

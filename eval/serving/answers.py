@@ -41,8 +41,8 @@ class Encoded(str):
         scored: how many of its tokens count; a request must have one, also if none counts.
     """
 
-    __slots__ = ("_context", "_continuation", "scored")
-
+    _context: array[int]
+    _continuation: array[int]
     scored: int
 
     @classmethod

@@ -28,6 +28,7 @@ URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
 MOST_BYTES, MOST_FILE_BYTES = 1 << 30, 1 << 29
 _BLOCK_BYTES = 1 << 20
 _TIMEOUT_S = 20.0
+_COPY = "the archive has changed: copy the folder eval_bundle of an earlier download, such as nanochat's, into DIR"
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
 
@@ -90,7 +91,7 @@ def unpack(archive: IO[bytes], places: Iterable[str], to: Path) -> None:
                     _copy(source, file, MOST_FILE_BYTES, place)
                 fsync(target.parent)
     except KeyError:
-        raise DataError(f"{URL}: has no file {place}", hint=ELSEWHERE) from None
+        raise DataError(f"{URL}: has no file {place}", hint=_COPY) from None
     except _DAMAGED as error:
         raise DataError(f"{URL}: can't be unpacked ({error})", hint="repeat the command") from None
 
@@ -100,5 +101,5 @@ def _copy(source: IO[bytes] | _Answer, target: IO[bytes], most: int, title: str)
     while block := source.read(_BLOCK_BYTES):
         copied += len(block)
         if copied > most:
-            raise DataError(f"{title}: has more than {size(most)}, so it was not written", hint=ELSEWHERE)
+            raise DataError(f"{title}: has more than {size(most)}, so it was not written", hint=_COPY)
         target.write(block)

@@ -96,9 +96,9 @@ class CoreTask(Task):  # type: ignore[misc]  # lm_eval publishes no types
         self._lm = lm
         self._first_token = int(lm.tokenizer.eos_token_id if is_trained_here else lm.prefix_token_id)
 
-    def chance(self, metric: str) -> float:
-        """Return the score of guessing, which the bundle defines."""
-        return self._baseline if metric == "acc" else 0.0
+    def chance(self, metric: str) -> float | None:
+        """Return the score of guessing, which the bundle defines; None for a metric of another kind."""
+        return {"acc": self._baseline, "centered": 0.0}.get(metric)
 
     def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Return a request for each answer."""
