@@ -18,6 +18,7 @@ BENCHMARKS = (
     "cache_speed",
     "code_speed",
     "eval_parity",
+    "core_parity",
     "eval_kills",
     "eval_logits",
     "eval_checkpoint",

@@ -73,7 +73,7 @@ def run() -> None:
     with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as folder:
         root = Path(folder)
         for name in _MODELS:
-            _compare(name, MODEL if name == MODEL.name else _exported(root / "trained"), root / name)
+            _compare(name, MODEL if name == MODEL.name else exported(root / "trained"), root / name)
 
 
 def _compare(name: str, model: Path, root: Path) -> None:
@@ -203,7 +203,7 @@ def _plain(metrics: dict[str, Any]) -> dict[str, float]:
     return {key: float(value) for key, value in metrics.items() if "," in key and isinstance(value, int | float)}
 
 
-def _exported(root: Path) -> Path:
+def exported(root: Path) -> Path:
     overrides = [
         f"runs_dir={root}",
         "train.max_steps=20",

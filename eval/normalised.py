@@ -166,6 +166,9 @@ def bits_per_byte(answers: Answers) -> float | None:
 
 def chance(metric: str, loaded: Any, answers: Mapping[Any, Answers], samples: list[dict[str, Any]]) -> float | None:
     """Return the score of guessing at each item; None if it is unknown."""
+    if hasattr(loaded, "chance"):
+        own: float | None = loaded.chance(metric)
+        return own
     kind = loaded.config.output_type
     if kind != "multiple_choice":
         is_unguessed = metric == _UNGUESSED.get(kind) and (kind != "generate_until" or _are_open(answers))

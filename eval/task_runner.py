@@ -207,7 +207,14 @@ class TaskRunner:
             tokens, losses = wanted.validation_tokens, self._losses if self.pool else None
             return validation.evaluate(self.loaded, self.held_out, max_tokens=tokens, losses=losses), {}, []
         if not task.is_code:
-            result = harness.run(self._begin(task.name), task, self.scratch, seed=seed, limit=wanted.limit)
+            result = harness.run(
+                self._begin(task.name),
+                task,
+                self.scratch,
+                seed=seed,
+                limit=wanted.limit,
+                is_trained_here=not self.subject.from_elsewhere,
+            )
             return result.scores, result.metrics, result.samples
         if not can_run_code(wanted):
             reason = self.skipped[task.name] = str(programs.why_unavailable())

@@ -34,6 +34,31 @@ _SYNC_EVERY_S = 5.0
 _KEY_DIGITS = 32
 
 
+class Encoded(str):
+    """A continuation whose tokens, and those of its context, its task has chosen; otherwise they follow from the texts.
+
+    Attributes:
+        scored: how many of its tokens count; a request must have one, also if none counts.
+    """
+
+    _context: array[int]
+    _continuation: array[int]
+    scored: int
+
+    @classmethod
+    def of(cls, text: str, context: list[int], continuation: list[int], *, scored: int) -> Encoded:
+        """Return a text with its tokens, in 4 bytes each."""
+        encoded = cls(text)
+        encoded._context, encoded._continuation = array("i", context), array("i", continuation)
+        encoded.scored = scored
+        return encoded
+
+    @property
+    def tokens(self) -> tuple[list[int], list[int]]:
+        """The tokens of the context and of the continuation."""
+        return list(self._context), list(self._continuation)
+
+
 class KeptAnswers:
     """The answers of one task, in memory and in a file.
 
@@ -189,6 +214,8 @@ class Remembering:
         )
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if isinstance(continuation, Encoded):
+            return continuation.tokens
         pair: tuple[list[int], list[int]] = type(self._lm)._encode_pair(self, context, continuation)
         return pair
 

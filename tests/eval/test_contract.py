@@ -16,6 +16,7 @@ from eval import contract, source
 from eval.tasks import plan
 from hlatctl.run import contract as run_contract
 from hlatctl.run.contract import Contracts
+from tests.eval import tiny_data
 
 _CONFIG = Config(train=TrainConfig(seq_len=256), eval=EvalConfig(tasks=["smoke_crows_pairs"], limit=2))
 
@@ -210,3 +211,19 @@ def test_the_batch_size_is_recorded_where_answers_are_sampled(
     wanted = EvalConfig(tasks=["smoke_humaneval"], batch_size=3, code=code)
     fields = _make(replace(_CONFIG, eval=wanted), model_folder, tmp_path / "scratch").tasks["smoke_humaneval"]
     assert fields.get("sampled_batch_size") == (3 if recorded else None)
+
+
+def test_a_task_of_core_records_its_first_token_and_the_versions_of_both_of_its_parts(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    data = tiny_data.write_bundle(tmp_path / "data")
+    wanted = replace(compose(["eval=core"]).eval, data_dir=str(data), tasks=["core_copa"])
+    config = replace(_CONFIG, eval=wanted)
+    ours = _make(config, model_folder, tmp_path / "a").tasks["core_copa"]
+    theirs = _make(config, model_folder, tmp_path / "b", from_elsewhere=True).tasks["core_copa"]
+    assert (ours["first_token"], theirs["first_token"]) == ("end of document", "beginning of text")
+    assert {key for key in ours if ours[key] != theirs[key]} == {"first_token", "model"}
+    assert ours["scoring"] == {kind: source.SCORING[kind] for kind in (source.LOG_LIKELIHOOD, source.CORE)}
+    assert (ours["items"], ours["shots"], "seed" in ours) == (14, 0, False)
+    limited = _make(replace(config, eval=replace(wanted, limit=3)), model_folder, tmp_path / "c").tasks["core_copa"]
+    assert limited["definition"]["changes"]["metadata"]["limit"] == 3

@@ -82,6 +82,7 @@ def test_the_status_counts_present_files_and_names_missing_ones(tiny_data: Path)
         "config": "ARC-Easy",
         "split": "test",
         "expected": "ai2_arc/ARC-Easy/test.jsonl",
+        "source": "the Hugging Face Hub",
         "tasks": ["arc_easy"],
         "required": True,
         "file": str(easy),

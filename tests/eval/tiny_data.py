@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from eval.tasks import core
+
 _ARC = [
     {
         "id": "1",
@@ -111,4 +113,35 @@ def write(folder: Path) -> Path:
         path = folder / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
+    return folder
+
+
+_NUMBERS = range(14)
+_BUNDLE: dict[str, list[dict[str, Any]]] = {
+    "multiple_choice": [
+        {
+            "query": f"Question: {n} and {n}?",
+            "choices": [f"{2 * n} apples", f"{2 * n} apricots", f"{n} pears"],
+            "gold": n % 3,
+        }
+        for n in _NUMBERS
+    ],
+    "schema": [
+        {
+            "context_options": [f"Ann has {n} dogs, Ann", f"Bob has {n} dogs, he"],
+            "continuation": "is happy.",
+            "gold": n % 2,
+        }
+        for n in _NUMBERS
+    ],
+    "language_modeling": [{"context": f" {n} plus {n} is ", "continuation": str(2 * n)} for n in _NUMBERS],
+}
+
+
+def write_bundle(folder: Path) -> Path:
+    """Write a bundle of CORE with 14 items in each file."""
+    for row in core.ROWS:
+        path = folder / row.place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(item) + "\n" for item in _BUNDLE[row.kind]), encoding="utf-8")
     return folder
