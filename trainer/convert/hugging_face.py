@@ -361,7 +361,7 @@ def longest_sequence(rope_scaling: dict[str, Any] | None, seq_len: int) -> int:
     """Return ``max_position_embeddings``. transformers 4 takes YaRN's factor from it; otherwise it is ``seq_len``."""
     if rope_scaling is None or rope_scaling["rope_type"] != "yarn":
         return seq_len
-    return round(rope_scaling["factor"] * rope_scaling["original_max_position_embeddings"])
+    return int(rope_scaling["factor"] * rope_scaling["original_max_position_embeddings"])
 
 
 def rope_of(described: dict[str, Any]) -> dict[str, Any]:
