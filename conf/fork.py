@@ -21,6 +21,8 @@ ROTARY = (
     "model.rope_scaling_factor",
     "model.rope_low_freq_factor",
     "model.rope_high_freq_factor",
+    "model.rope_beta_slow",
+    "model.rope_beta_fast",
     "model.rope_original_seq_len",
 )
 #: Keys of the model that don't affect its tensors.

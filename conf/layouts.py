@@ -9,7 +9,7 @@ from operator import attrgetter
 from conf.devices import DEVICES
 from conf.environment import CASTING
 from conf.registries import BACKENDS, Trait
-from conf.schema import Config
+from conf.schema import Config, ModelConfig
 from conf.sizes import has_shape, parameters
 from hlatctl.run.errors import ConfigError
 
@@ -39,12 +39,7 @@ def _model(config: Config) -> Iterator[ConfigError]:
             hint="set model.norm_position=pre with model.qk_norm=none (LLaMA) or model.qk_norm=head (Qwen 3), or "
             "model.norm_position=post with model.qk_norm=all (OLMo 2)",
         )
-    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
-    if model.rope_scaling == "llama3" and low >= high:
-        yield ConfigError(
-            f"model.rope_low_freq_factor={low:g}: must be below model.rope_high_freq_factor={high:g}",
-            hint="Llama 3.1 has model.rope_low_freq_factor=1 model.rope_high_freq_factor=4",
-        )
+    yield from _rotary(model)
     trained = config.tokenizer.train_vocab_size
     if config.tokenizer.path is None and trained > model.vocab_size:
         yield ConfigError(
@@ -57,6 +52,27 @@ def _model(config: Config) -> Iterator[ConfigError]:
     if config.tokenizer.path is None and trained < _MIN_TRAIN_VOCAB_SIZE:
         yield ConfigError(
             f"tokenizer.train_vocab_size={trained}: byte-level BPE needs at least {_MIN_TRAIN_VOCAB_SIZE}"
+        )
+
+
+def _rotary(model: ModelConfig) -> Iterator[ConfigError]:
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    if model.rope_scaling == "llama3" and low >= high:
+        yield ConfigError(
+            f"model.rope_low_freq_factor={low:g}: must be below model.rope_high_freq_factor={high:g}",
+            hint="Llama 3.1 has model.rope_low_freq_factor=1 model.rope_high_freq_factor=4",
+        )
+    slow, fast = model.rope_beta_slow, model.rope_beta_fast
+    if model.rope_scaling == "yarn" and slow >= fast:
+        yield ConfigError(
+            f"model.rope_beta_slow={slow:g}: must be below model.rope_beta_fast={fast:g}",
+            hint="the paper has model.rope_beta_slow=1 model.rope_beta_fast=32",
+        )
+    if model.rope_scaling == "yarn" and model.rope_theta <= 1:
+        yield ConfigError(
+            f"model.rope_theta={model.rope_theta:g}: model.rope_scaling=yarn needs more than 1, so that frequencies "
+            "differ",
+            hint="set model.rope_theta=10000, or that of the checkpoint",
         )
 
 
@@ -407,6 +423,18 @@ def of_torchtitan(config: Config) -> Iterator[ConfigError]:
         yield ConfigError(
             f"parallel.activation_checkpointing=selective: {here} can't recompute only the core of attention",
             hint="set parallel.activation_checkpointing=operators, which torchtitan calls selective",
+        )
+    # torchtitan's grouped-query attention has no temperature, and the rotation of its Qwen 3 no other scaling.
+    if (
+        model.module is None
+        and model.kv_lora_rank is None
+        and model.rope_scaling not in (("none", "llama3") if model.qk_norm == "none" else ("none",))
+    ):
+        yield not_together(
+            here,
+            f"model.rope_scaling={model.rope_scaling}",
+            "torchtitan has llama3 for LLaMA and latent attention, and yarn for latent attention (DeepSeek-V3) only",
+            hint="set backend=torch_native, or extend the context with model.rope_theta",
         )
     if model.module is None and model.num_experts and model.kv_lora_rank is None:
         yield from _qwen_mixture(config)

@@ -485,14 +485,19 @@ _DEPENDENCES = (
         lambda config: config.parallel.activation_checkpointing == "budget",
     ),
     Dependence(
-        (
-            "model.rope_scaling_factor",
-            "model.rope_low_freq_factor",
-            "model.rope_high_freq_factor",
-            "model.rope_original_seq_len",
-        ),
-        "model.rope_scaling=llama3",
+        ("model.rope_scaling_factor", "model.rope_original_seq_len"),
+        "model.rope_scaling=llama3 or yarn",
         lambda config: config.model.rope_scaling != "none",
+    ),
+    Dependence(
+        ("model.rope_low_freq_factor", "model.rope_high_freq_factor"),
+        "model.rope_scaling=llama3",
+        lambda config: config.model.rope_scaling == "llama3",
+    ),
+    Dependence(
+        ("model.rope_beta_slow", "model.rope_beta_fast"),
+        "model.rope_scaling=yarn",
+        lambda config: config.model.rope_scaling == "yarn",
     ),
     Dependence(
         (

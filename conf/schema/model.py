@@ -80,16 +80,22 @@ class ModelConfig:
     """Latent attention: width of a head's values."""
     rope_theta: PositiveFloat = 10000.0
     """Base of the rotary embeddings' frequencies."""
-    rope_scaling: Literal["none", "llama3"] = "none"
-    """Lower the rotary embeddings' low frequencies for longer sequences: `none`, or `llama3` (Llama 3.1 and later)."""
+    rope_scaling: Literal["none", "llama3", "yarn"] = "none"
+    """Lower the rotary embeddings' low frequencies for longer sequences: `none`, `llama3` (Llama 3.1 and later) or
+    `yarn` (OLMo 3, DeepSeek-V3), which also makes attention sharper."""
     rope_scaling_factor: Annotated[float, Range(ge=1)] = 8.0
-    """Divisor of the low frequencies (rope_scaling=llama3)."""
+    """Divisor of the low frequencies (rope_scaling=llama3 and yarn)."""
     rope_low_freq_factor: PositiveFloat = 1.0
-    """Frequencies with fewer turns than this in rope_original_seq_len tokens are divided in full."""
+    """Frequencies with fewer turns than this in rope_original_seq_len tokens are divided in full
+    (rope_scaling=llama3)."""
     rope_high_freq_factor: PositiveFloat = 4.0
-    """Frequencies with more turns than this in rope_original_seq_len tokens are not changed."""
+    """Frequencies with more turns than this in rope_original_seq_len tokens are not changed (rope_scaling=llama3)."""
+    rope_beta_slow: PositiveFloat = 1.0
+    """The same as rope_low_freq_factor for rope_scaling=yarn."""
+    rope_beta_fast: PositiveFloat = 32.0
+    """The same as rope_high_freq_factor for rope_scaling=yarn."""
     rope_original_seq_len: PositiveInt = 8192
-    """Tokens per sequence before the extension (rope_scaling=llama3)."""
+    """Tokens per sequence before the extension (rope_scaling=llama3 and yarn)."""
     rms_norm_eps: PositiveFloat = 1e-5
     """Added to the mean square before its root."""
     tie_embeddings: bool = False

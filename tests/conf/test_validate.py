@@ -229,6 +229,22 @@ def test_the_defaults_are_valid() -> None:
             "hint: Llama 3.1 has model.rope_low_freq_factor=1 model.rope_high_freq_factor=4",
         ),
         (
+            {"model__rope_scaling": "yarn", "model__rope_beta_slow": 40.0},
+            "model.rope_beta_slow=40: must be below model.rope_beta_fast=32\n"
+            "hint: the paper has model.rope_beta_slow=1 model.rope_beta_fast=32",
+        ),
+        (
+            {"model__rope_scaling": "yarn", "model__rope_theta": 1.0},
+            "model.rope_theta=1: model.rope_scaling=yarn needs more than 1, so that frequencies differ\n"
+            "hint: set model.rope_theta=10000, or that of the checkpoint",
+        ),
+        (
+            {"model__rope_scaling": "yarn", "backend__name": "torchtitan"},
+            "backend.name=torchtitan and model.rope_scaling=yarn: can't be combined; torchtitan has llama3 for LLaMA "
+            "and latent attention, and yarn for latent attention (DeepSeek-V3) only\n"
+            "hint: set backend=torch_native, or extend the context with model.rope_theta",
+        ),
+        (
             {"experiment_name": "x" * 80},
             f"experiment_name={'x' * 20}…: has 80 characters, must have at most 79, because folders are named after it",
         ),

@@ -1,4 +1,4 @@
-"""A run of three stages whose training is killed right after a boundary, compared with one that is left alone."""
+"""The three stages of an experiment, whose training is killed right after a boundary, and an undisturbed twin."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from conf.compose import compose
 from conf.training_rules import EXIT_CODES
 from hlatctl.run.fold import read_state
 from hlatctl.run.paths import RunPaths
@@ -17,11 +19,26 @@ from tests.e2e.driver import Driver, undisturbed_losses
 
 pytestmark = pytest.mark.processes
 
-#: 3 steps of 4 x 128 tokens, 30 of 4 x 128 and 4 of 2 x 256.
-STAGES = (
-    "[{name:pre,tokens:1536},{name:mid,tokens:15360,set:{optimizer:{lr:1e-3,schedule:linear}}},"
-    "{name:long,tokens:2048,set:{train:{seq_len:256,global_batch_size:2},model:{rope_theta:5e5}}}]"
-)
+_EXPERIMENT = "olmo3_like"
+#: Steps of each stage of the experiment, whose tokens would take minutes.
+_STEPS = (3, 30, 4)
+
+
+def _shortened(experiment: str) -> str:
+    """Return the override that gives the stages of an experiment :data:`_STEPS` steps and changes nothing else."""
+    config = compose([f"experiment={experiment}"])
+    tokens = [steps * stage.config.tokens_per_step for stage, steps in zip(config.stages, _STEPS, strict=True)]
+    stages = [
+        {"name": stage.name, "tokens": number, "set": stage.set}
+        for stage, number in zip(config.train.stages, tokens, strict=True)
+    ]
+    return f"train.stages={_in_hydra(stages)}"
+
+
+def _in_hydra(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_in_hydra(item)}" for key, item in value.items()) + "}"
+    return "[" + ",".join(map(_in_hydra, value)) + "]" if isinstance(value, list) else str(value)
 
 
 @pytest.fixture
@@ -35,7 +52,16 @@ def test_a_kill_after_a_boundary_changes_no_loss(
     driver: Driver, tmp_path: Path, train_here: Callable[[RunPaths, int], int]
 ) -> None:
     cli = driver.cli
-    driver.train(f"train.stages={STAGES}", "train.max_steps=null", "cluster.processes_per_node=1", "checkpoint.keep=1")
+    own = compose([f"experiment={_EXPERIMENT}"]).train
+    driver.train(
+        f"experiment={_EXPERIMENT}",
+        _shortened(_EXPERIMENT),
+        f"train.seq_len={own.seq_len}",
+        f"train.global_batch_size={own.global_batch_size}",
+        "train.max_steps=null",
+        "cluster.processes_per_node=1",
+        "checkpoint.keep=1",
+    )
     driver.until(lambda: any(event["step"] >= 5 for event in driver.events("step")))
     (pid,) = cli.trainer_pids("staged")
     os.kill(pid, signal.SIGKILL)
@@ -59,4 +85,4 @@ def test_a_kill_after_a_boundary_changes_no_loss(
 
     expected = undisturbed_losses(driver.run, tmp_path, train_all, steps=37)
     assert cli.losses("staged") == expected
-    assert "long (3 of 3, steps 34 to 37)" in cli.run("status", "staged").stdout
+    assert "long_context (3 of 3, steps 34 to 37)" in cli.run("status", "staged").stdout

@@ -8,6 +8,7 @@ and ``serve`` sends them to the process that evaluates them.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -172,15 +173,22 @@ _KEYS = {
     "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
 }
-#: Our keys to those of ``rope_scaling``.
+_EXTENSION = {"rope_scaling_factor": "factor", "rope_original_seq_len": "original_max_position_embeddings"}
+#: Our keys to those of ``rope_scaling``, by its ``rope_type``.
 _ROPE_KEYS = {
-    "rope_scaling_factor": "factor",
-    "rope_low_freq_factor": "low_freq_factor",
-    "rope_high_freq_factor": "high_freq_factor",
-    "rope_original_seq_len": "original_max_position_embeddings",
+    "llama3": {**_EXTENSION, "rope_low_freq_factor": "low_freq_factor", "rope_high_freq_factor": "high_freq_factor"},
+    "yarn": {**_EXTENSION, "rope_beta_slow": "beta_slow", "rope_beta_fast": "beta_fast"},
 }
+#: What transformers takes if ``rope_scaling`` lacks a key.
+_ROPE_DEFAULTS = {"beta_slow": 1.0, "beta_fast": 32.0}
 #: All of their keys that differ from ours.
-_THEIR_NAMES = {**_KEYS, **_ROPE_KEYS, "num_kv_heads": "num_key_value_heads", "tie_embeddings": "tie_word_embeddings"}
+_THEIR_NAMES = {
+    **_KEYS,
+    **_ROPE_KEYS["llama3"],
+    **_ROPE_KEYS["yarn"],
+    "num_kv_heads": "num_key_value_heads",
+    "tie_embeddings": "tie_word_embeddings",
+}
 #: The only supported value of each key; absent and null mean the same.
 _ONLY: dict[str, Any] = {
     "hidden_act": "silu",
@@ -258,8 +266,8 @@ def hugging_face_config(model: ModelConfig, *, seq_len: int, bos_id: int, eos_id
         "hidden_act": "silu",
         "rms_norm_eps": model.rms_norm_eps,
         "rope_theta": model.rope_theta,
-        "rope_scaling": _rope_scaling(model),
-        "max_position_embeddings": seq_len,
+        "rope_scaling": (rope := _rope_scaling(model)),
+        "max_position_embeddings": longest_sequence(rope, seq_len),
         "initializer_range": model.initializer_range,
         "attention_bias": False,
         "mlp_bias": False,
@@ -305,8 +313,8 @@ def model_config(described: dict[str, Any], file: Path) -> ModelConfig:
     if unsupported:
         raise CheckpointError(
             f"{file}: {'; '.join(unsupported)}: not supported",
-            hint="models with SiLU, rotary embeddings (plain or llama3), full attention, no biases and whole heads "
-            "can be imported",
+            hint="models with SiLU, rotary embeddings (plain, llama3 or yarn), full attention, no biases and whole "
+            "heads can be imported",
         )
     return model
 
@@ -345,7 +353,15 @@ def _decoded(keys: dict[str, Any], file: Path) -> ModelConfig:
 def _rope_scaling(model: ModelConfig) -> dict[str, Any] | None:
     if model.rope_scaling == "none":
         return None
-    return {"rope_type": model.rope_scaling, **{theirs: getattr(model, ours) for ours, theirs in _ROPE_KEYS.items()}}
+    keys = _ROPE_KEYS[model.rope_scaling]
+    return {"rope_type": model.rope_scaling, **{theirs: getattr(model, ours) for ours, theirs in keys.items()}}
+
+
+def longest_sequence(rope_scaling: dict[str, Any] | None, seq_len: int) -> int:
+    """Return ``max_position_embeddings``. transformers 4 takes YaRN's factor from it; otherwise it is ``seq_len``."""
+    if rope_scaling is None or rope_scaling["rope_type"] != "yarn":
+        return seq_len
+    return int(rope_scaling["factor"] * rope_scaling["original_max_position_embeddings"])
 
 
 def rope_of(described: dict[str, Any]) -> dict[str, Any]:
@@ -374,15 +390,18 @@ def _rope_type(rope: dict[str, Any]) -> Any:
 def _rope_keys(described: dict[str, Any], file: Path) -> dict[str, Any]:
     rope = rope_of(described)
     keys = {"rope_theta": _given(rope, "rope_theta", _given(described, "rope_theta", 10_000.0))}
-    if _rope_type(rope) != "llama3":
+    kind = _rope_type(rope)
+    if kind not in _ROPE_KEYS:
         return keys
     # transformers takes the longest sequence if the original one is not given.
     if rope.get("original_max_position_embeddings") is None:
         rope["original_max_position_embeddings"] = described.get("max_position_embeddings")
-    missing = [theirs for theirs in _ROPE_KEYS.values() if rope.get(theirs) is None]
+    if kind == "yarn":
+        rope |= {key: _given(rope, key, value) for key, value in _ROPE_DEFAULTS.items()}
+    missing = [theirs for theirs in _ROPE_KEYS[kind].values() if rope.get(theirs) is None]
     if missing:
         raise CheckpointError(f"{file}: rope_scaling lacks {', '.join(missing)}", hint="copy config.json again")
-    return keys | {"rope_scaling": "llama3"} | {ours: rope[theirs] for ours, theirs in _ROPE_KEYS.items()}
+    return keys | {"rope_scaling": kind} | {ours: rope[theirs] for ours, theirs in _ROPE_KEYS[kind].items()}
 
 
 def _other_values(described: dict[str, Any], only: dict[str, Any]) -> list[str]:
@@ -393,18 +412,43 @@ def _other_values(described: dict[str, Any], only: dict[str, Any]) -> list[str]:
         others.append(f"layer_types={layer_types!r}")
     rope = rope_of(described)
     others += [f"rope_parameters.{key}={value!r}" for key, value in rope.items() if isinstance(value, dict)]
-    if _rope_type(rope) not in ("default", "llama3"):
+    if _rope_type(rope) not in ("default", *_ROPE_KEYS):
         others.append(f"rope_type={_rope_type(rope)!r}")
+    if _rope_type(rope) == "yarn":
+        others += _other_yarn(rope, is_latent=bool(described.get("kv_lora_rank")))
     if _given(rope, "partial_rotary_factor", 1.0) != 1.0:
         others.append(f"partial_rotary_factor={rope['partial_rotary_factor']!r}")
     return others
 
 
+def _other_yarn(rope: dict[str, Any], *, is_latent: bool) -> list[str]:
+    """Return the keys of ``rope_scaling`` that give attention another scale than ours, or another ramp.
+
+    transformers has the paper's scale in the rotation; with latent attention, torchtitan has it in the logits.
+    """
+    keys = ("mscale", "mscale_all_dim", "attention_factor")
+    given = {key: rope[key] for key in keys if rope.get(key) is not None}
+    if is_latent:
+        differs = given != {"mscale": 1.0, "mscale_all_dim": 1.0}
+    else:
+        factor = given.get("attention_factor")
+        usual = 0.1 * math.log(rope["factor"]) + 1.0
+        differs = bool(rope.get("mscale") and rope.get("mscale_all_dim")) and factor is None
+        differs |= factor is not None and not (isinstance(factor, float) and math.isclose(factor, usual, rel_tol=1e-6))
+    others = [f"rope_scaling={ {key: given.get(key) for key in keys} }"] if differs else []
+    if rope.get("truncate") is False:
+        others.append("rope_scaling.truncate=False")
+    return others
+
+
 def _odd_shapes(model: ModelConfig) -> list[str]:
     problems = []
-    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
-    if low >= high:
+    if model.rope_low_freq_factor >= model.rope_high_freq_factor:
         problems.append(f"rope_scaling={_rope_scaling(model)} (must have low_freq_factor < high_freq_factor)")
+    if model.rope_beta_slow >= model.rope_beta_fast:
+        problems.append(f"rope_scaling={_rope_scaling(model)} (must have beta_slow < beta_fast)")
+    if model.rope_scaling == "yarn" and model.rope_theta <= 1:
+        problems.append(f"rope_theta={model.rope_theta} (must be greater than 1)")
     if model.head_dim is None and model.hidden_size % model.num_heads:
         problems.append(f"num_attention_heads={model.num_heads} (must divide hidden_size={model.hidden_size})")
     elif model.head_width % 2 or not model.head_width:

@@ -180,9 +180,9 @@ def check_model(model: ModelConfig) -> None:
         "high_freq_factor": model.rope_high_freq_factor,
         "original_max_position_embeddings": model.rope_original_seq_len,
     }
-    if model.rope_scaling != "none" and scaling != _ROPE:
+    if model.rope_scaling != "none" and (model.rope_scaling != "llama3" or scaling != _ROPE):
         raise CheckpointError(
-            f"model.rope_scaling={model.rope_scaling} with {scaling}: Megatron-core has only {_ROPE}",
+            f"model.rope_scaling={model.rope_scaling} with {scaling}: Megatron-core has only llama3 with {_ROPE}",
             hint="use Hugging Face's format",
         )
 

@@ -37,7 +37,14 @@ from hlatctl.run.files import new_folder, reading
 from hlatctl.run.paths import RunPaths
 from trainer.checkpoint import dcp
 from trainer.checkpoint.shards import WEIGHTS, read_tensors, save_whole
-from trainer.convert.hugging_face import Weights, check_kinds, from_hugging_face, rope_of, to_hugging_face
+from trainer.convert.hugging_face import (
+    Weights,
+    check_kinds,
+    from_hugging_face,
+    longest_sequence,
+    rope_of,
+    to_hugging_face,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -82,8 +89,9 @@ class TitanWeights(Weights):
     def config(self, *, seq_len: int, bos_id: int, eos_id: int, dtype: str) -> dict[str, Any]:
         """Return the model's ``config.json``."""
         ids = {"bos_token_id": bos_id, "eos_token_id": eos_id}
-        settings = {"max_position_embeddings": seq_len, "torch_dtype": dtype, **ids}
-        return {**hugging_face_config(self._spec), **settings}
+        described = hugging_face_config(self._spec)
+        longest = longest_sequence(described["rope_scaling"], seq_len)
+        return {**described, "max_position_embeddings": longest, "torch_dtype": dtype, **ids}
 
     def _load(self, values: dict[str, Tensor]) -> None:
         named = {f"{self._prefix}{name}": tensor for name, tensor in values.items()}

@@ -168,6 +168,11 @@ class Source:
             )
         self.documents = Documents(table, self._path_of, report)
 
+    @property
+    def mean_tokens(self) -> float:
+        """Estimate of the mean tokens of a document."""
+        return float(self._entry["estimated_tokens"]) / len(self.documents)
+
     def held_out_texts(self) -> _Picked:
         """Return the held-out texts of files that are used where they lie."""
         return _Picked(self.documents, self.documents.table.held_out)
@@ -222,6 +227,7 @@ def deal_of(config: Config, sources: Sequence[Source | TokenSource]) -> Deal:
         [len(source.documents) for source in sources],
         keys=[source.fingerprint for source in sources],
         weights=config.data.source_weights,
+        lengths=[source.mean_tokens for source in sources],
         rows=config.data_rows,
         seed=config.seed,
     )
@@ -632,6 +638,11 @@ class TokenSource:
             entry["shards"], held_out=self._held_out, vocab_size=described["vocab_size"], eos_id=described["eos_id"]
         )
         self._decoder = tokenizer_of(dataset)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean tokens of a document."""
+        return self.estimated_tokens / len(self.documents)
 
     def origin(self, position: int) -> Origin:
         """Return the ``.bin`` file of a document and its 1-based number there."""

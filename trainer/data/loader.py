@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from conf.schema import Config
 from hlatctl.run.errors import STORAGE_AWAY, CheckpointError, HlatctlError, LaunchError, from_record, to_record
 from hlatctl.run.journal import Event
 from trainer.data.documents import deal_of, sources_of
-from trainer.data.packing import Deal, PackedRow, Position, Span
+from trainer.data.packing import PackedRow, Position, Span
 from trainer.data.remote import ReadAhead
 from trainer.data.tokenizer import Tokens, make_encoder, tokenizer_of
 
@@ -367,13 +367,11 @@ def mixed_anew(config: Config, step: int, state: State) -> State:
     weights = config.during(step).data.source_weights
     if weights == config.during(step + 1).data.source_weights:
         return state
-    deal = Deal([], keys=[], weights=weights, rows=config.data_rows, seed=config.seed)
     batch, positions = _positions(state, config.data_rows, len(weights))
     anew = []
-    for row, position in enumerate(positions):
-        source = deal.opened(row, position) if position.token else None
+    for position in positions:
         finished = tuple((documents, 0) for documents, _ in position.finished)
-        anew.append([batch, *Position(position.token, finished, source).to_json()])
+        anew.append([batch, *replace(position, finished=finished).to_json()])
     return anew
 
 

@@ -330,8 +330,8 @@ class Consumed:
     def _opened(self) -> Iterator[Reading]:
         """Yield the beginning of each row's unfinished document, unless its whole source was read."""
         for row, position in enumerate(self._rows):
-            source = self._deal.opened(row, position)
-            if position.token and self._sums[source] is not None:
+            source = position.source
+            if source is not None and self._sums[source] is not None:
                 document = self._deal.document(row, source, position.finished[source][0])
                 yield Reading(source, document, position.token)
 

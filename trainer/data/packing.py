@@ -82,8 +82,7 @@ class Position:
     """The position of a row's next token.
 
     ``token`` tokens of the open document are taken. ``finished`` has, for each source, the number of finished documents
-    and of their tokens. ``source`` is that of the open document, if the weights have changed since it was opened; None:
-    the one that the deal says.
+    and of their tokens. ``source`` is that of the open document; None: no document is open.
     """
 
     token: int
@@ -137,36 +136,45 @@ class Deal:
         counts: number of documents of each source.
         keys: for each source, what its order depends on besides the seed, such as its fingerprint.
         weights: the sources' shares of the tokens.
+        lengths: estimates of the mean tokens of each source's documents; they may be wrong by any factor.
         rows: rows of the global batch. With fewer documents than rows, each row goes through all documents.
         seed: seed of the shuffling.
     """
 
     def __init__(
-        self, counts: Sequence[int], *, keys: Sequence[str], weights: Sequence[float], rows: int, seed: int
+        self,
+        counts: Sequence[int],
+        *,
+        keys: Sequence[str],
+        weights: Sequence[float],
+        lengths: Sequence[float],
+        rows: int,
+        seed: int,
     ) -> None:
+        self._lengths = [max(1.0, length) for length in lengths]
         self._counts, self._keys, self._rows, self._seed = list(counts), list(keys), rows, seed
         self._shares = [weight / sum(weights) for weight in weights]
 
     def source(self, row: int, finished: Sequence[tuple[int, int]]) -> int:
         """Draw the source of a row's next document among those that are behind their share of the tokens.
 
-        A source's chance is the number of tokens it is behind, after the next :data:`_SLACK_TOKENS`. So no row deviates
-        from the weights by more than these and a document, and no two rows have the same order.
+        A source's chance is the number of documents it is behind, after the next :data:`_SLACK_TOKENS`. So no row
+        deviates from the weights by more than these and a document, and no two rows have the same order. Documents, and
+        not tokens: otherwise sources of long documents would always be ahead, by up to :data:`_SLACK_TOKENS` a row.
         """
         if len(self._shares) == 1:
             return 0
         total = sum(tokens for _, tokens in finished) + _SLACK_TOKENS
-        chances = [max(0.0, share * total - had) for share, (_, had) in zip(self._shares, finished, strict=True)]
+        chances = [
+            max(0.0, share * total - had) / length
+            for share, (_, had), length in zip(self._shares, finished, self._lengths, strict=True)
+        ]
         lot = _uniform(f"{self._seed} {row} {[documents for documents, _ in finished]}") * sum(chances)
         for source, chance in enumerate(chances):
             lot -= chance
             if lot < 0:
                 return source
         return int(np.argmax(chances))  # rounding has used up the rest of the probability
-
-    def opened(self, row: int, position: Position) -> int:
-        """Return the source of a row's open or next document."""
-        return self.source(row, position.finished) if position.source is None else position.source
 
     def document(self, row: int, source: int, nth: int) -> int:
         """Return the position of the ``nth`` document (0-based) that a row draws from a source."""
@@ -226,13 +234,15 @@ class PackedRow:
             if taken > 0:
                 self.spans.append(Span(source=self._source, document=self._document, first=first, tokens=taken))
             if filled == len(packed):
-                self.position = replace(self.position, token=first + taken)
+                token = first + taken
+                self.position = replace(self.position, token=token, source=self._source if token else None)
                 return packed
             self._finish_document()
 
     def _open(self) -> Tokens:
         finished = self.position.finished
-        source = self._source = self._deal.opened(self._row, self.position)
+        opened = self.position.source
+        source = self._source = self._deal.source(self._row, finished) if opened is None else opened
         nth = finished[source][0]
         self._document = self._deal.document(self._row, source, nth)
         documents = self._documents[source]

@@ -49,13 +49,14 @@ def rotary_tables(seq_len: int, model: ModelConfig) -> tuple[Tensor, Tensor]:
     """Return cosines and sines (seq, head_dim), with two equal halves (RoFormer, arXiv 2104.09864)."""
     angles = torch.outer(torch.arange(seq_len, dtype=torch.float32), frequencies(model))
     angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
+    scale = _SCALINGS[model.rope_scaling][1](model)
+    return angles.cos() * scale, angles.sin() * scale
 
 
 def frequencies(model: ModelConfig) -> Tensor:
     """Return the rotations' frequencies in radians per token, FP32 (head_dim / 2), from high to low."""
     plain = 1.0 / model.rope_theta ** (torch.arange(0, model.head_width, 2, dtype=torch.float32) / model.head_width)
-    return scaled_like_llama3(plain, model) if model.rope_scaling == "llama3" else plain
+    return _SCALINGS[model.rope_scaling][0](plain, model)
 
 
 def scaled_like_llama3(plain: Tensor, model: ModelConfig) -> Tensor:
@@ -68,6 +69,40 @@ def scaled_like_llama3(plain: Tensor, model: ModelConfig) -> Tensor:
     turns = model.rope_original_seq_len / (2 * math.pi / plain)
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept) * plain / model.rope_scaling_factor + kept * plain
+
+
+def scaled_like_yarn(plain: Tensor, model: ModelConfig) -> Tensor:
+    """Return the frequencies for longer sequences by YaRN (arXiv 2309.00071, "NTK-by-parts"), as transformers does.
+
+    High frequencies stay, low ones are divided by ``rope_scaling_factor``. Those between are interpolated by their
+    place in the table, as in the authors' code; the paper interpolates by the number of turns.
+    """
+    width, original = model.head_width, model.rope_original_seq_len
+
+    def place(turns: float) -> float:
+        """Return the place of the frequency that turns so often in ``rope_original_seq_len`` tokens."""
+        return width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(model.rope_theta))
+
+    first, last = (
+        max(math.floor(place(model.rope_beta_fast)), 0),
+        min(math.ceil(place(model.rope_beta_slow)), width - 1),
+    )
+    ramp = (torch.arange(len(plain), dtype=torch.float32) - first) / (last - first or 0.001)
+    divided = ramp.clamp(0.0, 1.0)
+    return (1 - divided) * plain + divided * plain / model.rope_scaling_factor
+
+
+def yarn_scale(model: ModelConfig) -> float:
+    """Return the factor of queries and keys, whose square divides the temperature of attention (arXiv 2309.00071)."""
+    return 0.1 * math.log(model.rope_scaling_factor) + 1.0
+
+
+#: By ``model.rope_scaling``: the frequencies, and the factor of rotated queries and keys.
+_SCALINGS: dict[str, tuple[Callable[[Tensor, ModelConfig], Tensor], Callable[[ModelConfig], float]]] = {
+    "none": (lambda plain, _: plain, lambda _: 1.0),
+    "llama3": (scaled_like_llama3, lambda _: 1.0),
+    "yarn": (scaled_like_yarn, yarn_scale),
+}
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

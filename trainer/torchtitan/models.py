@@ -133,15 +133,24 @@ class _Parts:
         from torchtitan.models import common
 
         model = self.model
-        settings: dict[str, Any] = {}
-        if model.rope_scaling == "llama3":
-            settings = {
+        scalings: dict[str, dict[str, Any]] = {
+            "none": {},
+            "llama3": {
                 "scaling": "llama",
                 "scaling_factor": model.rope_scaling_factor,
                 "low_freq_factor": model.rope_low_freq_factor,
                 "high_freq_factor": model.rope_high_freq_factor,
                 "original_max_position_embeddings": model.rope_original_seq_len,
-            }
+            },
+            "yarn": {
+                "scaling": "yarn",
+                "rope_factor": model.rope_scaling_factor,
+                "beta_slow": model.rope_beta_slow,
+                "beta_fast": model.rope_beta_fast,
+                "original_seq_len": model.rope_original_seq_len,
+            },
+        }
+        settings = scalings[model.rope_scaling]
         # The length of the table follows from training.seq_len.
         return getattr(common, kind).Config(dim=width, max_seq_len=1 << 20, theta=model.rope_theta, **settings)
 

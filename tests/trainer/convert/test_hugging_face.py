@@ -35,6 +35,17 @@ SHAPES = {
         "rope_high_freq_factor": 3.0,
         "rope_original_seq_len": 32,
     },
+    # At this theta, first, middle and last frequencies of heads of 12 are kept, interpolated and divided.
+    "yarn": {
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "rope_theta": 100.0,
+        "rope_scaling": "yarn",
+        "rope_scaling_factor": 4.0,
+        "rope_beta_slow": 1.0,
+        "rope_beta_fast": 3.0,
+        "rope_original_seq_len": 32,
+    },
     "heads of another width": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8},
     "qwen3": {"num_heads": 4, "num_kv_heads": 2, "head_dim": 20, "qk_norm": "head", "rms_norm_eps": 1e-6},
     "qwen3, tied": {"num_heads": 4, "num_kv_heads": 4, "qk_norm": "head", "tie_embeddings": True},
@@ -166,6 +177,14 @@ _SCALED = {
     "rope_high_freq_factor": 4.0,
     "rope_original_seq_len": 4096,
 }
+_YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+_YARNED = {
+    "rope_scaling": "yarn",
+    "rope_scaling_factor": 8.0,
+    "rope_beta_slow": 1.0,
+    "rope_beta_fast": 32.0,
+    "rope_original_seq_len": 8192,
+}
 
 
 @pytest.mark.parametrize(
@@ -179,8 +198,11 @@ _SCALED = {
             {"rope_scaling": {**_LLAMA3, "original_max_position_embeddings": None}, "rope_theta": 5e5},
             _SCALED | {"rope_original_seq_len": 64},
         ),
+        ({"rope_scaling": _YARN, "rope_theta": 5e5}, _YARNED),
+        ({"rope_parameters": _YARN | {"beta_fast": None, "attention_factor": 1.2079441541679836}}, _YARNED),
+        ({"rope_scaling": _YARN | {"beta_slow": 2, "mscale": 1.0}}, _YARNED | {"rope_beta_slow": 2.0}),
         ({"rope_scaling": None, "head_dim": None}, {}),
-        ({"num_key_value_heads": None}, {"num_kv_heads": 4}),
+        ({"num_key_value_heads": None}, {"num_kv_heads": 4, "rope_theta": 1e4}),
         ({"tie_word_embeddings": True}, {"tie_embeddings": True}),
         ({"head_dim": 12}, {"head_dim": None}),
         ({"head_dim": 16}, {"head_dim": 16}),
@@ -191,7 +213,7 @@ _SCALED = {
 )
 def test_both_spellings_of_a_config_are_read(changes: dict[str, Any], expected: dict[str, Any]) -> None:
     read = model_config(described(**changes), Path("folder/config.json"))
-    base = {"name": "folder", "vocab_size": 131, "hidden_size": 48, "num_kv_heads": 2, "rope_theta": 1e4}
+    base = {"name": "folder", "vocab_size": 131, "hidden_size": 48, "num_kv_heads": 2}
     assert {key: getattr(read, key) for key in base | expected} == base | expected
 
 
@@ -204,6 +226,14 @@ def test_both_spellings_of_a_config_are_read(changes: dict[str, Any], expected: 
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, r"rope_type='linear': not supported"),
         ({"rope_parameters": {"rope_type": "llama3"}}, r"rope_scaling lacks factor, low_freq_factor, high_freq_factor"),
         ({"rope_scaling": {**_LLAMA3, "high_freq_factor": 1.0}}, r"must have low_freq_factor < high_freq_factor"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, r"rope_scaling lacks factor"),
+        ({"rope_scaling": {**_YARN, "factor": 0}}, r"factor=0.*: must be at least 1"),
+        ({"rope_scaling": {**_YARN, "factor": "8"}}, r"factor='8': must be a number"),
+        ({"rope_scaling": {**_YARN, "beta_fast": 1}}, r"must have beta_slow < beta_fast"),
+        ({"rope_scaling": _YARN, "rope_theta": 1.0}, r"rope_theta=1\.0 \(must be greater than 1\)"),
+        ({"rope_scaling": {**_YARN, "attention_factor": 1.0}}, r"'attention_factor': 1\.0}: not supported"),
+        ({"rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7}}, r"'mscale_all_dim': 0\.7.*not supported"),
+        ({"rope_scaling": {**_YARN, "truncate": False}}, r"rope_scaling\.truncate=False: not supported"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor=0\.5: not supported"),
         ({"quantization_config": {"bits": 4}}, r"quantization_config={'bits': 4}: not supported"),
         ({"head_dim": 15}, r"head_dim=15 \(must be even\)"),

@@ -22,9 +22,17 @@ def _encode(text: str) -> Tokens:
     return np.array([ord(character) for character in text], dtype=np.int32)
 
 
-def _deal(*counts: int, rows: int = 1, seed: int = 1, weights: Sequence[float] | None = None, key: str = "k") -> Deal:
+def _deal(
+    *counts: int,
+    rows: int = 1,
+    seed: int = 1,
+    weights: Sequence[float] | None = None,
+    lengths: Sequence[float] | None = None,
+    key: str = "k",
+) -> Deal:
     keys = [f"{key}{index}" for index in range(len(counts))]
-    return Deal(counts, keys=keys, weights=weights or [1.0] * len(counts), rows=rows, seed=seed)
+    ones = [1.0] * len(counts)
+    return Deal(counts, keys=keys, weights=weights or ones, lengths=lengths or ones, rows=rows, seed=seed)
 
 
 def _row(sources: Sequence[Sequence[str]], deal: Deal, *, row: int = 0, start: Position | None = None) -> PackedRow:

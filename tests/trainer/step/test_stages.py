@@ -28,7 +28,10 @@ STAGES = [
     StageConfig(
         name="long",
         tokens=6 * 128,
-        set={"train": {"seq_len": 64, "global_batch_size": 2}, "model": {"rope_theta": 5e5}},
+        set={
+            "train": {"seq_len": 64, "global_batch_size": 2},
+            "model": {"rope_scaling": "yarn", "rope_original_seq_len": 32},
+        },
     ),
 ]
 Train = Callable[[RunPaths, int], int]

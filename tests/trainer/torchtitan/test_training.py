@@ -44,6 +44,7 @@ _DEEPSEEK = {
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 4,
     "v_head_dim": 8,
+    "rope_scaling": "yarn",
 }
 #: Keys of ``model`` and ``parallel``, for two processes.
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
