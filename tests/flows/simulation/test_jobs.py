@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from conf.schema import Config, FailureRatesConfig, SimulationConfig
+from conf.schema import Config, FailureRatesConfig, PastFailure, SimulationConfig
+from conf.schema.simulation import FailureKind
 from flows import forecast, pretrain
 from flows.recovery import policy
 from flows.simulation.cluster import CLUSTER_WRITER
+from hlatctl.report import simulation_profile
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.run.errors import TrainingError
 from hlatctl.run.fold import fold
@@ -61,7 +63,8 @@ def only(kind: str, per_1000_node_hours: float) -> FailureRatesConfig:
 @pytest.mark.parametrize(
     ("kind", "rate", "cause", "decisions"),
     [
-        ("hardware", 8.0, "killed", {"restart", "restart_without", "walk_back"}),
+        ("hardware", 8.0, "device_failed", {"restart", "restart_without", "walk_back"}),
+        ("process", 8.0, "killed", {"restart", "walk_back"}),
         ("collective_timeout", 10.0, "collective_timeout", {"restart", "restart_without"}),
         ("hang", 10.0, "hang", {"restart", "restart_without"}),
         ("upgrade", 100.0, "preempted", {"restart"}),
@@ -134,6 +137,41 @@ def test_a_full_disk_at_a_milestone_stops_the_run_until_a_person_resumes_it(tmp_
     assert causes[-1] == "finished"
     assert set(causes) <= {"disk_full", "finished"}
     assert any(event["kind"] == "checkpoint_skipped" for event in events)
+
+
+def test_the_parts_of_a_simulated_recovery_are_those_measured_in_another_run(tmp_path: Path) -> None:
+    """What a profile says of a run, a simulation with that profile does: its own profile is the same."""
+    measured: dict[str, Any] = {
+        "step_s": 1.0,
+        "data_wait_s": 0.25,
+        "between_steps_s": 0.125,
+        "detect_s": 3.0,
+        "leave_s": 7.0,
+        "end_hung_s": 9.0,
+        "decide_s": 0.5,
+        "place_s": 1.5,
+        "start_s": 90.0,
+        "warm_start_s": 11.0,
+        "groups_s": 4.0,
+        "load_s": 6.0,
+        "first_step_s": 31.0,
+        "preflight_s": 45.0,
+    }
+    config = campaign(tmp_path)
+    train = dataclasses.replace(config.train, max_steps=1800)
+    config = dataclasses.replace(config, train=train, recovery=dataclasses.replace(config.recovery, hang_floor_s=60.0))
+    kinds: list[FailureKind] = ["process", "hang", "process", "upgrade"]
+    history = [PastFailure(after_s=503.0 * n, kind=kind, node=n) for n, kind in enumerate(kinds, start=1)]
+    run = drive(config, cluster(history=history, step_events=None, upgrade_s=0.0, **measured))
+    events = read_events(run)
+    state = fold(events)
+    assert [attempt.cause for attempt in state.attempts] == ["killed", "hang", "killed", "preempted", "finished"]
+    found = simulation_profile.profile(events, config, state)
+    close = pytest.approx(measured, rel=0.1, abs=0.6)  # half a step, half a poll
+    assert {name: found[name] for name in measured} == close
+    begun_s = [each["after_s"] for each in simulation_profile.history(state)]
+    assert begun_s == pytest.approx([past.after_s for past in history], abs=1.5), "a step is the last sign of life"
+    assert [each["kind"] for each in simulation_profile.history(state)] == kinds
 
 
 def test_equal_seeds_give_equal_bytes_and_different_seeds_do_not(tmp_path: Path) -> None:
