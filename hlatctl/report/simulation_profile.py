@@ -104,12 +104,15 @@ def text(values: dict[str, Any], state: RunState, run_id: str) -> str:
         lines += [f"  {kind}: {rate:.12g}" for kind, rate in rates.items()]
     if past := history(state):
         lines += ["# To simulate exactly these failures instead:", "# history:"]
-        lines += [f"# - {{after_s: {each['after_s']:.1f}, kind: {each['kind']}}}" for each in past]
+        lines += [f"# - {{after_s: {each['after_s']:.1f}, kind: {each['kind']}, node: {each['node']}}}" for each in past]
     return "\n".join(lines) + "\n"
 
 
 def history(state: RunState) -> list[dict[str, Any]]:
-    """Return the failures of a run as ``simulation.history``: when the trainer fell silent, and what followed."""
+    """Return the failures of a run as ``simulation.history``: when the trainer fell silent, what followed, and where.
+
+    A node is its place among the attempt's hosts; 0 if none is blamed.
+    """
     if not state.attempts:
         return []
     began_unix_s = state.attempts[0].started_unix_s
@@ -118,6 +121,7 @@ def history(state: RunState) -> list[dict[str, Any]]:
         {
             "after_s": max(0.0, (each.ended_unix_s or 0.0) - (each.detect_s or 0.0) - began_unix_s),
             "kind": KIND_OF_CAUSE[each.cause],
+            "node": next((each.hosts.index(host) for host in each.blamed_hosts if host in each.hosts), 0),
         }
         for each in ends
     ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from conf import simulation
 from conf.compose import compose
 from conf.schema import Config, FailureRatesConfig, PastFailure, SimulationConfig
 from conf.schema.simulation import FailureKind
@@ -213,3 +214,19 @@ def test_without_automatic_restarts_the_run_waits_for_a_person(tmp_path: Path) -
     assert automatic.message == waiting.message == ""
     assert waiting.uptime_fraction < automatic.uptime_fraction - 0.05
     assert not list(tmp_path.iterdir()), "a forecast leaves no files"
+
+
+def test_a_recorded_drill_has_nearly_the_goodput_of_the_real_run(tmp_path: Path) -> None:
+    """The run lasted 782 s; its goodput and uptime are in the profile's first line."""
+    _, settings = simulation.split(["simulation=drill"])
+    words = "experiment=drill cluster=local cluster.nodes=1 cluster.processes_per_node=2 tracking=none "
+    words += f"backend.compile=false recovery.hang_floor_s=20 train.max_steps=3250 runs_dir={tmp_path}"
+    config = compose([*words.split(), simulation.OVERRIDE])
+    run = drive(config, dataclasses.replace(settings, shows_recovery=False, step_events=1))
+    events = read_events(run)
+    state = fold(events)
+    assert [attempt.cause for attempt in state.attempts].count("killed") == 7
+    found = measure_goodput(events, config, state)
+    assert found.training_s == pytest.approx(782, rel=0.03)
+    assert found.ettr_fraction == pytest.approx(0.8341, abs=0.02)
+    assert found.uptime_fraction == pytest.approx(0.8607, abs=0.03)
