@@ -24,6 +24,7 @@ BENCHMARKS = (
     "eval_checkpoint",
     "uptime",
     "policy_scale",
+    "replay",
     "plan_accuracy",
     "live_page",
     "scale_checkpoints",

@@ -1,4 +1,4 @@
-"""Uptime of simulated HLAT 7B runs over 100 seeds, with automatic restarts and with manual ones."""
+"""Uptime of simulated HLAT 7B runs over 100 seeds, with automatic restarts and with manual ones, and what lowers it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from concurrent.futures import ProcessPoolExecutor
 from conf.compose import compose
 from conf.schema import SimulationConfig
 from flows.forecast import play
+from hlatctl.cli.common import columns
+from hlatctl.report.forecast import LOSSES_HEADER, loss_rows
 
 SEEDS = 100
 #: HLAT, arXiv 2404.10630, Table 1.
@@ -32,3 +34,4 @@ def run() -> None:
                 f"{given_up} of {SEEDS} given up, which count up to their end",
                 flush=True,
             )
+            print(columns([list(LOSSES_HEADER), *loss_rows(simulations)]), flush=True)

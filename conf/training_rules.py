@@ -73,7 +73,12 @@ class CheckpointPolicy:
         return min(candidates)
 
     def to_delete(
-        self, steps: Sequence[int], *, verified: Sequence[int], is_evaluated: Callable[[int], bool]
+        self,
+        steps: Sequence[int],
+        *,
+        verified: Sequence[int],
+        is_evaluated: Callable[[int], bool],
+        keep: int | None = None,
     ) -> set[int]:
         """Return the checkpoints that are no longer needed.
 
@@ -84,9 +89,10 @@ class CheckpointPolicy:
             steps: steps of the run's checkpoints, ascending, without rejected ones.
             verified: the steps whose checkpoints were read again after they were written, ascending.
             is_evaluated: returns whether the milestone of this many tokens is evaluated.
+            keep: number of the newest to keep; None: ``checkpoint.keep``.
         """
         rolling = [step for step in steps if not self._is_protected(step, is_evaluated)]
-        return {*rolling[: -self._config.checkpoint.keep]} - {*verified[-1:]}
+        return {*rolling[: -(keep or self._config.checkpoint.keep)]} - {*verified[-1:]}
 
     def is_lasting(self, step: int) -> bool:
         """Return whether the remote folder keeps a checkpoint forever: a milestone or a permanent one."""

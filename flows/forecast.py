@@ -16,7 +16,7 @@ from flows import pretrain
 from flows.launch.base import launcher_for
 from flows.runtime.driver import Clock
 from hlatctl.report import goodput as measured
-from hlatctl.report.forecast import Simulation
+from hlatctl.report.forecast import Simulation, losses
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError
@@ -127,6 +127,7 @@ def play(config: Config, settings: SimulationConfig) -> Simulation:
         cost_usd=goodput.cost_usd,
         steps=state.step,
         seconds=goodput.seconds,
+        losses=losses(state, goodput.seconds.get(measured.LOST, 0.0)),
     )
 
 

@@ -29,7 +29,7 @@ from conf.schema.cluster import (
 from conf.schema.data import DataConfig, SourceConfig, TokenizerConfig
 from conf.schema.eval import CodeConfig, EvalClusterConfig, EvalConfig, EvalGroupConfig
 from conf.schema.model import ModelConfig, ParallelConfig, PrecisionConfig, PrecisionName
-from conf.schema.simulation import FailureRatesConfig, SimulationConfig
+from conf.schema.simulation import FailureRatesConfig, PastFailure, SimulationConfig
 from conf.schema.tracking import NotifyConfig, NotifyKind, TrackingConfig
 from conf.schema.train import (
     BackendConfig,

@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from conf.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+FailureKind = Literal[
+    "hardware",
+    "process",
+    "unfit",
+    "collective_timeout",
+    "hang",
+    "straggler",
+    "flip_memory",
+    "upgrade",
+    "disk_full",
+    "nan",
+    "head_crash",
+    "mlflow_outage",
+]
+#: Kinds whose rates are those of the whole cluster: there is one scheduler, storage, model and driver, whatever the
+#: number of nodes.
+OF_CLUSTER: tuple[FailureKind, ...] = ("upgrade", "disk_full", "nan", "head_crash", "mlflow_outage")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +36,9 @@ class FailureRatesConfig:
     """
 
     hardware: NonNegativeFloat = 0.35
-    """A device fails: its process dies, and the host can't train until it is repaired."""
+    """A device fails: its process dies and names it, and the host can't train until it is repaired."""
+    process: NonNegativeFloat = 0.0
+    """A process dies through a fault of software; its host is fit."""
     unfit: NonNegativeFloat = 0.03
     """A host degrades silently; the next preflight rejects it."""
     collective_timeout: NonNegativeFloat = 0.17
@@ -41,6 +62,18 @@ class FailureRatesConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PastFailure:
+    """A failure that has happened."""
+
+    after_s: NonNegativeFloat
+    """Time from the start of the first training job."""
+    kind: FailureKind
+    """A kind of `simulation.failures`."""
+    node: NonNegativeInt = 0
+    """Number of its host, from 0; numbers after the last host begin again. Without effect for kinds without a host."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SimulationConfig:
     """The simulated cluster of a dry run or a forecast, given as `simulation.*`; not part of a run's configuration."""
 
@@ -48,11 +81,17 @@ class SimulationConfig:
     """Seed of all random draws; the same seed gives the same simulated run."""
     step_s: PositiveFloat | None = None
     """Time of an optimizer step; none: as predicted by `hlatctl plan`."""
+    data_wait_s: NonNegativeFloat = 0.0
+    """The part of `step_s` in which a step waits for data."""
+    between_steps_s: NonNegativeFloat = 0.0
+    """Time between two steps in which neither computes, such as for the journal."""
     step_events: PositiveInt | None = 1000
     """Step events in a whole run's journal, at least those at checkpoints and ends of attempts; none: every step."""
     shows_recovery: bool = True
     """Kill a process in the middle of the first attempt, so that a short simulation shows a restart too."""
     failures: FailureRatesConfig = field(default_factory=FailureRatesConfig)
+    history: list[PastFailure] = field(default_factory=list)
+    """Failures to simulate instead of random ones: `[{after_s: 600, kind: hang, node: 1}]`."""
     spare_nodes: NonNegativeInt = 2
     """Spare hosts, unless `cluster.spare_nodes` names them; a cluster of one node has none by default."""
     repair_s: NonNegativeFloat = 14_400.0
@@ -61,8 +100,26 @@ class SimulationConfig:
     """Mean time until a person fixes a problem and resumes the run."""
     head_restart_s: NonNegativeFloat = 300.0
     """Time until a dead driver is started again."""
+    detect_s: NonNegativeFloat = 5.0
+    """Time from the end of a process until the driver knows that the attempt has ended."""
+    leave_s: NonNegativeFloat = 5.0
+    """The same after an attempt that ends by itself or was asked to stop, from its last event."""
+    end_hung_s: NonNegativeFloat = 5.0
+    """Time to end an attempt that hangs, with the evidence that its processes leave."""
+    decide_s: NonNegativeFloat = 0.0
+    """Time until the driver has decided what follows."""
+    place_s: NonNegativeFloat = 0.0
+    """Time until the next attempt is placed and submitted, in addition to checks of nodes and delays."""
     start_s: NonNegativeFloat = 240.0
     """Time from a training job's submission until its processes load the checkpoint."""
+    warm_start_s: NonNegativeFloat | None = None
+    """The same if processes of the previous job have stayed, with all imports (decision 110). None: `start_s`."""
+    groups_s: NonNegativeFloat | None = None
+    """The part of `start_s` in which the processes meet. None: computed from their number."""
+    load_s: NonNegativeFloat | None = None
+    """Time to make the model and load a checkpoint. None: the checkpoint's bytes at `storage_bytes_per_s`."""
+    first_step_s: PositiveFloat | None = None
+    """Time of an attempt's first step, which may load compiled graphs. None: that of any step."""
     time_limit_s: PositiveFloat | None = None
     """Time after which a training job is asked to stop; the next one continues. None: no limit. A forecast takes it
     from `cluster.slurm` and the partition."""

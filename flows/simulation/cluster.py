@@ -12,7 +12,7 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -21,12 +21,15 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from conf import simulation
-from conf.schema import Config, FailureRatesConfig, SimulationConfig
-from flows.launch.base import Handle, Job, JobPlan, Launcher, Status
+from conf.schema import Config, FailureRatesConfig, PastFailure, SimulationConfig
+from conf.schema.simulation import OF_CLUSTER
+from conf.training_rules import EXIT_CODES
+from flows.launch.base import Allocation, Handle, Job, JobPlan, Launcher, Status
 from flows.launch.local import LocalLauncher
 from flows.runtime.driver import settle
 from hlatctl.run.errors import HlatctlError, LaunchError, PreflightError, StorageError, TrainingError, dump_error
 from hlatctl.run.fold import read_state
+from hlatctl.run.following import stays_after
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
@@ -244,8 +247,6 @@ class Process:
 
 
 _S_PER_RATE = 1000 * 3600.0
-#: Rates of the whole cluster: there is one scheduler, storage, model and driver, whatever the number of nodes.
-OF_CLUSTER = ("upgrade", "disk_full", "nan", "head_crash", "mlflow_outage")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,21 +258,25 @@ class Failure:
     after_s: float
 
 
-class Failures:
-    """An endless sequence of failures: rates per 1,000 node-hours, those of ``OF_CLUSTER`` per 1,000 hours."""
+def drawn(rates: FailureRatesConfig, hosts: tuple[str, ...], numbers: random.Random) -> Iterator[Failure]:
+    """Yield failures endlessly: rates per 1,000 node-hours, those of ``OF_CLUSTER`` per 1,000 hours; none if all are 0.
 
-    def __init__(self, rates: FailureRatesConfig, hosts: tuple[str, ...], random_numbers: random.Random) -> None:
-        self._hosts, self._random = hosts, random_numbers
-        per_s = {kind: float(rate) / _S_PER_RATE for kind, rate in asdict(rates).items()}
-        self._kinds = {kind: rate * (1 if kind in OF_CLUSTER else len(hosts)) for kind, rate in per_s.items()}
+    Args:
+        numbers: random numbers for this alone.
+    """
+    per_s = {kind: float(rate) / _S_PER_RATE for kind, rate in asdict(rates).items()}
+    kinds = {kind: rate * (1 if kind in OF_CLUSTER else len(hosts)) for kind, rate in per_s.items()}
+    while total_per_s := sum(kinds.values()):
+        kind = numbers.choices(list(kinds), list(kinds.values()))[0]
+        yield Failure(kind=kind, host=numbers.choice(hosts), after_s=numbers.expovariate(total_per_s))
 
-    def next(self) -> Failure | None:
-        """Return the next failure; None if all rates are 0."""
-        total_per_s = sum(self._kinds.values())
-        if not total_per_s:
-            return None
-        kind = self._random.choices(list(self._kinds), list(self._kinds.values()))[0]
-        return Failure(kind=kind, host=self._random.choice(self._hosts), after_s=self._random.expovariate(total_per_s))
+
+def replayed(history: Sequence[PastFailure], hosts: tuple[str, ...]) -> Iterator[Failure]:
+    """Yield failures that have happened, in order of time."""
+    before_s = 0.0
+    for past in sorted(history, key=lambda past: past.after_s):
+        yield Failure(kind=past.kind, host=hosts[past.node % len(hosts)], after_s=past.after_s - before_s)
+        before_s = past.after_s
 
 
 def hosts_of(config: Config, settings: SimulationConfig) -> tuple[str, ...]:
@@ -310,8 +315,13 @@ class SimulatedCluster:
         #: Number of the current driver.
         self.driver = 0
         self._has_driver = True
+        #: The newest job of preflight or training has left its imports to the next one.
+        self._stayed = False
         self._seed = f"{self.settings.seed}/{start_unix_s}"
-        self._failures = Failures(self.settings.failures, self.hosts, self.random("failures"))
+        history, numbers = self.settings.history, self.random("failures")
+        self._failures = (
+            replayed(history, self.hosts) if history else drawn(self.settings.failures, self.hosts, numbers)
+        )
         self._repairs = self.random("mending")
         self._draws_failures = False
         if self.settings.maintenance_after_s is not None:
@@ -346,8 +356,19 @@ class SimulatedCluster:
         return self.processes.get(os.path.join(launch_dir, name))
 
     def hosts_for(self, job: Job) -> list[str]:
-        """Return the hosts of a job."""
-        return [host for host in self.hosts if host not in job.excluded_hosts][: self.config.cluster.nodes]
+        """Return the hosts of a job: those that it should avoid are used last."""
+        usable = [host for host in self.hosts if host not in job.excluded_hosts]
+        usable.sort(key=lambda host: host in job.avoided_hosts)
+        return usable[: self.config.cluster.nodes]
+
+    def takes_over(self, job: Job) -> bool:
+        """Return whether a job takes over the imports of the job before, by the rules of decision 110."""
+        return bool(job.stays) and self._stayed
+
+    def end(self, process: Process) -> None:
+        """End a job that does not end by itself; it leaves nothing to the next one."""
+        process.kill()
+        self._stayed = False
 
     def broken_among(self, hosts: Sequence[str]) -> list[str]:
         """Return those of these hosts that are broken now, in the order in which they broke."""
@@ -400,7 +421,7 @@ class SimulatedCluster:
         self.disk_full_until_s = self.clock.now_unix_s()
 
     def _schedule_failure(self) -> None:
-        failure = self._failures.next()
+        failure = next(self._failures, None)
         if failure:
             self.clock.at(self.clock.now_unix_s() + failure.after_s, partial(self._fail, failure))
 
@@ -451,11 +472,13 @@ class SimulatedCluster:
         if not job.log.is_file():
             self.end_with(job, "", None)
         file.write_text(f"{code}\n", encoding="utf-8")
+        if job.stays:
+            self._stayed = stays_after(job.stays, code) and code != EXIT_CODES["stop"]
         self.clock.notify(job.name)
 
 
 #: Failures that are raised in the training job.
-_FAULTS_OF_TRAINING = ("hardware", "collective_timeout", "hang", "upgrade", "nan", "straggler")
+_FAULTS_OF_TRAINING = ("hardware", "process", "collective_timeout", "hang", "upgrade", "nan", "straggler")
 #: Failures without a host.
 _EVERYWHERE = ("upgrade", "nan")
 
@@ -512,14 +535,28 @@ class SimulatedLauncher(Launcher):
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
         """Ask training to stop, and end any job after ``grace_s``."""
         process, cluster = self._process(handle), self._cluster
-        if not (process and process.alive and cluster) or self._driver != cluster.driver:
+        if not (process and cluster) or self._driver != cluster.driver:
             return  # a dead driver cancels nothing
+        if not process.alive:
+            if handle.name == TRAIN:
+                cluster.clock.sleep(cluster.settings.decide_s)
+            return
         if grace_s and handle.name == TRAIN:
             process.inject(Fault("stop"))
             deadline_s = cluster.clock.now_unix_s() + grace_s
             while process.alive and cluster.clock.now_unix_s() < deadline_s:
                 cluster.clock.sleep(_POLL_S)
-        process.kill()
+        if process.alive:
+            cluster.end(process)
+            cluster.clock.sleep(cluster.settings.end_hung_s if handle.name == TRAIN else 0.0)
+
+    def allocation(self, job: Job) -> Allocation | None:
+        """Return all hosts: the run has the spare ones to itself, as nodes that Slurm keeps for it."""
+        if self._cluster is None:
+            return None
+        if job.name == TRAIN:
+            self._cluster.clock.sleep(self._cluster.settings.place_s)
+        return Allocation(name=self.name, hosts=self._hosts)
 
     def dump_stacks(self, handle: Handle) -> str:
         """Do nothing: there are no processes."""

@@ -15,6 +15,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 from conf.environment import cache_variable
@@ -171,8 +172,14 @@ class Evidence:
 
 
 def _broken_device(host: str) -> Evidence:
-    """Return the evidence of a failed device: the runtime aborts its process."""
-    return Evidence(exit_code=1, log="nrt: device failure, aborting\n" + _SUMMARY.format(host=host, exitcode=_ABORTED))
+    """Return the evidence of a failed device: the runtime names it, and aborts its process."""
+    log = f"[rank0]: RuntimeError: [{host}] nrt_execute status=1201 (simulated)\n"
+    return Evidence(exit_code=1, log=log + _SUMMARY.format(host=host, exitcode=_ABORTED))
+
+
+def _killed(host: str) -> Evidence:
+    """Return the evidence of a process that something has killed: torchrun names its host."""
+    return Evidence(exit_code=1, log=_SUMMARY.format(host=host, exitcode=-SIGKILL))
 
 
 def _collective_timeout(host: str) -> Evidence:
@@ -213,8 +220,8 @@ _UNFIT = "its device does not answer (simulated)"
 
 
 _MAX_CHECKPOINT_STEP = "--max-checkpoint-step"
-#: Interval at which a hung job wakes the flow.
-_HANG_POLL_S = 30.0
+#: How often a hung job wakes the flow: so many times until the silence has lasted too long, and after this time.
+_HANG_POLLS, _HANG_POLL_S = 100, 5.0
 
 
 class _EndedError(Exception):
@@ -231,6 +238,7 @@ class Training:
     def __init__(self, cluster: SimulatedCluster, job: Job) -> None:
         self._cluster, self._job, self._clock = cluster, job, cluster.clock
         self._config, self._settings = cluster.config, cluster.settings
+        self._step_s = _planned_step_s(self._config, self._settings)
         self._attempt = int(job.argv[job.argv.index("--attempt") + 1])
         self._hosts = cluster.hosts_for(job)
         self._curves = Curves(self._config, cluster.random(f"curves/{self._attempt}"))
@@ -263,15 +271,17 @@ class Training:
         yield from self._begin()
         yield from self._check()
         yield from self._train()
-        return self._stopped("finished" if self._step >= self._config.total_steps else "amend")
+        return (yield from self._stopped("finished" if self._step >= self._config.total_steps else "amend"))
 
     def _begin(self) -> Any:
         wait_s = max(0.0, self._cluster.no_nodes_until_s - self._clock.now_unix_s())
-        yield from self._pause(wait_s + self._settings.start_s)
+        is_warm = self._settings.warm_start_s is not None and self._cluster.takes_over(self._job)
+        start_s = float(self._settings.warm_start_s or 0.0) if is_warm else self._settings.start_s
+        yield from self._pause(wait_s + start_s)
         if limit_s := self._settings.time_limit_s:
             process = self._cluster.process(os.fspath(self._job.launch_dir), self._job.name)
             assert process is not None
-            asked_s = self._clock.now_unix_s() - self._settings.start_s + limit_s
+            asked_s = self._clock.now_unix_s() - start_s + limit_s
             self._clock.at(asked_s, partial(process.inject, Fault("upgrade", "")))
         broken = self._cluster.broken_among(self._hosts)
         if broken:
@@ -280,13 +290,17 @@ class Training:
         self._config = self._config.during(self._first + 1)
         self._step_s, self._policy = _planned_step_s(self._config, self._settings), CheckpointPolicy(self._config)
         loads_from_s = self._clock.now_unix_s()
+        load_s = self._settings.load_s
+        if load_s is None:
+            load_s = _save_s(self._config, self._settings) if self._first else 0.0
+        yield from self._pause(load_s)
         if self._first:
-            yield from self._pause(_save_s(self._config, self._settings))
             path = os.fspath(self._cluster.run.checkpoint(self._first))
             self._journal.append("checkpoint_verified", step=self._first, path=path)
         stage = self._config.stage_at(self._first + 1)
         if stage and stage.after_step == self._first:
             self._journal.append("training_stage_started", name=stage.name, number=stage.number, step=self._first + 1)
+        groups_s = self._settings.groups_s
         self._journal.append(
             "train_started",
             resumed_from_step=self._first,
@@ -296,9 +310,9 @@ class Training:
             device_name="",
             parameters=parameters(self._config.model).total,
             peak_flops_per_s=None,
-            groups_s=min(_groups_s(self._config.world_size), self._settings.start_s),
+            groups_s=min(_groups_s(self._config.world_size) if groups_s is None else groups_s, start_s),
             load_s=self._clock.now_unix_s() - loads_from_s,
-            warm=False,
+            warm=is_warm,
         )
 
     def _checkpoint(self) -> int:
@@ -312,9 +326,11 @@ class Training:
         while self._step < total:
             target = min(self._next_event(), dies_after or total)
             step_s = self._step_s * self._cluster.slowdown(self._hosts)
+            if self._step == self._first and self._settings.first_step_s is not None:
+                step_s = self._settings.first_step_s
             self._since_s = self._clock.now_unix_s()
             try:
-                yield (target - self._step) * step_s
+                yield (target - self._step) * (step_s + self._settings.between_steps_s)
             except Fault as fault:
                 self._catch_up(target, step_s)
                 if not self._survives(fault):
@@ -330,6 +346,7 @@ class Training:
             if pauses or self._config.ends_stage(self._step):
                 return
             if self._step == dies_after:
+                yield from self._pause(self._settings.detect_s)
                 raise _EndedError(Evidence(exit_code=KILLED))
 
     def _pauses(self) -> bool:
@@ -383,7 +400,8 @@ class Training:
         raise _EndedError(Evidence(exit_code=error.exit_code, error=error))
 
     def _catch_up(self, target: int, step_s: float, *, whole: bool = False) -> None:
-        made = target - self._step if whole else int((self._clock.now_unix_s() - self._since_s) / step_s)
+        spent_s, each_s = self._clock.now_unix_s() - self._since_s, step_s + self._settings.between_steps_s
+        made = target - self._step if whole else int(spent_s / each_s)
         if not made:
             return
         self._step += made
@@ -394,7 +412,7 @@ class Training:
             tokens=self._config.tokens_at(self._step),
             **self._curves.step(self._step),
             step_s=step_s,
-            data_wait_s=0.0,
+            data_wait_s=self._settings.data_wait_s,
             tokens_per_s=self._config.tokens_per_step / step_s,
             **many,
         )
@@ -405,7 +423,7 @@ class Training:
 
     def _save(self, reason: SaveReason) -> Any:
         step, began_s = self._step, self._clock.now_unix_s()
-        if self._cluster.disk_full_until_s > began_s:
+        if self._cluster.disk_full_until_s > began_s and not (reason in REQUIRED and self._makes_room(step)):
             self._leave_out(step, reason)
             return
         stall_s, save_s = _stall_s(self._config, self._settings), _save_s(self._config, self._settings)
@@ -416,6 +434,32 @@ class Training:
         self._clock.at(began_s + max(save_s, stall_s), commit)
         if reason in BLOCKING:
             yield from self._pause(0.0)
+
+    def _makes_room(self, step: int) -> bool:
+        """Delete old checkpoints on the full disk, as the trainer does for a required one: it needs a little more."""
+        old = self._deletable(keep=1)[:2]
+        if len(old) < 2:
+            return False
+        message = f"step {step}: 0 bytes were free; old checkpoints are deleted for it"
+        self._journal.append("alarm", step=step, what="disk_full", message=message)
+        self._delete(old)
+        return True
+
+    def _deletable(self, keep: int | None = None) -> list[int]:
+        run = self._cluster.run
+        deleted = self._policy.to_delete(
+            self._checkpoints,
+            verified=self._checkpoints,
+            is_evaluated=lambda milestone_tokens: (run.eval(milestone_tokens) / "results.json").is_file(),
+            keep=keep,
+        )
+        return sorted(deleted)
+
+    def _delete(self, steps: list[int]) -> None:
+        for step in steps:
+            shutil.rmtree(self._cluster.run.checkpoint(step), ignore_errors=True)
+            self._checkpoints.remove(step)
+            self._journal.append("checkpoint_deleted", step=step)
 
     def _leave_out(self, step: int, reason: SaveReason) -> None:
         needed_bytes = checkpoint_bytes(self._config)
@@ -432,11 +476,7 @@ class Training:
         run = self._cluster.run
         folder, manifest = write_checkpoint(run, self._config, step)
         self._checkpoints = sorted({*self._checkpoints, step})
-        deleted = self._policy.to_delete(
-            self._checkpoints,
-            verified=self._checkpoints,
-            is_evaluated=lambda milestone_tokens: (run.eval(milestone_tokens) / "results.json").is_file(),
-        )
+        deleted = self._deletable()
         self._journal.append(
             "checkpoint_written",
             step=step,
@@ -448,10 +488,7 @@ class Training:
         )
         self._journal.append("checkpoint_committed", step=step, manifest_sha256=manifest.sha256)
         self._journal.append("checkpoint_verified", step=step, path=os.fspath(folder))
-        for deleted_step in sorted(deleted):
-            shutil.rmtree(run.checkpoint(deleted_step), ignore_errors=True)
-            self._checkpoints.remove(deleted_step)
-            self._journal.append("checkpoint_deleted", step=deleted_step)
+        self._delete(deleted)
         survived_s = self._config.checkpoint.survived_after_steps * self._step_s
         self._clock.at(self._clock.now_unix_s() + survived_s, partial(self._survived, step))
         self._clock.notify(TRAIN)
@@ -487,29 +524,40 @@ class Training:
 
     def _end_by(self, fault: Fault) -> Any:
         """Simulate the end of the attempt by a fault, and return its evidence."""
-        if fault.kind == "hardware":
-            return _broken_device(fault.host)
+        if fault.kind not in ("nan", "upgrade", "stop"):
+            self._over = True  # nothing commits a checkpoint any more
+        if fault.kind in ("hardware", "process"):
+            yield from self._pause(self._settings.detect_s)
+            return _broken_device(fault.host) if fault.kind == "hardware" else _killed(fault.host)
         if fault.kind == "collective_timeout":
-            yield from self._pause(self._settings.collective_timeout_s)
+            yield from self._silence(self._settings.collective_timeout_s)
+            yield from self._pause(self._settings.detect_s)
             return _collective_timeout(fault.host)
         if fault.kind == "nan":
-            return self._end_nonfinite()
+            return (yield from self._end_nonfinite())
         if fault.kind == "hang":
-            while True:
-                yield from self._pause(_HANG_POLL_S)
-                self._clock.notify(TRAIN)
+            yield from self._silence(math.inf)
         if self._step:  # a request to stop, or an upgrade of the cluster
             yield from self._save("stop")
-        return self._stopped("stop")
+        return (yield from self._stopped("stop"))
 
-    def _end_nonfinite(self) -> Evidence:
+    def _silence(self, seconds: float) -> Any:
+        """Let time pass without an event. The flow, which would poll, is woken often enough to end it as a hang."""
+        until_s, recovery = self._clock.now_unix_s() + seconds, self._config.recovery
+        poll_s = min(_HANG_POLL_S, max(recovery.hang_floor_s, recovery.hang_factor * self._step_s) / _HANG_POLLS)
+        while (left_s := until_s - self._clock.now_unix_s()) > 0:
+            yield from self._pause(min(left_s, poll_s))
+            self._clock.notify(TRAIN)
+
+    def _end_nonfinite(self) -> Any:
         self._note_nonfinite()
         if self._config.train.on_nonfinite != "rollback":
+            yield from self._pause(self._settings.detect_s)
             return _not_finite(self._step + 1)
         self._journal.append(
             "data_changed", key="data.skip_steps", value=[self._step + 1], by="trainer", why="loss=nan, grad_norm=nan"
         )
-        return self._stopped("rollback")
+        return (yield from self._stopped("rollback"))
 
     def _note_nonfinite(self) -> None:
         step = self._step + 1
@@ -522,9 +570,11 @@ class Training:
             action=self._config.train.on_nonfinite,
         )
 
-    def _stopped(self, outcome: Outcome) -> Evidence:
+    def _stopped(self, outcome: Outcome) -> Any:
         tokens = self._config.tokens_at(self._step)
         self._journal.append("train_stopped", step=self._step, tokens=tokens, reason=outcome)
+        self._over = True
+        yield from self._pause(self._settings.leave_s)
         return Evidence(exit_code=EXIT_CODES[outcome])
 
     def _pause(self, seconds: float) -> Any:

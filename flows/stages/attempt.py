@@ -55,6 +55,8 @@ OnMilestone = Callable[[int], None]
 
 STOP_GRACE_S = 60.0
 _POLL_S = 0.5
+#: The most that counts as silence between two looks, which are half a second apart.
+_LATE_LOOK_S = 10.0
 #: Time for stacks to reach the logs, and then for the evidence to reach its folder, before the processes are ended.
 #: Nodes look for orders every second; a stopped process never answers.
 _STACKS_S, _EVIDENCE_S = 2.0, 3.0
@@ -241,8 +243,8 @@ class Attempt:
         folder = ctx.run.hang(ctx.state.attempts[-1].number)
         ctx.event("hang", evidence=hang, stacks=stacks, path=os.fspath(folder.relative_to(ctx.run.root)))
         ctx.message(f"hang: {hang}; {stacks}")
-        ctx.clock.sleep(_STACKS_S)
-        if ctx.simulation is None:
+        if ctx.simulation is None:  # processes of a dry run leave nothing; it has a time for all of this
+            ctx.clock.sleep(_STACKS_S)
             left = _await_evidence(folder, ctx.config.world_size, ctx.clock)
             ctx.message(f"hang: {left} of {ctx.config.world_size} processes left their stacks in {folder}")
         ctx.launcher.cancel(self._handle, grace_s=0)
@@ -428,19 +430,22 @@ def _placed(ctx: FlowContext, job: Job, ended: AttemptState | None) -> Job:
 class _Silence:
     """Measures how long an attempt has shown no sign of life, by this process's clock: nodes' clocks may differ.
 
-    Signs of life are events, and the modification time of their file: events can't be written on a full disk.
+    Signs of life are events, and the modification time of their file: events can't be written on a full disk. If this
+    process was held up, by storage that training waits for too or by a suspended machine, that is no silence.
     """
 
     def __init__(self, run: RunPaths, clock: Clock) -> None:
         self._run, self._clock = run, clock
-        self._signs, self._since_s = (-1, 0), 0.0
+        self._signs, self._silent_s, self._looked_s = (-1, 0), 0.0, clock.monotonic_s()
 
     def length_s(self, attempt: AttemptState, *, waits: bool) -> float:
         """Return the seconds since the last sign of life, the end of a wait in the queue, or the first call."""
         now_s, signs = self._clock.monotonic_s(), (attempt.train_events, heartbeat(self._run, train_writer(0)))
+        self._silent_s += min(now_s - self._looked_s, _LATE_LOOK_S)
+        self._looked_s = now_s
         if waits or signs != self._signs:
-            self._signs, self._since_s = signs, now_s
-        return now_s - self._since_s
+            self._signs, self._silent_s = signs, 0.0
+        return self._silent_s
 
 
 def _await_evidence(folder: Path, processes: int, clock: Clock) -> int:

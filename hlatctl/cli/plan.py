@@ -271,6 +271,8 @@ def forecast(
     else:
         write(columns([[cell.upper() for cell in report.HEADER], *report.rows(outlooks)]) + "\n")
         write(columns([list(fact) for fact in report.facts(outlooks, seeds, time.time())]))
+        if len(lost := report.loss_rows(simulated[first])) > 1:
+            write("\n" + columns([[cell.upper() for cell in report.LOSSES_HEADER], *lost]))
     if outlooks[first] is None:
         raise TrainingError(
             f"none of {counted(seeds, 'simulation')} finished; the first: {simulated[first][0].message}",

@@ -135,7 +135,14 @@ def share(
     say(f"{size(len(page.encode()))}; open it in a browser")
 
 
-def goodput(run: RunName = LATEST, as_json: Json = False, runs_dir: RunsDir = None) -> None:
+def goodput(
+    run: RunName = LATEST,
+    simulation: Annotated[
+        bool, typer.Option("--simulation", help="Print what was measured as a profile for simulation=NAME.")
+    ] = False,
+    as_json: Json = False,
+    runs_dir: RunsDir = None,
+) -> None:
     """Show how a run spent its time.
 
     Goodput, or effective training time ratio (ETTR), is the share of time spent on steps that count, without their
@@ -143,6 +150,9 @@ def goodput(run: RunName = LATEST, as_json: Json = False, runs_dir: RunsDir = No
     Uptime is the share of the same time in which steps followed one another. It includes lost steps, data waits and
     checkpoint stalls; restarts and pauses reduce it. Young's and Daly's checkpoint intervals are computed from the
     measured stall of a save and the measured time between failures. All figures come from the journal.
+
+    With --simulation it prints the times of steps, checkpoints and the parts of recoveries, and the rates of failures.
+    Saved as simulation/NAME.yaml in a folder of configuration, they make `forecast` and dry runs simulate this cluster.
     """
     from conf.of_run import of_run
     from hlatctl.report import goodput
@@ -152,6 +162,15 @@ def goodput(run: RunName = LATEST, as_json: Json = False, runs_dir: RunsDir = No
     paths = find_run(run, runs_dir)
     state, events = read_without_steps(paths)
     simulated = state.simulated
+    if simulation:
+        from hlatctl.report import simulation_profile
+
+        found = simulation_profile.profile(events, of_run(paths), state)
+        if as_json:
+            print_json(found)
+        else:
+            write(simulation_profile.text(found, state, paths.run_id).rstrip())
+        return
     account = goodput.measure_goodput(events, of_run(paths), state)
     if as_json:
         print_json({"run_id": paths.run_id, "simulated": simulated, **dataclasses.asdict(account)})

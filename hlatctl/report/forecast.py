@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hlatctl.report.figures.figure import HIGHLIGHT, INK, Figure
+from hlatctl.run.state import RunState
 from hlatctl.units import counted, duration, utc
 
 if TYPE_CHECKING:
@@ -18,6 +20,63 @@ if TYPE_CHECKING:
 HEADER = ("variant", "duration", "p95", "uptime", "goodput", "lost work", "failures", "USD")
 #: Messages of unfinished simulations that are printed of each variant.
 _MESSAGES = 2
+
+
+#: Header of the table of losses.
+LOSSES_HEADER = ("cause of restarts", "times", "down", "detected in", "waits, checks", "restarts", "lost steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What restarts with one cause have cost, in seconds.
+
+    Args:
+        detect_s: until the driver knew of the ends.
+        wait_s: until the next attempts began: delays, checks of nodes, a person.
+        start_s: until their first steps.
+        lost_s: time of the steps that were redone. The run was up in it.
+    """
+
+    times: int = 0
+    detect_s: float = 0.0
+    wait_s: float = 0.0
+    start_s: float = 0.0
+    lost_s: float = 0.0
+
+    @property
+    def down_s(self) -> float:
+        """The time in which the run was not up."""
+        return self.detect_s + self.wait_s + self.start_s
+
+    def __add__(self, other: Loss) -> Loss:
+        """Return the sum."""
+        mine, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
+        return Loss(**{name: mine[name] + theirs[name] for name in mine})
+
+
+def losses(state: RunState, lost_s: float) -> dict[str, Loss]:
+    """Return what the restarts of a run have cost, by cause.
+
+    Args:
+        lost_s: time of all steps that were redone.
+    """
+    found: dict[str, Loss] = {}
+    redone: list[tuple[str, int]] = []
+    for before, after in itertools.pairwise(state.attempts):
+        ended_unix_s = before.ended_unix_s or after.started_unix_s
+        first_unix_s = after.first_step_unix_s or after.ended_unix_s or after.started_unix_s
+        loss = Loss(
+            times=1,
+            detect_s=before.detect_s or 0.0,
+            wait_s=(before.decide_s or 0.0) + max(0.0, after.started_unix_s - ended_unix_s),
+            start_s=max(0.0, first_unix_s - after.started_unix_s),
+        )
+        found[before.cause] = found.get(before.cause, Loss()) + loss
+        redone.append((before.cause, max(0, before.last_step - (after.resumed_from_step or 0))))
+    each_s = lost_s / max(1, sum(steps for _, steps in redone))
+    for cause, steps in redone:
+        found[cause] += Loss(lost_s=steps * each_s)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +89,7 @@ class Simulation:
         lost_s: time of the steps that were redone.
         failures: attempts that ended without a last checkpoint.
         steps: number of steps that count at the end.
+        losses: what restarts have cost, by cause.
     """
 
     seed: int
@@ -42,6 +102,7 @@ class Simulation:
     cost_usd: float | None
     steps: int = 0
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    losses: dict[str, Loss] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +162,23 @@ def outlook(simulations: Sequence[Simulation]) -> Outlook | None:
 def rows(variants: Mapping[str, Outlook | None]) -> list[list[str]]:
     """Return a row per variant: medians, and the 95th percentile of the duration."""
     return [[name, *_cells(forecast)] for name, forecast in variants.items()]
+
+
+def loss_rows(simulations: Sequence[Simulation]) -> list[list[str]]:
+    """Return a row for each cause of restarts, the costliest first: means of all simulations."""
+    total: dict[str, Loss] = {}
+    for cause, loss in (item for simulation in simulations for item in simulation.losses.items()):
+        total[cause] = total.get(cause, Loss()) + loss
+    ordered = sorted(total.items(), key=lambda item: -item[1].down_s)
+    return [
+        _loss_cells(cause, loss, len(simulations)) for cause, loss in [*ordered, ("all", sum(total.values(), Loss()))]
+    ]
+
+
+def _loss_cells(cause: str, loss: Loss, simulations: int) -> list[str]:
+    times = (loss.down_s, loss.detect_s, loss.wait_s, loss.start_s, loss.lost_s)
+    name = cause.replace("_", " ")
+    return [name, f"{loss.times / simulations:.1f}", *(duration(seconds / simulations) for seconds in times)]
 
 
 def facts(variants: Mapping[str, Outlook | None], seeds: int, now_unix_s: float) -> list[tuple[str, str]]:

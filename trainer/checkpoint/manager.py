@@ -225,6 +225,8 @@ class CheckpointManager:
         for folder in self._tiers.folders:
             folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(folder).free
+            if free < needed and save.required and folder == self._tiers.shared:
+                free = self._made_room(save, needed, free)
             if free < needed:
                 message = f"{folder}: a checkpoint needs {needed} bytes, {free} are free"
                 if save.required:
@@ -236,6 +238,16 @@ class CheckpointManager:
         self._writer.has_space()
         self._records.begin(save.step)
         return True
+
+    def _made_room(self, save: Save, needed: int, free: int) -> int:
+        """Delete old checkpoints for one that is required, if that helps (decision 116); return the free bytes."""
+        folder = self._tiers.shared
+        if not self._records.make_room(needed - free):
+            return free
+        now_free = shutil.disk_usage(folder).free
+        message = f"{folder}: {free} bytes were free; old checkpoints are deleted for that of step {save.step}"
+        self._records.note("alarm", durable=True, step=save.step, what="disk_full", message=message)
+        return now_free
 
 
 def _states(folder: Path) -> tuple[Any, dict[str, Any]]:

@@ -297,20 +297,46 @@ class CheckpointRecords:
 
     def delete_unneeded(self) -> None:
         """Delete rejected checkpoints, and those that ``CheckpointPolicy.to_delete`` returns."""
+        self._delete(self._unneeded() | self._rejected)
+        self._rejected.clear()
+
+    def make_room(self, missing_bytes: int) -> bool:
+        """Delete the oldest checkpoints that only ``checkpoint.keep`` protects, if that frees enough; else none.
+
+        The newest checkpoint and the newest verified one stay, as all that evaluations, milestones or later runs need.
+        """
+        chosen, freed_bytes = set[int](), 0
+        unneeded = self._unneeded(keep=1)
+        verified = [step for step in steps_in(self._tiers.shared) if self.is_verified(step)]
+        for step in sorted(step for step in unneeded if step < max(verified, default=0)):
+            if freed_bytes >= missing_bytes:
+                break
+            with suppress(CheckpointError):
+                freed_bytes += read_manifest(self._tiers.shared / step_name(step)).size_bytes
+                chosen.add(step)
+        if freed_bytes < missing_bytes:
+            return False
+        self._delete(chosen)
+        return True
+
+    def _unneeded(self, keep: int | None = None) -> set[int]:
         self._read_journal()
         steps = [step for step in steps_in(self._tiers.shared) if step not in self._rejected]
         verified = [step for step in steps if self._state.trust.get(step) in ("verified", "survived")]
         trusted = [step for step in verified if step <= (self._state.trusted_step or 0)]
-        unneeded = self._policy.to_delete(steps, verified=verified, is_evaluated=self._is_evaluated) - {*trusted[-1:]}
+        unneeded = self._policy.to_delete(steps, verified=verified, is_evaluated=self._is_evaluated, keep=keep)
+        unneeded -= {*trusted[-1:]}
         for milestone in self._state.milestones.values():
             if unneeded:
                 unneeded -= self._read_by_evaluators(milestone)
-        for step in sorted(unneeded | self._rejected):
+        return unneeded
+
+    def _delete(self, steps: set[int]) -> None:
+        for step in sorted(steps):
             with self._counting:
                 self._begun_at.pop(step, None)
             self._tiers.delete(step)
             self.note("checkpoint_deleted", step=step)
-        self._rejected.clear()
 
     def _read_by_evaluators(self, milestone: MilestoneState) -> set[int]:
         """Return the checkpoints that evaluations of a milestone read, or will read.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
+from itertools import islice
 
 import pytest
 
-from conf.schema import FailureRatesConfig
-from flows.simulation.cluster import OF_CLUSTER, DriverLostError, Failures, VirtualClock
+from conf.schema import FailureRatesConfig, PastFailure
+from conf.schema.simulation import OF_CLUSTER
+from flows.simulation.cluster import DriverLostError, VirtualClock, drawn, replayed
 
 NONE = FailureRatesConfig(**dict.fromkeys((f.name for f in dataclasses.fields(FailureRatesConfig)), 0.0))
 
@@ -101,21 +103,28 @@ def test_threads_for_queued_work_are_added_and_ended_in_virtual_time() -> None:
 
 def test_failures_are_drawn_at_their_rates() -> None:
     hosts = tuple(f"simulated-{number}" for number in range(50))
-    failures = Failures(dataclasses.replace(NONE, hang=2.0, head_crash=10.0), hosts, random.Random(1))
-    drawn = [failure for _ in range(2000) if (failure := failures.next())]
-    hours = sum(failure.after_s for failure in drawn) / 3600
-    kinds = Counter(failure.kind for failure in drawn)
+    rates = dataclasses.replace(NONE, hang=2.0, head_crash=10.0)
+    failures = list(islice(drawn(rates, hosts, random.Random(1)), 2000))
+    hours = sum(failure.after_s for failure in failures) / 3600
+    kinds = Counter(failure.kind for failure in failures)
     assert kinds["hang"] / hours == pytest.approx(0.1, rel=0.1)
     assert kinds["head_crash"] / hours == pytest.approx(0.01, rel=0.2), "the cluster has one driver"
-    assert Failures(NONE, hosts, random.Random(1)).next() is None
+    assert list(drawn(NONE, hosts, random.Random(1))) == []
+
+
+def test_failures_of_a_history_come_at_their_times_on_their_nodes() -> None:
+    history = [PastFailure(after_s=90.0, kind="hang", node=1), PastFailure(after_s=30.0, kind="process", node=2)]
+    failures = list(replayed(history, ("a", "b")))
+    assert [(failure.kind, failure.host, failure.after_s) for failure in failures] == [
+        ("process", "a", 30.0),
+        ("hang", "b", 60.0),
+    ]
 
 
 @pytest.mark.parametrize("kind", OF_CLUSTER)
 def test_what_fails_once_per_cluster_does_not_fail_more_often_on_more_nodes(kind: str) -> None:
     def first_s(nodes: int) -> float:
         hosts = tuple(f"simulated-{number}" for number in range(nodes))
-        failure = Failures(dataclasses.replace(NONE, **{kind: 10.0}), hosts, random.Random(1)).next()
-        assert failure
-        return failure.after_s
+        return next(drawn(dataclasses.replace(NONE, **{kind: 10.0}), hosts, random.Random(1))).after_s
 
     assert first_s(2048) == first_s(64)

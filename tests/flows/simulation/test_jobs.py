@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from conf import simulation
 from conf.compose import compose
-from conf.schema import Config, FailureRatesConfig, SimulationConfig
+from conf.schema import Config, FailureRatesConfig, PastFailure, SimulationConfig
+from conf.schema.simulation import FailureKind
 from flows import forecast, pretrain
 from flows.recovery import policy
 from flows.simulation.cluster import CLUSTER_WRITER
+from hlatctl.report import simulation_profile
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.run.errors import TrainingError
 from hlatctl.run.fold import fold
@@ -61,7 +64,8 @@ def only(kind: str, per_1000_node_hours: float) -> FailureRatesConfig:
 @pytest.mark.parametrize(
     ("kind", "rate", "cause", "decisions"),
     [
-        ("hardware", 8.0, "killed", {"restart", "restart_without", "walk_back"}),
+        ("hardware", 8.0, "device_failed", {"restart", "restart_without", "walk_back"}),
+        ("process", 8.0, "killed", {"restart", "walk_back"}),
         ("collective_timeout", 10.0, "collective_timeout", {"restart", "restart_without"}),
         ("hang", 10.0, "hang", {"restart", "restart_without"}),
         ("upgrade", 100.0, "preempted", {"restart"}),
@@ -136,6 +140,41 @@ def test_a_full_disk_at_a_milestone_stops_the_run_until_a_person_resumes_it(tmp_
     assert any(event["kind"] == "checkpoint_skipped" for event in events)
 
 
+def test_the_parts_of_a_simulated_recovery_are_those_measured_in_another_run(tmp_path: Path) -> None:
+    """What a profile says of a run, a simulation with that profile does: its own profile is the same."""
+    measured: dict[str, Any] = {
+        "step_s": 1.0,
+        "data_wait_s": 0.25,
+        "between_steps_s": 0.125,
+        "detect_s": 3.0,
+        "leave_s": 7.0,
+        "end_hung_s": 9.0,
+        "decide_s": 0.5,
+        "place_s": 1.5,
+        "start_s": 90.0,
+        "warm_start_s": 11.0,
+        "groups_s": 4.0,
+        "load_s": 6.0,
+        "first_step_s": 31.0,
+        "preflight_s": 45.0,
+    }
+    config = campaign(tmp_path)
+    train = dataclasses.replace(config.train, max_steps=1800)
+    config = dataclasses.replace(config, train=train, recovery=dataclasses.replace(config.recovery, hang_floor_s=60.0))
+    kinds: list[FailureKind] = ["process", "hang", "process", "upgrade"]
+    history = [PastFailure(after_s=503.0 * n, kind=kind, node=n) for n, kind in enumerate(kinds, start=1)]
+    run = drive(config, cluster(history=history, step_events=None, upgrade_s=0.0, **measured))
+    events = read_events(run)
+    state = fold(events)
+    assert [attempt.cause for attempt in state.attempts] == ["killed", "hang", "killed", "preempted", "finished"]
+    found = simulation_profile.profile(events, config, state)
+    close = pytest.approx(measured, rel=0.1, abs=0.6)  # half a step, half a poll
+    assert {name: found[name] for name in measured} == close
+    begun_s = [each["after_s"] for each in simulation_profile.history(state)]
+    assert begun_s == pytest.approx([past.after_s for past in history], abs=1.5), "a step is the last sign of life"
+    assert [each["kind"] for each in simulation_profile.history(state)] == kinds
+
+
 def test_equal_seeds_give_equal_bytes_and_different_seeds_do_not(tmp_path: Path) -> None:
     config, rates = campaign(tmp_path), FailureRatesConfig(hardware=4.0, hang=2.0, head_crash=40.0, straggler=2.0)
     texts = []
@@ -175,3 +214,19 @@ def test_without_automatic_restarts_the_run_waits_for_a_person(tmp_path: Path) -
     assert automatic.message == waiting.message == ""
     assert waiting.uptime_fraction < automatic.uptime_fraction - 0.05
     assert not list(tmp_path.iterdir()), "a forecast leaves no files"
+
+
+def test_a_recorded_drill_has_nearly_the_goodput_of_the_real_run(tmp_path: Path) -> None:
+    """The run lasted 782 s; its goodput and uptime are in the profile's first line."""
+    _, settings = simulation.split(["simulation=drill"])
+    words = "experiment=drill cluster=local cluster.nodes=1 cluster.processes_per_node=2 tracking=none "
+    words += f"backend.compile=false recovery.hang_floor_s=20 train.max_steps=3250 runs_dir={tmp_path}"
+    config = compose([*words.split(), simulation.OVERRIDE])
+    run = drive(config, dataclasses.replace(settings, shows_recovery=False, step_events=1))
+    events = read_events(run)
+    state = fold(events)
+    assert [attempt.cause for attempt in state.attempts].count("killed") == 7
+    found = measure_goodput(events, config, state)
+    assert found.training_s == pytest.approx(782, rel=0.03)
+    assert found.ettr_fraction == pytest.approx(0.8341, abs=0.02)
+    assert found.uptime_fraction == pytest.approx(0.8607, abs=0.03)

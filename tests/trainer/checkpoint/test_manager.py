@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from conf.load import load
 from conf.sizes import CHECKPOINT_BYTES_PER_PROCESS, checkpoint_bytes
-from hlatctl.run.checkpoint import checkpoint_steps, read_manifest, why_invalid
+from hlatctl.run.checkpoint import checkpoint_steps, read_manifest, steps_in, why_invalid
 from hlatctl.run.errors import DISK_FULL, CheckpointError, StorageError
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import JournalWriter, eval_writer, read_events, train_writer
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.paths import RunPaths, step_name
 from tests.trainer.conftest import EventsOf, MakeRun, TrainHere, TrainRun
 from tests.trainer.damage import WAYS, damage
 from tests.waiting import WAIT_S
@@ -177,6 +177,23 @@ def test_full_disk_stops_the_run_and_leaves_earlier_checkpoints_alone(
     needed = int(re.findall(r"needs (\d+)", caught.value.message)[0])
     assert needed > sum(path.stat().st_size for path in trained.checkpoint(16).glob("*.safetensors"))
     assert checkpoint_steps(trained) == [8, 16, 24]
+
+
+def test_on_a_full_disk_the_last_checkpoint_takes_the_room_of_old_ones(
+    train_run: TrainRun, events_of: EventsOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.disk_usage
+
+    def usage(path: Path) -> Any:
+        """Return what is left of a disk with room for three and a half checkpoints, and the megabyte to spare."""
+        sizes = [read_manifest(path / step_name(step)).size_bytes for step in steps_in(path)]
+        return real(path)._replace(free=int(3.5 * sizes[0]) + (1 << 20) - sum(sizes) if sizes else 1 << 30)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    run = train_run(checkpoint={"every_steps": 6, "keep": 4})
+    assert checkpoint_steps(run) == [12, 18, 24]
+    assert [alarm["what"] for alarm in events_of(run, "alarm")] == ["disk_full"]
+    assert events_of(run, "checkpoint_skipped") == []
 
 
 def test_another_global_batch_size_can_not_resume(trained: RunPaths, make_run: MakeRun, train_here: TrainHere) -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hlatctl.run import files
-from hlatctl.run.checkpoint import MANIFEST, folder_steps, read_manifest, write_manifest
-from hlatctl.run.journal import EVALUATE_WRITER, JournalWriter
+from hlatctl.run.checkpoint import MANIFEST, folder_steps, read_manifest, steps_in, write_manifest
+from hlatctl.run.journal import EVALUATE_WRITER, JournalWriter, train_writer
 from hlatctl.run.lease import Holder, hold
 from hlatctl.run.model_folder import write_link
 from hlatctl.run.paths import RunPaths
@@ -47,6 +47,34 @@ def three_steps(make_config: MakeConfig, tmp_path: Path) -> ThreeSteps:
         write_manifest(run.checkpoint(step), step=step, tokens=step * _STEP_TOKENS, world={})
     records = CheckpointRecords(config, run, Tiers(config, run), None)
     return run, records
+
+
+@pytest.mark.parametrize(
+    ("missing_bytes", "verified", "left"),
+    [
+        (1, (3, 4), [2, 3, 4]),
+        (1001, (3, 4), [3, 4]),
+        (2001, (3, 4), [4]),
+        (2001, (2, 3), [1, 2, 3, 4]),  # the verified one stays too, so the others are too few
+        (1, (), [1, 2, 3, 4]),
+    ],
+)
+def test_room_is_made_from_the_oldest_checkpoints_if_that_is_enough_and_a_verified_one_stays(
+    tmp_path: Path, make_config: MakeConfig, missing_bytes: int, verified: tuple[int, ...], left: list[int]
+) -> None:
+    config, run = make_config(checkpoint={"keep": 4}), RunPaths(tmp_path / "run")
+    for step in range(1, 5):
+        run.checkpoint(step).mkdir(parents=True)
+        (run.checkpoint(step) / "shard").write_bytes(bytes(1000))
+        write_manifest(run.checkpoint(step), step=step, tokens=step, world={})
+    with JournalWriter(run, train_writer(0)) as journal:
+        records = CheckpointRecords(config, run, Tiers(config, run), journal)
+        for step in range(1, 5):
+            records.committed(step, "")
+        for step in verified:
+            records.examined(step, run.checkpoint(step), None)
+        assert records.make_room(missing_bytes) == (left != [1, 2, 3, 4])
+    assert steps_in(run.checkpoints) == left
 
 
 @pytest.mark.parametrize(
