@@ -33,6 +33,7 @@ BENCHMARKS = (
     "scale_restart",
     "scale_driver",
     "scale_kubernetes",
+    "slurm_restart",
 )
 #: Names that stand for all benchmarks that begin with them.
 GROUPS = {"scale": "scale_"}

@@ -24,21 +24,25 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hlatctl import node
+from hlatctl import node, warm
 from hlatctl.run import files
 from hlatctl.run.files import DAMAGED
 
 TOKEN_ENV = "HLATCTL_TOKEN"
 #: The nodes of a round, as Slurm writes lists; a script that is submitted by hand runs on all nodes of its job.
 NODE_LIST_ENV = "HLATCTL_NODE_LIST"
-_POLL_S = 0.5
+#: Interval between two looks for an order: soon after a round, when the next one restarts training, and later.
+_SOON_S, _POLL_S, _SOON_FOR_S = 0.1, 0.5, 60.0
 #: Interval between two queries to a scheduler that does not answer.
 _ASK_AGAIN_S = 5.0
+#: Time for a step of processes that do nothing to end.
+_END_S = 10.0
 #: Prefixes of node states (sinfo(1), "NODE STATE CODES") in which a node can't start a round.
 UNUSABLE = ("down", "drain", "fail", "unk", "inval")
 
@@ -54,6 +58,8 @@ class Order:
         all_nodes: take every usable node, at least ``nodes``.
         excluded: hosts that must not be used.
         avoided: hosts to use only if there are too few others.
+        imports: identifies what its processes import, which stays on the nodes for the next round (``hlatctl.warm``);
+            empty: it must start anew, and leaves nothing.
     """
 
     script: str
@@ -62,6 +68,7 @@ class Order:
     all_nodes: bool = False
     excluded: tuple[str, ...] = ()
     avoided: tuple[str, ...] = ()
+    imports: str = ""
 
     def choose(self, hosts: Sequence[str], unusable: Collection[str] = ()) -> list[str]:
         """Return the hosts of the round, in the given order; empty if there are too few."""
@@ -122,6 +129,7 @@ class Round:
             all_nodes=bool(value["all_nodes"]),
             excluded=tuple(value["excluded"]),
             avoided=tuple(value["avoided"]),
+            imports=str(value["imports"]),
         )
 
 
@@ -150,8 +158,60 @@ def asked_from_outside(base: Path, nodes: int = 1) -> bool:
         ours = files.read_json(node.orders(base))["what"] in ("stop", "end")
     except (OSError, *DAMAGED):
         ours = False
-    ends = [path for path in base.parent.glob(f"{base.name}.*exit_code") if path.suffix == ".exit_code"]
-    return not ours and len(ends) >= nodes and all(map(_asked_to_stop, ends))
+    ends = _ends(base)
+    return not ours and len(ends) >= nodes and all(end.get("asked_to_stop") for end in ends)
+
+
+def _ends(base: Path) -> list[dict[str, Any]]:
+    """Return the records of the ends of a job's nodes; an empty one for each that can't be read."""
+    paths = [path for path in base.parent.glob(f"{base.name}.*exit_code") if path.suffix == ".exit_code"]
+    return list(map(_end, paths))
+
+
+class _Warm:
+    """The processes that wait on the nodes with what a job imports (``hlatctl.warm``): a step of Slurm's, or a few."""
+
+    def __init__(self) -> None:
+        self._imports = self._name = ""
+        self._hosts, self._steps = set[str](), list[subprocess.Popen[bytes]]()
+
+    def prepare(self, order: Order, hosts: Sequence[str]) -> dict[str, str]:
+        """Start them on those of the hosts on which none waits; return the variables with which a round finds them.
+
+        If the round imports something else, the others end.
+        """
+        if order.imports != self._imports:
+            self.end()
+            self._imports, self._name = order.imports, uuid.uuid4().hex
+        if not self._imports:
+            return {}
+        env = {warm.WARM_ENV: self._name}
+        if new := [host for host in hosts if host not in self._hosts]:
+            print(f"importing on {', '.join(new)}", flush=True)
+            starts = {warm.STARTS_ENV: "1", TOKEN_ENV: order.token, NODE_LIST_ENV: ",".join(new)}
+            self._steps = [step for step in self._steps if step.poll() is None]
+            self._steps.append(subprocess.Popen(("bash", order.script), env={**os.environ, **env, **starts}))
+            self._hosts.update(new)
+            env[warm.NEW_ENV] = "1"
+        return env
+
+    def saw(self, base: Path) -> None:
+        """Note on which nodes of an ended round none was found."""
+        for end in _ends(base):
+            if not end.get("warm"):
+                self._hosts.discard(str(end.get("host")))
+
+    def end(self) -> None:
+        """End them."""
+        for step in self._steps:
+            step.terminate()
+        for step in self._steps:
+            try:
+                step.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                step.kill()
+                step.wait()
+        self._steps, self._hosts = [], set()
 
 
 class Allocation:
@@ -165,6 +225,7 @@ class Allocation:
     def __init__(self, folder: Path, idle_s: float) -> None:
         self._folder, self._idle_s = folder, idle_s
         self._job, self._ends = os.environ["SLURM_JOB_ID"], False
+        self._warm = _Warm()
 
     def run(self) -> int:
         """Run rounds until there is a reason to end."""
@@ -178,8 +239,9 @@ class Allocation:
             elif released or self._has("closed") or time.monotonic() - free_since > self._idle_s:
                 self._ends |= self._close() or released
             else:
-                time.sleep(_POLL_S)
+                time.sleep(_SOON_S if time.monotonic() - free_since < _SOON_FOR_S else _POLL_S)
         self._close()
+        self._warm.end()
         return 0
 
     def _waiting(self) -> tuple[Round, Order] | None:
@@ -197,27 +259,32 @@ class Allocation:
 
     def _serve(self, round_: Round, order: Order) -> bool:
         """Run a round; return whether the nodes can take another one."""
-        hosts = self._hosts(order)
-        if hosts is None or not round_.move("taken"):
+        usable = self._usable()
+        if usable is None or not round_.move("taken"):
             return True
+        hosts = order.choose(usable)
         where = ", ".join(hosts) or "no nodes, because too few are left"
         print(f"round {round_.number}: {order.script} on {where}", flush=True)
         files.write_json(round_.file("nodes"), {"v": 1, "hosts": hosts})
         if not hosts:
             return False
-        code = self._run(order, hosts)
+        # Spare nodes too: one may replace a node of a later round.
+        env = self._warm.prepare(order, [host for host in usable if host not in order.excluded])
+        code = self._run(order, hosts, env)
         base = Path(order.script).with_suffix("")
         if not ended_file(base).exists():  # its shell was killed, or the driver abandoned the job
             files.write_json(ended_file(base), {"v": 1, "code": code})
+        if order.imports:
+            self._warm.saw(base)
         return not asked_from_outside(base, len(hosts))
 
-    def _run(self, order: Order, hosts: Sequence[str]) -> int:
-        env = {**os.environ, TOKEN_ENV: order.token, NODE_LIST_ENV: ",".join(hosts)}
+    def _run(self, order: Order, hosts: Sequence[str], env: dict[str, str]) -> int:
+        env = {**os.environ, **env, TOKEN_ENV: order.token, NODE_LIST_ENV: ",".join(hosts)}
         code = subprocess.run(("bash", order.script), env=env, check=False).returncode
         return 128 - code if code < 0 else code
 
-    def _hosts(self, order: Order) -> list[str] | None:
-        """Return the hosts for an order; None if the scheduler does not answer."""
+    def _usable(self) -> list[str] | None:
+        """Return the job's hosts that can start a round; None if the scheduler does not answer."""
         nodes = _ask("squeue", "--noheader", f"--jobs={self._job}", "--format=%N")
         hosts = _ask("scontrol", "show", "hostnames", nodes.strip()) if nodes else None
         states = _ask("sinfo", "-h", "-N", "-n", ",".join(hosts.split()), "-o", "%N|%T") if hosts else None
@@ -225,7 +292,7 @@ class Allocation:
             time.sleep(_ASK_AGAIN_S)
             return None
         unusable = {line.split("|")[0] for line in states.splitlines() if line.split("|")[1].startswith(UNUSABLE)}
-        return order.choose(hosts.split(), unusable)
+        return [host for host in hosts.split() if host not in unusable]
 
     def _has(self, name: str) -> bool:
         return (self._folder / name).exists()
@@ -244,10 +311,10 @@ def _ask(*words: str) -> str | None:
     return None if done.returncode else done.stdout
 
 
-def _asked_to_stop(record: Path) -> bool:
+def _end(record: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, *DAMAGED):
-        return bool(files.read_json(record)["asked_to_stop"])
-    return False
+        return dict(files.read_json(record))
+    return {}
 
 
 def main(argv: list[str]) -> int:

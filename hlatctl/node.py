@@ -19,6 +19,10 @@ With ``--stay passed`` or ``--stay failed``, for a job on one machine whose rank
 programs wait for a minute after such an end, and run the next job if it is handed over (``hlatctl.run.following``). All
 other processes of the job have ended by then, as always before BASE.exit_code is written.
 
+On the nodes of an allocation, a process may wait that has imported everything (``hlatctl.warm``). ``hlatctl.node --warm
+-- COMMAND`` starts it. Then this program hands the job over to it. The ranks are not below this program, but the kernel
+ends them with it, and all else is as for a command of its own.
+
 The output of torchrun's ranks goes into one log per node (``hlatctl.node_log``): on the first node to this program's
 own output, on the others to a file next to the job's log.
 """
@@ -44,7 +48,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hlatctl import notices
+from hlatctl import notices, warm
 from hlatctl.cache.environment import stage
 from hlatctl.node_log import NodeLog
 from hlatctl.run import fence, files, processes, rank_output
@@ -67,11 +71,8 @@ ENVIRONMENT_ENV = "HLATCTL_ENVIRONMENT"
 _RECORD_BYTES = 1024
 #: Exit code of a shell for a command that it can't start (POSIX, "Exit Status for Commands").
 _NOT_STARTED = 127
-_POLL_S = 0.05
 #: Interval between two reads of the file of orders, which may be on storage that all nodes share.
 _ORDERS_EVERY_S = 1.0
-#: Time for the kernel to end processes. One that hangs in a device driver is left.
-_END_S = 10.0
 #: Signals that ask a job to stop.
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 #: Programs that start the ranks of a node.
@@ -80,6 +81,8 @@ _LAUNCHERS = {"torch.distributed.run", "trainer.launch"}
 _OTHERS_START_S = 5.0
 #: How long this program stays for the next job, and how often it looks for it.
 _STAYS_S, _LOOK_S = 60.0, 0.02
+#: Time to wait for a process that may still import, as a command of this program's own would have to.
+_IMPORTS_S = 600.0
 #: Time for ``trainer.launch`` to fork the ranks of the next job.
 _FORKED_S = 5.0
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
@@ -155,9 +158,11 @@ class Node:
     def __init__(self, base: Path, command: list[str], rank: int, *, stays: str = "") -> None:
         self._base, self._command, self._rank = base, command, rank
         self._stays, self._watches = stays, False
-        self._forks: socket.socket | None = None  # to ``trainer.launch``, while both can stay
+        self._forks: socket.socket | None = None  # to ``trainer.launch``, while it can stay
         self._token = uuid.uuid4().hex
+        self._tokens = [self._token]
         self._child: processes.Identity | None = None
+        self._warm: processes.Identity | None = None  # what has forked this job's ranks, and outlives it
         self._asked_to_stop = self._asked_to_end = self._over = False
         self._order = ""
         self._pid, self._parent = os.getpid(), os.getppid()
@@ -202,7 +207,8 @@ class Node:
         after = processes.oom_kills()
         killed = None if after is None else after - (before or 0)
         self._over = True
-        self._write("exit_code", {"code": code, "asked_to_stop": self._asked_to_stop, "oom_kills": killed})
+        value = {"code": code, "asked_to_stop": self._asked_to_stop, "oom_kills": killed}
+        self._write("exit_code", {**value, "warm": self._warm is not None})
         return code
 
     def _run_command(self, own: files.Scratch) -> int:
@@ -215,6 +221,10 @@ class Node:
             files.JOB_FOLDER_ENV: os.fspath(own.path),
             **({rank_output.SOCKET_ENV: os.fspath(log.socket)} if log else {}),
         }
+        if self._starts_ranks and (code := self._fork_from_warm(env)):
+            return code
+        if self._warm:
+            return self._until_end(log)
         try:
             command, keep = _in_own_environment(self._command, env)
             if self._stays:
@@ -231,6 +241,34 @@ class Node:
             theirs.close()
         self._child = processes.identify(self._process.pid)
         return self._until_end(log)
+
+    def _fork_from_warm(self, env: dict[str, str]) -> int:
+        """Hand the job over to a process that waits on this node, if there is one (``self._warm``).
+
+        Returns:
+            0, or the exit code if the job was asked to end before its ranks were forked.
+        """
+        if (found := warm.connect()) is None:
+            return 0
+        self._forks, waits, token = found
+        told, deadline_s = b"", time.monotonic() + (_IMPORTS_S if os.environ.get(warm.NEW_ENV) else _FORKED_S)
+        try:
+            warm.hand_over(self._forks, self._command, env)
+            while not (self._asked_to_stop or self._asked_to_end) and time.monotonic() < deadline_s:
+                if select.select([self._forks], [], [], _ORDERS_EVERY_S)[0]:
+                    told = self._forks.recv(MESSAGE_BYTES)
+                    break
+                self._obey()
+        except OSError as error:
+            print(f"{node_name()}: starts anew, because the job can't be handed over ({error})", flush=True)
+        if told == FORKED:
+            self._child = self._warm = waits
+            self._tokens.append(token)
+            return 0
+        self._forks.close()
+        self._forks = None
+        processes.end_job(token, and_also=[waits])  # it is damaged, or would still import when nobody waits for it
+        return 128 + signal.SIGKILL if self._asked_to_stop or self._asked_to_end else 0
 
     def _until_end(self, log: NodeLog | None) -> int:
         """Watch the running attempt until its end, and end what is left of it."""
@@ -249,7 +287,9 @@ class Node:
             if NODES_ENV in os.environ and os.getppid() != self._parent:
                 self._end_all()  # the scheduler's program here is gone: it could not end this job
         if not self._end_all(but=self._child if self._forks else None):
-            self._forks = None  # a process hangs in a device driver: nothing of it may meet the next attempt
+            # A process hangs in a device driver: nothing of it may meet the next attempt.
+            self._forks = self._warm = None
+            self._end_all()
         if log:
             log.close()
         return 128 - code if code < 0 else code
@@ -307,6 +347,10 @@ class Node:
             if not select.select([self._forks], [], [], _ORDERS_EVERY_S)[0]:
                 return None
             told = self._forks.recv(MESSAGE_BYTES)
+            if self._warm:
+                self._forks.close()
+                self._forks = None
+                return int(told) if told else -signal.SIGKILL
             if told and stays_after(self._stays, int(told)) and not self._asked_to_stop and not self._asked_to_end:
                 return int(told)
             self._forks.close()  # then it ends, if it hasn't
@@ -361,22 +405,14 @@ class Node:
         ranks = list(processes.ranks(self._child.pid).values())
         if self._starts_ranks and not ranks:
             self._end_all()  # there is nothing to save
+            return
         for process in ranks or [self._child]:
             processes.send(process, signal.SIGTERM)
 
     def _end_all(self, but: processes.Identity | None = None) -> bool:
-        """End all processes of the job but one, and return whether none is left."""
-        deadline = time.monotonic() + _END_S
-        own = [self._child] if self._child else []
-        while remaining := [
-            process for process in (*own, *processes.of_job(self._token)) if process != but and processes.alive(process)
-        ]:
-            for process in remaining:
-                processes.send(process, signal.SIGKILL)
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL_S)
-        return True
+        """End all processes of the job but one, and what waits for jobs; return whether none is left."""
+        spared = [process for process in (but, self._warm) if process]
+        return processes.end_job(*self._tokens, and_also=[self._child] if self._child else (), but=spared)
 
     def _write(self, kind: str, value: dict[str, Any]) -> None:
         self._fill(kind, value).replace(record(self._base, kind, self._rank))
@@ -417,6 +453,17 @@ def _in_own_environment(command: list[str], env: dict[str, str]) -> tuple[list[s
     return [staged.python if word in ours else word for word in command], [staged.lock]
 
 
+def _wait_for_jobs(command: list[str]) -> int:
+    """Become a process that waits for jobs (``hlatctl.warm``); return only if it can't be started."""
+    env = dict(os.environ)
+    command, keep = _in_own_environment(command, env)
+    try:
+        warm.become(command, env, keep)
+    except OSError as error:
+        print(f"{node_name()}: no process waits for jobs here ({error})", file=sys.stderr, flush=True)
+    return _NOT_STARTED
+
+
 def _no_records(error: OSError) -> int:
     """Print why the job can't be started here, as a line that the driver finds in the job's log."""
     share = "; runs_dir must be on storage that all nodes share" if isinstance(error, FileNotFoundError) else ""
@@ -434,6 +481,8 @@ def _unknown() -> processes.Identity:
 
 def main(argv: list[str]) -> int:
     """Run a command and return its exit code."""
+    if argv[:2] == ["--warm", "--"] and len(argv) > 2:
+        return _wait_for_jobs(argv[2:])
     base, stays, command = argv[:1], "", argv[1:]
     if command[:1] == ["--stay"] and len(command) > 1:
         stays, command = command[1], command[2:]

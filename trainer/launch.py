@@ -1,7 +1,7 @@
-"""``python -m trainer.launch PROCESSES [--import MODULE[:FUNCTION]]… -m MODULE …``: start the ranks of one machine.
+"""``python -m trainer.launch PROCESSES [--import MODULE[:FUNCTION]]… -m MODULE …``: start the ranks of one node.
 
 Takes torchrun's place where processes may be forked (``conf.devices``): on CPUs, for which PyTorch has no driver or
-context that a fork would break.
+context that a fork would break. The ranks of several nodes meet at the first node's first rank, which has the store.
 Importing PyTorch takes more than a second of a core. torchrun does it, and each of its processes again. This program
 imports the modules once, calls the functions, and then forks the processes.
 
@@ -11,6 +11,9 @@ and a summary in torchrun's format names the first one. The exit code is then 1.
 If the node's program stays (``hlatctl.node --stay``), this one stays too, and forks the processes of the next job, with
 that one's arguments and variables: nothing is imported again. It has no threads, has opened no device, and has computed
 nothing, so each fork is like the first. A preflight leaves its imports to training, a failed attempt to the next one.
+
+On a node of an allocation it may wait for jobs from the start (``hlatctl.warm``). Each job is a child of its own, which
+forks the ranks: the kernel kills the ranks with that child, and the child with this program or the job's node program.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import runpy
 import signal
 import socket
 import sys
+import tempfile
 import time
 import uuid
 from contextlib import suppress
@@ -31,7 +35,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from hlatctl import warm
 from hlatctl.run import processes, rank_output, startup
+from hlatctl.run.files import DAMAGED
 from hlatctl.run.following import FORKED, FORKS_ENV, MESSAGE_BYTES, Following
 
 #: Time for processes to end by themselves after one has failed, before they are asked to. Often all fail together.
@@ -39,6 +45,8 @@ _TOGETHER_S = 1.0
 #: Time to end after that, as under torchrun.
 _END_S = 30.0
 _POLL_S = 0.05
+#: Signals that ask a job to stop (``hlatctl.node``).
+_STOPS = (signal.SIGTERM, signal.SIGINT)
 #: The word before this program's arguments in a command.
 _OWN_NAME = "trainer.launch"
 #: What all processes of a module import late, because other jobs don't need it. pyarrow is left to them: it starts a
@@ -69,17 +77,24 @@ class _Failure:
             f"[{self.rank}]:\n"
             f"  time      : {self.seen:%Y-%m-%d_%H:%M:%S}\n"
             f"  host      : {processes.node_name()}\n"
-            f"  rank      : {self.rank} (local_rank: {self.rank})\n"
+            f"  rank      : {_first_rank() + self.rank} (local_rank: {self.rank})\n"
             f"  exitcode  : {self.exit_code} (pid: {self.pid})"
         )
 
 
-def _environment(rank: int, count: int, round_number: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for a process, without those of its network store."""
-    number, size = str(rank), str(count)
-    own = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), number)
-    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size)
-    return {**own, **sizes, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": str(round_number)}
+def _first_rank() -> int:
+    """Return the job's rank of this node's first process; each node has as many."""
+    return int(os.environ.get("PET_NODE_RANK", "0")) * int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+
+
+def _environment(local: int, count: int, round_number: int) -> dict[str, str]:
+    """Return the variables that torchrun sets for a process, without those of a store that torchrun has."""
+    nodes, node = int(os.environ.get("PET_NNODES", "1")), int(os.environ.get("PET_NODE_RANK", "0"))
+    ranks = dict.fromkeys(("RANK", "ROLE_RANK"), str(node * count + local))
+    sizes = dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), str(nodes * count))
+    own = {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(count), "TORCHELASTIC_RESTART_COUNT": str(round_number)}
+    store = {name: os.environ[f"PET_{name}"] for name in ("MASTER_ADDR", "MASTER_PORT") if nodes > 1}
+    return {**ranks, **sizes, **own, **store, "GROUP_RANK": str(node), "GROUP_WORLD_SIZE": str(nodes)}
 
 
 def _wait(ranks: dict[int, int], timeout_s: float | None = None) -> list[_Failure]:
@@ -144,16 +159,12 @@ def main(argv: list[str]) -> int:
                 getattr(imported, function)()
     startup.imported()
     startup.begin()
+    if node and node.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return _wait_for_jobs(node)
     for round_number in itertools.count():
-        os.environ["TORCHELASTIC_RUN_ID"] = uuid.uuid4().hex
-        ranks: dict[int, int] = {}
-        for rank in range(arguments.processes):
-            pid = os.fork()
-            if not pid:
-                if node:
-                    node.close()
-                return _run(rank, arguments, round_number)
-            ranks[pid] = rank
+        ranks = _fork(arguments, round_number, node)
+        if ranks is None:
+            return 0
         if node and round_number:
             node.send(FORKED)
         code = _supervise(ranks)
@@ -163,15 +174,72 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _run(rank: int, arguments: argparse.Namespace, round_number: int) -> int:
+def _fork(arguments: argparse.Namespace, round_number: int, *inherited: socket.socket | None) -> dict[int, int] | None:
+    """Fork a job's processes and return their ranks by id; None, at its end, in each of them."""
+    os.environ["TORCHELASTIC_RUN_ID"] = uuid.uuid4().hex
+    os.environ["LOCAL_WORLD_SIZE"] = str(arguments.processes)
+    ranks: dict[int, int] = {}
+    launcher = os.getpid()
+    for rank in range(arguments.processes):
+        pid = os.fork()
+        if not pid:
+            processes.end_with_parent(launcher)
+            for connection in filter(None, inherited):
+                connection.close()
+            _run(rank, arguments, round_number)
+            return None
+        ranks[pid] = rank
+    return ranks
+
+
+def _wait_for_jobs(listener: socket.socket) -> int:
+    """Run jobs that node programs hand over, one at a time, each in a child; SIGTERM ends this program between jobs."""
+    while True:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        connection, _ = listener.accept()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # it asks the ranks to stop, who unblock it
+        parent = os.getpid()
+        if warm.of_same_user(connection) is not None:
+            pid = os.fork()
+            if not pid:
+                listener.close()
+                processes.end_with_parent(parent)
+                return _one_job(connection)
+            os.waitpid(pid, 0)
+            if not processes.end_job(os.environ[processes.JOB_ENV]):
+                return 1  # a process hangs in a device driver: nothing of it may meet the next job
+        connection.close()
+
+
+def _one_job(connection: socket.socket) -> int:
+    """Run the job that a node program hands over, and tell it the exit code."""
+    token = os.environ[processes.JOB_ENV]
+    try:
+        command, env = warm.take(connection)
+        warm.end_with(connection)
+        os.environ.clear()
+        os.environ.update({**env, processes.JOB_ENV: token})
+        tempfile.tempdir = None
+        ranks = _fork(_arguments_of(command), int(warm.NEW_ENV not in env), connection)
+        if ranks is None:
+            return 0
+        connection.send(FORKED)
+        code = _supervise(ranks)
+        connection.send(str(code).encode())
+    except (OSError, *DAMAGED):
+        return 1  # the node program has gone
+    return code
+
+
+def _run(local: int, arguments: argparse.Namespace, round_number: int) -> None:
     """Run the module of a process that was just forked."""
     os.setsid()  # as under torchrun: signals to the job's process group don't reach it
-    processes.call_rank(rank)
-    os.environ.update(_environment(rank, arguments.processes, round_number))
+    own = _environment(local, arguments.processes, round_number)
+    processes.call_rank(int(own["RANK"]))
+    os.environ.update(own)
     module, *sys.argv[1:] = arguments.module
     sys.argv[0] = module
     runpy.run_module(module, run_name="__main__", alter_sys=True)
-    return 0
 
 
 def _following(node: socket.socket, code: int) -> argparse.Namespace | None:
@@ -186,7 +254,11 @@ def _following(node: socket.socket, code: int) -> argparse.Namespace | None:
     following = Following(**json.loads(told))
     os.environ.update(following.env)
     rank_output.append_to(Path(following.log))
-    return _parse(following.command[following.command.index(_OWN_NAME) + 1 :])
+    return _arguments_of(following.command)
+
+
+def _arguments_of(command: list[str]) -> argparse.Namespace:
+    return _parse(command[command.index(_OWN_NAME) + 1 :])
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Uses only the standard library, like the program that it signals.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -29,6 +30,9 @@ def main(argv: list[str]) -> int:
         print(f"{base}: node {number} has no record of its start ({error})", file=sys.stderr)
         return 1
     ranks = processes.ranks(program.pid)
+    if not ranks and len(parents := Path(base).parents) > 2:
+        for waits in processes.with_words("--run-dir", os.fspath(parents[2])):  # it has forked them (hlatctl.warm)
+            ranks |= processes.ranks(waits.pid)
     target = program if what == PROGRAM else ranks[max(ranks)] if ranks else None
     if target is None or not processes.send(target, signal.Signals[name]):
         print(f"{base}: node {number} has no such process", file=sys.stderr)

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 from conf.registries import LAUNCHERS
 from conf.schema import ClusterConfig, Config
 from hlatctl.driver_job import driver_job
+from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, LaunchError, cannot_write
 from hlatctl.run.following import Stays
 
@@ -86,6 +87,15 @@ class Job:
     options: tuple[str, ...] = ()
     resources: dict[str, str] = field(default_factory=dict)
     node_selector: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def imported(self) -> str:
+        """Identifies all that a process with the job's imports depends on: everything but the module and arguments."""
+        env = self.env
+        for folder, name in ((self.log_dir, "LOGS"), (self.launch_dir, "LAUNCH")):
+            env = {key: value.replace(os.fspath(folder), name) for key, value in env.items()}
+        modules, unset = list(self.shared_modules), list(self.unset)
+        return files.sha256_json({"processes": self.processes_per_node, "modules": modules, "unset": unset, "env": env})
 
     @property
     def log(self) -> Path:

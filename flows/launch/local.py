@@ -145,7 +145,9 @@ class LocalLauncher(Launcher):
         job, handle = plan.job, self.handle(plan)
         with writing(job):
             _prepare(plan, handle)
-            if self._stays and job.stays:
+            if self._stays and job.keeps_nodes and not job.stays:
+                self.release(job.run_dir)
+            elif self._stays and job.stays:
                 if self._hand_over(job, handle, *self._stays):
                     return handle
                 _prepare(plan, handle)
@@ -164,7 +166,8 @@ class LocalLauncher(Launcher):
         """Have what an ended job left run this one; return whether it does. Otherwise nothing is left of it."""
         record, self._stays = recorded(ended), None
         is_there = record is not None and record.folder and Path(record.folder).is_dir()
-        if record and is_there and self.has_ended(ended) and _imported(old) == _imported(job):
+        fits = (old.run_dir, old.imported) == (job.run_dir, job.imported)
+        if record and is_there and self.has_ended(ended) and fits:
             following = Following(
                 base=os.fspath(job.launch_dir / job.name),
                 command=list(_command(job)),
@@ -257,15 +260,6 @@ def _prepare(plan: JobPlan, handle: Handle) -> None:
 
 def _env(job: Job) -> dict[str, str]:
     return {**job.env, ERROR_FILE_ENV: os.fspath(job.error_file)}
-
-
-def _imported(job: Job) -> tuple[object, ...]:
-    """Return what a process depends on that has imported a job's modules: all but the job's module and arguments."""
-    folders = ((os.fspath(job.log_dir), "LOGS"), (os.fspath(job.launch_dir), "LAUNCH"))
-    env = job.env
-    for folder, name in folders:
-        env = {key: value.replace(folder, name) for key, value in env.items()}
-    return job.run_dir, job.processes_per_node, job.shared_modules, job.unset, env
 
 
 def _script(job: Job) -> str:

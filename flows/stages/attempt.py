@@ -110,7 +110,6 @@ class Attempt:
         job = training_job(ctx.config, ctx.run, number, config_words=config_words(ctx), max_checkpoint_step=ceiling)
         job = _placed(ctx, job, newest)
         if not hands_over(ctx):
-            ctx.launcher.release(ctx.run.root)
             job = dataclasses.replace(job, stays="")
         plan = ctx.launcher.render(job)
         handle = ctx.launcher.handle(plan)

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import getpass
+import itertools
 import os
 import platform
 import pwd
@@ -19,7 +20,8 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,8 @@ PARENT_ENV = "HLATCTL_PARENT"
 
 #: Maximum to which a job's process raises its limit; the kernel's default hard limit (fs.nr_open).
 _MOST_OPEN_FILES = 1 << 20
+#: Time for the kernel to end processes. One that hangs in a device driver is left.
+_END_S, _POLL_S = 10.0, 0.05
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 #: Counters of this container, or else of the machine.
@@ -178,6 +182,26 @@ def of_job(token: str) -> list[Identity]:
     below = _identified(descendants(*(process.pid for process in marked)))
     by_pid = {process.pid: process for process in (*marked, *below) if process.pid != os.getpid()}
     return [by_pid[pid] for pid in sorted(by_pid)]
+
+
+def end_job(*tokens: str, and_also: Iterable[Identity] = (), but: Collection[Identity] = ()) -> bool:
+    """Kill all processes of some jobs, except some and this one. Return whether none is left after 10 s.
+
+    Args:
+        and_also: further processes to kill.
+    """
+    deadline_s, others = time.monotonic() + _END_S, tuple(and_also)
+    while remaining := [
+        process
+        for process in {*others, *itertools.chain.from_iterable(map(of_job, tokens))}
+        if process not in but and alive(process)
+    ]:
+        for process in remaining:
+            send(process, signal.SIGKILL)
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 def descendants(*pids: int) -> list[int]:

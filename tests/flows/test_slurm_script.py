@@ -58,6 +58,9 @@ TRAIN = Job(
     nodes=2,
     excluded_hosts=("n3", "n7"),
 )
+FORKS = dataclasses.replace(
+    TRAIN, shared_modules=("trainer.backends.torch_native", "torch._dynamo"), stays="failed", keeps_nodes=True
+)
 ONE = dataclasses.replace(
     TRAIN,
     name="eval-833333",
@@ -80,6 +83,7 @@ def in_container(**settings: object) -> ClusterConfig:
     ("name", "job", "cluster"),
     [
         ("train", TRAIN, EVERYTHING),
+        ("forks", FORKS, EVERYTHING),
         ("one_process", ONE, PLAIN),
         ("pyxis", TRAIN, in_container(image="nvcr.io#nvidia/pytorch:25.09-py3", options=["--no-container-mount-home"])),
         (
@@ -119,6 +123,12 @@ def test_a_job_without_torchrun_asks_for_its_share_of_the_devices_of_training(
     without = script(dataclasses.replace(ONE), cluster).splitlines()
     lines = [line.removeprefix("#SBATCH ") for line in script(job, cluster).splitlines() if line not in without]
     assert lines == asked
+
+
+def test_no_process_waits_for_jobs_that_a_container_or_a_first_failure_starts_anew() -> None:
+    assert "--warm" in script(FORKS, PLAIN)
+    assert "--warm" not in script(dataclasses.replace(FORKS, stays=""), PLAIN)
+    assert "--warm" not in script(FORKS, in_container(image="/images/h.sif", runtime="apptainer"))
 
 
 def test_the_script_that_keeps_nodes_equals_the_golden_file() -> None:

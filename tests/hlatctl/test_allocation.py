@@ -117,3 +117,25 @@ def test_a_damaged_order_is_withdrawn_and_does_not_hold_the_nodes(tmp_path: Path
     tmp_path.joinpath("round-1x.order").touch()
     program(tmp_path, 0.1, slurm)
     assert tmp_path.joinpath("round-0001.withdrawn").exists()
+
+
+@pytest.mark.processes
+def test_processes_wait_on_all_usable_nodes_and_serve_rounds_with_the_same_imports(
+    tmp_path: Path, slurm: dict[str, str]
+) -> None:
+    folder, scripts = tmp_path / "allocation-0001", [tmp_path / f"{number}.sh" for number in range(1, 5)]
+    for script, imports in zip(scripts, ("torch", "torch", "", "torch"), strict=True):
+        end = f'echo \'{{"host": "n3", "warm": false}}\' >{script.with_suffix(".node-1.exit_code")}'
+        script.write_text(
+            'if [ "$HLATCTL_STARTS_WARM" ]; then\n'
+            f'echo "$HLATCTL_WARM" >{script}.started-$HLATCTL_NODE_LIST; exec sleep 600\n'
+            f'fi; echo "$HLATCTL_WARM $HLATCTL_WARM_IS_NEW" >{script}.ran; {end if script is scripts[0] else ":"}\n'
+        )
+        Round(folder=folder, number=scripts.index(script) + 1).write(order(script, nodes=1, imports=imports))
+    program(folder, 0.1, slurm)
+    started = {path.name: path.read_text().strip() for path in tmp_path.glob("*.started-*")}
+    assert sorted(started) == ["1.sh.started-n1,n3", "2.sh.started-n3", "4.sh.started-n1,n3"]
+    assert started["1.sh.started-n1,n3"] == started["2.sh.started-n3"], "none was found on n3"
+    ran = [Path(f"{script}.ran").read_text().split() for script in scripts]
+    assert ran == [[started["1.sh.started-n1,n3"], "1"]] * 2 + [[], [started["4.sh.started-n1,n3"], "1"]]
+    assert len(set(started.values())) == 2

@@ -161,6 +161,10 @@ class Lab:
         outer.kill()
         outer.wait()
 
+    def dark(self) -> list[str]:
+        """The nodes whose power is cut."""
+        return [node for node in self.nodes if node not in self._outer]
+
     def kill_step(self, node: str) -> None:
         """Kill Slurm's program that runs a step on a node, as the kernel does if memory ran out."""
         (slurmd,) = self._inner(node)

@@ -100,6 +100,8 @@ def _kill_a_rank_after_the_scheduler_was_away(driver: Driver, lab: Lab, cli: Cli
     os.kill(cli.trainer_pids(driver.run.run_id)[1], signal.SIGKILL)
     killed = driver.ended(3)
     assert (killed["cause"], len(killed["hosts"]), len(killed["blamed_hosts"])) == ("killed", 2, 1)
+    driver.until(lambda: len(driver.events("recovered")) == 3)
+    assert driver.events("recovered")[2]["warm"], "nothing was imported again"
 
 
 def _kill_a_driver_in_the_queue(driver: Driver, lab: Lab) -> None:

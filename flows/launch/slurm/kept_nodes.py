@@ -117,7 +117,7 @@ def following(launch: Path) -> Folder:
     return Folder(path=launch / f"allocation-{number + 1:04d}")
 
 
-def order_of(job: Job, script: Path, token: str) -> Order:
+def order_of(job: Job, script: Path, token: str, imports: str = "") -> Order:
     """Return the order for a round, which runs the job."""
     return Order(
         script=os.fspath(script),
@@ -126,6 +126,7 @@ def order_of(job: Job, script: Path, token: str) -> Order:
         all_nodes=job.all_nodes,
         excluded=job.excluded_hosts,
         avoided=job.avoided_hosts,
+        imports=imports,
     )
 
 
@@ -169,7 +170,7 @@ def round_file(base: Path) -> Path:
     return base.with_name(f"{base.name}.round")
 
 
-_POLL_S = 0.2
+_POLL_S = 0.1
 #: Seconds between two looks for maintenance on the nodes of a running job.
 _LOOK_EVERY_S = 300.0
 #: A part of Slurm's reason for a job that only a maintenance keeps from starting.
@@ -218,7 +219,8 @@ class KeptNodes:
             folder = self._kept(plan.job) or self._new(plan, launch)
             round_ = folder.next_round()
             write_round(base, round_)
-            round_.write(order_of(plan.job, plan.script_path, token))
+            imports = plan.job.imported if scripts.may_be_warm(plan.job, self._cluster) else ""
+            round_.write(order_of(plan.job, plan.script_path, token, imports))
             if self._accepted(folder, round_) or not round_.move("withdrawn"):
                 if plan.job.name == TRAIN_JOB:
                     folder.note_training()

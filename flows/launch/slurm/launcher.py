@@ -57,7 +57,7 @@ from hlatctl.run.files import DAMAGED
 from hlatctl.run.paths import environment_dir
 from hlatctl.run.processes import node_python
 
-_POLL_S = 0.2
+_POLL_S, _LOOK_S = 0.2, 0.1
 #: Seconds between two queries for the partition's nodes.
 _HOSTS_FOR_S = 60.0
 #: Possible states of a job that ends within the grace of a pre-emption or of its time limit.
@@ -80,6 +80,7 @@ class SlurmLauncher(Launcher):
         self._kept, self._packer = KeptNodes(cluster, self._queue), Packer()
         self._hosts: tuple[str, ...] = ()
         self._hosts_asked_s = -_HOSTS_FOR_S
+        self._looked_s = 0.0
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -190,6 +191,14 @@ class SlurmLauncher(Launcher):
         down = () if good else self._down(hosts or [record.host for record in records])
         state = self._state(base, row, records) if row else ""
         return conclude(VERDICTS.get(state, ""), code, records, down, row.reason if row else "", hosts)
+
+    def has_ended(self, handle: Handle) -> bool:
+        """Return whether the job's script has left its end. Looks ten times a second: storage may be shared."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_S:
+            return False
+        self._looked_s = now_s
+        return ended_file(base_of(handle)).exists()
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:
         """Ask the nodes' programs to stop the job, have Slurm end it after the grace, and return when it has ended.

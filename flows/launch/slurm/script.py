@@ -17,7 +17,7 @@ from pathlib import Path
 from conf.schema import ClusterConfig, ContainerConfig
 from flows.launch.base import Job, export_lines, quote
 from flows.launch.endings import token_file
-from hlatctl import node
+from hlatctl import node, warm
 from hlatctl.allocation import NODE_LIST_ENV, TOKEN_ENV, ended_file
 from hlatctl.run.errors import ERROR_FILE_ENV, ConfigError
 from hlatctl.run.processes import NODE_NAME_ENV, node_python
@@ -128,7 +128,17 @@ def script(job: Job, cluster: ClusterConfig) -> str:
         "--open-mode=append",
         *inside.srun,
     )
-    setup = _setup(cluster)
+    setup, waits = _setup(cluster), ""
+    if may_be_warm(job, cluster):
+        # --no-kill: a lost node ends no others.
+        wait = (inside.python, "-m", "hlatctl.node", "--warm", "--", *_starts(job, inside.python))
+        on_each = shlex.quote(f"{NODE_NAME_ENV}=$SLURMD_NODENAME exec {quote(wait)}")
+        waits = f"""# An allocation also runs this script to have processes import, and wait for jobs.
+if [ "${warm.STARTS_ENV}" ]; then
+  {"[ $prepared = 0 ] || exit 1; " if setup else ""}exec srun --overlap --no-kill --nodelist="$nodes" \\
+    --nodes=${node.NODES_ENV} --ntasks=${node.NODES_ENV} sh -c {on_each}
+fi
+"""
     placed = f'--nodes=${node.NODES_ENV} --ntasks=${node.NODES_ENV} --nodelist="$nodes"'
     return f"""#!/bin/bash
 {options}# Job {job.name}, written by hlatctl. Submit this file with sbatch to repeat it.
@@ -147,7 +157,7 @@ for try in 1 2 3 4 5 6 7 8; do
 done
 # A task has the whole node, but a site may bind it to a core. Where Slurm can't bind, srun complains about the option.
 scontrol show config | grep -q '^TaskPlugin .*affinity' && export SLURM_CPU_BIND=none
-{"[ $prepared = 0 ] && " if setup else ""}{quote(srun)} \\
+{waits}{"[ $prepared = 0 ] && " if setup else ""}{quote(srun)} \\
   {placed} \\
   sh -c {shlex.quote(on_node)}
 code=$?
@@ -308,9 +318,24 @@ def _command(job: Job, base: Path, python: str) -> str:
     program = (python, "-m", "hlatctl.node", os.fspath(base), "--")
     if not job.processes_per_node:
         return quote((*program, python, *job.argv))
+    return quote((*program, *_starts(job, python)))
+
+
+def _starts(job: Job, python: str) -> tuple[str, ...]:
+    """Return the command that starts a node's ranks."""
     wrapper = (python, *job.wrapper) if job.wrapper else ()
-    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={job.processes_per_node}")
-    return quote((*program, *wrapper, python, *torchrun, *job.argv))
+    count = job.processes_per_node
+    torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={count}")
+    forking = ("-m", "trainer.launch", str(count), *(f"--import={name}" for name in job.shared_modules))
+    return (*wrapper, python, *(forking if job.shared_modules else torchrun), *job.argv)
+
+
+def may_be_warm(job: Job, cluster: ClusterConfig) -> bool:
+    """Return whether a job's ranks may be forked by processes that wait on its nodes (``hlatctl.warm``).
+
+    Containers may have process ids and folders of their own.
+    """
+    return bool(job.stays and job.shared_modules and job.keeps_nodes) and not cluster.container.image
 
 
 def clock(seconds: int) -> str:
