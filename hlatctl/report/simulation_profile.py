@@ -104,7 +104,9 @@ def text(values: dict[str, Any], state: RunState, run_id: str) -> str:
         lines += [f"  {kind}: {rate:.12g}" for kind, rate in rates.items()]
     if past := history(state):
         lines += ["# To simulate exactly these failures instead:", "# history:"]
-        lines += [f"# - {{after_s: {each['after_s']:.1f}, kind: {each['kind']}, node: {each['node']}}}" for each in past]
+        lines += [
+            f"# - {{after_s: {each['after_s']:.1f}, kind: {each['kind']}, node: {each['node']}}}" for each in past
+        ]
     return "\n".join(lines) + "\n"
 
 
