@@ -20,6 +20,7 @@ from flows.recovery import node_ledger
 from flows.runtime.context import open_context
 from flows.simulation.cluster import Script, SimulatedCluster, VirtualClock
 from flows.simulation.jobs import SCRIPTS, argument
+from flows.stages.attempt import _Silence
 from hlatctl.notices import Notice, append
 from hlatctl.run import files
 from hlatctl.run.errors import LaunchError, PreflightError, StoppedError, StorageError, dump_error
@@ -27,6 +28,7 @@ from hlatctl.run.fold import fold
 from hlatctl.run.journal import OPERATOR_WRITER, Event, JournalWriter, read_events, train_writer
 from hlatctl.run.lease import hold_driver
 from hlatctl.run.paths import RunPaths
+from hlatctl.run.state import AttemptState
 from tests.flows.conftest import Recorder
 
 pytestmark = pytest.mark.processes
@@ -74,6 +76,18 @@ def test_training_that_cannot_write_events_on_a_full_disk_is_not_hung(
     run = pretrain.create(simulated_config, argv=[])
     assert pretrain.drive(run).status == "finished"
     assert of_kind(run, "hang") == []
+
+
+def test_time_in_which_the_driver_is_held_up_is_no_silence(tmp_path: Path) -> None:
+    now_s = [0.0]
+    clock = SimpleNamespace(monotonic_s=lambda: now_s[0])
+    silence, newest = _Silence(RunPaths(tmp_path), clock), AttemptState(number=1, handle={}, started_unix_s=0.0)  # type: ignore[arg-type]
+
+    def after(seconds: float) -> float:
+        now_s[0] += seconds
+        return silence.length_s(newest, waits=False)
+
+    assert [after(0.5), after(0.5), after(5000.0), after(0.5)] == [0.0, 0.5, 10.5, 11.0]
 
 
 def test_after_wrong_numbers_the_run_continues_without_the_node_from_before_the_last_good_check(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conf import simulation
+from conf import folders, simulation
 from conf.compose import compose
 from conf.schema import Config, FailureRatesConfig, PastFailure, SimulationConfig
 from conf.schema.simulation import FailureKind
@@ -170,6 +170,11 @@ def test_the_parts_of_a_simulated_recovery_are_those_measured_in_another_run(tmp
     found = simulation_profile.profile(events, config, state)
     close = pytest.approx(measured, rel=0.1, abs=0.6)  # half a step, half a poll
     assert {name: found[name] for name in measured} == close
+    (tmp_path / "simulation").mkdir()
+    (tmp_path / "simulation" / "pilot.yaml").write_text(simulation_profile.text(found, state, run.run_id))
+    with folders.using([tmp_path]):
+        _, settings = simulation.split(["simulation=pilot"])
+    assert (settings.load_s, settings.failures.hang) == (found["load_s"], found["failures"]["hang"])
     begun_s = [each["after_s"] for each in simulation_profile.history(state)]
     assert begun_s == pytest.approx([past.after_s for past in history], abs=1.5), "a step is the last sign of life"
     assert [each["kind"] for each in simulation_profile.history(state)] == kinds
