@@ -81,7 +81,7 @@ def test_training_that_cannot_write_events_on_a_full_disk_is_not_hung(
 def test_time_in_which_the_driver_is_held_up_is_no_silence(tmp_path: Path) -> None:
     now_s = [0.0]
     clock = SimpleNamespace(monotonic_s=lambda: now_s[0])
-    silence, newest = _Silence(RunPaths(tmp_path), clock), AttemptState(number=1, handle={}, started_unix_s=0.0)  # type: ignore[arg-type]
+    silence, newest = _Silence(RunPaths(tmp_path), clock), AttemptState(number=1, handle={}, started_unix_s=0.0)
 
     def after(seconds: float) -> float:
         now_s[0] += seconds
