@@ -20,6 +20,8 @@ class SourceConfig:
     """Share of the trained tokens from this corpus, relative to the other weights."""
     text_column: str | None = None
     """Column that holds the text; none: `data.text_column`."""
+    tokens: PositiveInt | None = None
+    """Tokens of this corpus, as published. A plan counts with them until the corpus is prepared; no other effect."""
 
 
 @dataclass(frozen=True, kw_only=True)

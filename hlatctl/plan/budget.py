@@ -170,13 +170,15 @@ class Epochs:
 
     Args:
         source: path of the source.
-        tokens: tokens in the source, estimated from a sample.
+        tokens: tokens in the source, estimated from a sample, or published.
         trained_tokens: tokens of the source that the whole run trains on.
+        is_published: ``tokens`` is from ``data.sources``.
     """
 
     source: str
     tokens: int
     trained_tokens: int
+    is_published: bool = False
 
     @property
     def count(self) -> float:
@@ -198,14 +200,15 @@ def epochs(config: Config, dataset: Mapping[str, Any]) -> list[Epochs]:
     """Return the epochs of each source; empty if the tokens of a source are unknown.
 
     Args:
-        dataset: content of ``dataset.json``.
+        dataset: content of ``dataset.json``; empty: not prepared, then ``data.sources`` may have the tokens.
     """
-    sources = dataset.get("sources", [])
+    published = [{"path": s.path, "estimated_tokens": s.tokens} for s in config.data.sources]
+    sources = dataset["sources"] if dataset.get("sources") else published
     trained = source_tokens(config, config.total_tokens)
     if len(trained) != len(sources) or not all(source.get("estimated_tokens") for source in sources):
         return []
     return [
-        Epochs(source["path"], source["estimated_tokens"], round(tokens))
+        Epochs(source["path"], source["estimated_tokens"], round(tokens), sources is published)
         for source, tokens in zip(sources, trained, strict=True)
     ]
 

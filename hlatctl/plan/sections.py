@@ -124,18 +124,19 @@ def _as_measured(section: Section) -> Section:
 
 
 def corpus_section(sources: list[Epochs]) -> Section:
-    """Return the figures of a prepared corpus; without one, how to prepare it."""
+    """Return the figures of a corpus, prepared or published; without any, how to prepare it."""
     if not sources:
         how = "unknown until it is prepared: `hlatctl data inspect` with the same configuration does it"
         return Section("the corpus", [Figure("tokens", None, how, GIVEN)])
     figures = []
     for source in sources:
         text = f"{source.count:.2g}" + (f" (more than {GOOD_EPOCHS:.0f} add little)" if source.warning else "")
+        origin, kind = ("published", GIVEN) if source.is_published else ("from a sample", MEASURED)
         figures += [
-            Figure(f"tokens in {source.source}", source.tokens, f"{source.tokens:,} (from a sample)", MEASURED),
+            Figure(f"tokens in {source.source}", source.tokens, f"{source.tokens:,} ({origin})", kind),
             Figure(f"times trained on {source.source}", source.count, text, DERIVED),
         ]
-    return Section("the corpus, as it is prepared", figures)
+    return Section("the corpus, as published" if sources[0].is_published else "the corpus, as it is prepared", figures)
 
 
 def _in_short(config: Config, need: Memory, time: StepTime | None) -> list[Figure]:

@@ -39,6 +39,7 @@ from hlatctl.cache.store import connect, within
 from hlatctl.run import files
 from hlatctl.run.errors import STORAGE_AWAY, DataError, DependencyError, StorageError, cannot_write
 from hlatctl.run.redact import hide
+from hlatctl.units import one_line
 
 Document = TypeVar("Document", covariant=True)
 _T = TypeVar("_T")
@@ -165,7 +166,7 @@ _PATIENCE_S = 240.0
 #: Pause after the first failure; it doubles up to the last.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 15.0
 #: Names in fsspec's packages for what changes with an object's content; the first one present counts.
-_VERSIONS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "mtime", "last_modified", "created")
+_VERSIONS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "blob_id", "mtime", "last_modified", "created")
 _CHANGED_HINT = "restore the object; or index the changed corpus: `hlatctl resume`, which compares it with the run's"
 #: botocore's options: a connection for each request in flight, and no retries besides those here.
 _S3_OPTIONS = {"config_kwargs": {"max_pool_connections": IN_FLIGHT, "retries": {"total_max_attempts": 1}}}
@@ -223,7 +224,9 @@ class RemoteObject:
         if hasattr(self._system, "_call_s3"):
             return self._range_of_s3(start, size)
         self._check()
-        content: bytes = self._system.cat_file(self._path, start=start, end=start + size)
+        # Other packages read exactly this range; huggingface_hub's would read a block of several MiB.
+        exact = {"cache_type": "none"} if self.url.startswith(_HUB) else {}
+        content: bytes = self._system.cat_file(self._path, start=start, end=start + size, **exact)
         return content
 
     def _range_of_s3(self, start: int, size: int) -> bytes:
@@ -288,15 +291,38 @@ def remote_object(url: str, entry: Entry) -> RemoteObject:
 def away(url: str, what: str, error: Exception) -> DataError:
     """Return the error for failing storage; it contains no credentials."""
     hint = (
-        "check the URL, the network, and that the environment has credentials that may list and read it "
+        "check the name, the network (HF_ENDPOINT, HF_HUB_OFFLINE), and HF_TOKEN if its licence must be accepted; "
+        "without a network, copy the files to a folder and set data.path to it"
+        if _HUB in url
+        else "check the URL, the network, and that the environment has credentials that may list and read it "
         "(s3://: AWS_PROFILE, AWS_ACCESS_KEY_ID or the machine's role)"
     )
-    return DataError(f"{url}: {what} ({type(error).__name__}: {hide(str(error))})", hint=hint, code=STORAGE_AWAY)
+    text = one_line(hide(str(error)))
+    return DataError(f"{url}: {what} ({type(error).__name__}: {text})", hint=hint, code=STORAGE_AWAY)
 
 
 def _code(error: Exception) -> str:
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
+#: Datasets of the Hugging Face Hub: hf://datasets/ORG/NAME, with @REVISION and a folder if wanted.
+_HUB = "hf://datasets/"
+
+
+def _pinned(system: Any, root: str, url: str) -> tuple[str, str]:
+    """Return path and URL of a dataset of the Hub at the commit that its revision names now; others unchanged.
+
+    So a run reads one commit, also if the dataset gets another one, and its provenance names it.
+    """
+    if not url.startswith(_HUB):
+        return root, url
+    from huggingface_hub import HfApi  # with fsspec's package for these URLs
+
+    at = system.resolve_path(root)
+    commit = HfApi(endpoint=system.endpoint).repo_info(at.repo_id, repo_type="dataset", revision=at.revision).sha
+    path = f"datasets/{at.repo_id}@{commit}/{at.path_in_repo}".rstrip("/")
+    return path, f"hf://{path}"
 
 
 #: A service that needs longer for a listing, with 1,000 files a page, is not usable.
@@ -322,7 +348,7 @@ def list_corpus(runs_dir: str, url: str) -> Listing:
     except (StorageError, DependencyError) as error:
         raise type(error)(f"data.path={error.message}", hint=error.hint) from None
     try:
-        listing = within(_LIST_S, lambda: _list(system, root, url.rstrip("/")))
+        listing = within(_LIST_S, lambda: _list(system, *_pinned(system, root, url.rstrip("/"))))
     except DataError:
         raise
     except Exception as error:  # any error of the service's own package

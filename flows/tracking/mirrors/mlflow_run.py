@@ -218,11 +218,15 @@ class MlflowRun(Mirror):
         self._client.set_terminated(self._id, status=_STATUS.get(outcome.status, "FAILED"), end_time=end_ms)
 
     def further(self, event: Event) -> None:
-        """Log what a checkpoint cost, and the corpus when it is prepared."""
+        """Log what a checkpoint cost, the corpus when it is prepared, and which stage of training begins."""
         if event["kind"] == "checkpoint_written":
             time_ms = int((event["time_unix_s"] + self._about.shift_s) * 1000)
             known = [name for name in ("wall_s", "stall_s", "bytes") if event.get(name) is not None]
             self._log([(f"checkpoint/{name}", float(event[name]), time_ms, int(event["step"])) for name in known])
+        elif event["kind"] == "training_stage_started":
+            time_ms = int((event["time_unix_s"] + self._about.shift_s) * 1000)
+            self._log([("train/stage", float(event["number"]), time_ms, int(event["step"]))])
+            self._client.set_tag(self._id, "hlatctl.training_stage", event["name"])
         elif event["kind"] == "stage_finished" and event.get("stage") == "data":
             self._client.log_inputs(self._id, datasets(self._run))
 

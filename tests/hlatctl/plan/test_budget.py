@@ -109,6 +109,24 @@ def test_each_source_is_counted_by_its_share_of_the_tokens() -> None:
     ]
 
 
+RECIPES = ("fineweb_edu", "dclm_baseline", "dolma3", "olmo2", "olmo3")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_has_the_published_tokens_of_its_sources(name: str) -> None:
+    config = compose([f"data={name}", "train.tokens=1T", "eval.every_tokens=100B"], to_start=False)
+    (first, *_) = sources = epochs(config, {})
+    assert all(source.source.startswith("hf://datasets/") and source.tokens >= 50e9 for source in sources)
+    assert corpus_section(sources).figures[0].text == f"{first.tokens:,} (published)"
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, tokens=50_000_000_000_000))
+    assert (first.warning, any(source.warning for source in epochs(longer, {}))) == ("", True)
+
+
+def test_a_run_of_stages_reads_each_of_its_mixes_once() -> None:
+    config = compose(["experiment=olmo3_7b"], to_start=False)
+    assert [source.count for source in epochs(config, {})] == pytest.approx([1.0] * 3, abs=1e-3)
+
+
 @pytest.mark.parametrize("dataset", [{}, {"sources": [{"path": "/a"}, {"path": "/b"}]}, {"sources": []}])
 def test_a_corpus_without_counted_tokens_has_no_epochs(dataset: dict[str, object]) -> None:
     assert epochs(compose(MIXTURE), dataset) == []

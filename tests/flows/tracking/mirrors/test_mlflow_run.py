@@ -78,6 +78,8 @@ def test_a_run_is_found_in_mlflow_with_its_parameters_metrics_tags_status_and_ar
         journal.append("stage_finished", stage="data", wall_s=1.0)
     train(run, 1, 3, memory_bytes=6.0)
     with JournalWriter(run, train_writer(0), 1) as journal:
+        journal.append("training_stage_started", name="pre", number=1, step=1)
+        journal.append("training_stage_started", name="mid", number=2, step=3)
         journal.append("checkpoint_written", step=3, tokens=300, bytes=64, wall_s=2.0, stall_s=0.5, reason="final")
     scores = {"mmlu": {"metric": "acc", "value": 0.25}, "odd(name)": {"metric": "acc", "value": 0.5, "chance": 0.25}}
     with JournalWriter(run, eval_writer(300)) as journal:
@@ -102,6 +104,8 @@ def test_a_run_is_found_in_mlflow_with_its_parameters_metrics_tags_status_and_ar
     assert seen.data.tags["mlflow.user"] == user_name()
     assert seen.data.tags["hlatctl.python"] == "3.11.7"
     assert seen.data.tags["hlatctl.outcome"] == "finished"
+    assert seen.data.tags["hlatctl.training_stage"] == "mid"
+    assert curve(run, "train/stage") == [(1, 1.0), (3, 2.0)]
     assert seen.data.tags["hlatctl.amended.optimizer.lr"] == "0.0003; pending: 0.0001"
     assert seen.data.tags["model"] == "small"
     assert seen.data.tags["mlflow.note.content"].endswith("me: begun")
