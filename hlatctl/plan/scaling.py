@@ -34,6 +34,8 @@ _POWER = (0.01, 3.0)
 _LEAST_FLOOR = 1e-3
 #: Least rungs for which a law leaves a deviation to measure errors by.
 LEAST_RUNGS = 4
+#: Least rungs of the law of size and tokens: its constants, and three deviations.
+_LEAST_OF_SIZE = 8
 #: Sizes and tokens of each kind that the law of both needs, and the greatest correlation of their logarithms.
 _LEAST_VALUES = 3
 _MOST_CORRELATED = 0.95
@@ -196,9 +198,8 @@ def _undetermined(rungs: Sequence[Size]) -> str:
         correlation = float(np.corrcoef(np.log(sizes), np.log(tokens))[0, 1])
         if correlation > _MOST_CORRELATED:
             return "parameters and tokens grow in proportion, so the rungs can't tell alpha from beta"
-    needed = 2 + 2 * len(_NAMES["size"])
-    if len(rungs) < needed:
-        return f"the law of size and tokens has {needed - 1} constants, and there are {len(rungs)} rungs"
+    if len(rungs) < _LEAST_OF_SIZE:
+        return f"the law of size and tokens has 5 constants and needs {_LEAST_OF_SIZE} rungs; there are {len(rungs)}"
     if min(len(set(sizes)), len(set(tokens))) < _LEAST_VALUES:
         return f"the law of size and tokens needs rungs of at least {_LEAST_VALUES} sizes and numbers of tokens"
     return ""

@@ -51,7 +51,7 @@ def facts(made: ForecastState, results: Sequence[float]) -> list[tuple[str, str]
         ("forecast", f"{made.objective} {bounded(made.loss)}{bounds}{no_error}, made {utc(made.made_unix_s)}"),
         *(("result", compared(made, result)) for result in results),
         ("law", f"{_LAWS.get(made.law, made.law)}: {constants}"),
-        ("", made.why),
+        ("note", f"one law of compute: {made.why}" if made.why else ""),
         ("reach", f"{reach:.3g} times the compute of the largest of {len(made.rungs)} rungs"),
     ]
     if made.held_out:
