@@ -46,10 +46,7 @@ def parse(arguments: Sequence[str], folder: Path) -> Space:
         override = parse_override(text)
         parsed.pop(override.key_or_group, None)
         parsed[override.key_or_group] = override
-    ladder, settings = (
-        settings_of(cls, {key: one for key, one in parsed.items() if key.startswith(prefix)}, prefix)
-        for cls, prefix in ((LadderConfig, "ladder."), (SweepConfig, "sweep."))
-    )
+    ladder, settings = settings_of(LadderConfig, parsed, "ladder."), settings_of(SweepConfig, parsed, "sweep.")
     others = [one for key, one in parsed.items() if not key.startswith(("ladder.", "sweep."))]
     for one in others:
         if one.is_sweep_override():
@@ -152,7 +149,8 @@ def _check_target(target: Config) -> None:
 def _check_sizes(ladder: LadderConfig) -> None:
     sizes, ratios = ladder.sizes, ladder.tokens_per_parameter
     rungs = len(sizes) * max(1, len(ratios))
-    for name, values in (("sizes", sizes), ("tokens_per_parameter", ratios)):
+    listed: tuple[tuple[str, list[Any]], ...] = (("sizes", sizes), ("tokens_per_parameter", ratios))
+    for name, values in listed:
         if twice := next((value for value in values if values.count(value) > 1), None):
             raise ConfigError(f"ladder.{name}={values}: lists {twice} twice")
     if rungs < LEAST_RUNGS:

@@ -348,21 +348,20 @@ def _values(own: dict[str, Override], cls: type = SweepConfig, prefix: str = "sw
         if name not in known:
             raise ConfigError(f"{key}: unknown key", hint=suggest(name, known, prefix=prefix))
         if override.is_sweep_override():
-            written = f"{key}=[{override.input_line.partition('=')[2]}]" if override.input_line else ""
-            hint = f"a list is written {written}" if prefix != "sweep." else None
-            raise ConfigError(
-                f"{override.input_line}: is a setting of the {prefix[:-1]}, and can't be an axis", hint=hint
-            )
+            text = override.input_line or ""
+            hint = f"a list is written {key}=[{text.partition('=')[2]}]" if prefix != "sweep." else ""
+            raise ConfigError(f"{text}: is a setting of the {prefix[:-1]}, and can't be an axis", hint=hint)
         values[name] = override.value()
     return values
 
 
-def settings_of(cls: type[_T], own: dict[str, Override], prefix: str) -> _T:
-    """Return the settings of a sweep or a ladder, decoded and checked, from the arguments that begin with its prefix.
+def settings_of(cls: type[_T], parsed: dict[str, Override], prefix: str) -> _T:
+    """Return the settings of a sweep or a ladder, decoded and checked, from the arguments that begin with a prefix.
 
     Raises:
         ConfigError: an unknown key, or a value of another type or out of bounds.
     """
+    own = {key: override for key, override in parsed.items() if key.startswith(prefix)}
     settings = decode_dataclass(cls, _values(own, cls, prefix), prefix)
     for error in violations(settings, prefix):
         raise error

@@ -144,13 +144,16 @@ class Prepared:
     simulation: SimulationConfig | None = None
 
 
-def prepare(arguments: Sequence[str], *, folder: Path, simulated: bool, is_ladder: bool = False) -> Prepared:
+def prepare(
+    arguments: Sequence[str], *, folder: Path, simulated: bool, is_ladder: bool = False, to_start: bool = True
+) -> Prepared:
     """Check the arguments of a new sweep or ladder; creates nothing.
 
     Args:
         arguments: arguments of ``conf.space.parse``, or of ``conf.ladder.parse``.
         folder: base of relative paths.
         simulated: the trials are only simulated.
+        to_start: also check what only a start needs: a cluster, and the inputs of the trials.
 
     Raises:
         ConfigError, DataError: an axis, an arm, an input or the objective is wrong.
@@ -160,7 +163,7 @@ def prepare(arguments: Sequence[str], *, folder: Path, simulated: bool, is_ladde
         arguments, settings = simulation.split(spaces.expand(arguments, LADDER if is_ladder else SWEEP))
         settings = dataclasses.replace(settings, shows_recovery=False)
     space = ladders.parse(arguments, folder) if is_ladder else spaces.parse(arguments, folder)
-    prepared = _checked(_with_slots(space), simulated=simulated)
+    prepared = _checked(_with_slots(space), simulated=simulated, to_start=to_start)
     return dataclasses.replace(prepared, simulation=settings)
 
 
@@ -274,7 +277,7 @@ def _with_slots(space: Space) -> Space:
     return space
 
 
-def _checked(space: Space, *, simulated: bool) -> Prepared:
+def _checked(space: Space, *, simulated: bool, to_start: bool = True) -> Prepared:
     variations = _variations(space)
     first = variations.compose(space.example())
     if first.seed + space.settings.seeds > _SEEDS:
@@ -290,7 +293,7 @@ def _checked(space: Space, *, simulated: bool) -> Prepared:
         )
     configs = list(_arms(space, variations, aim)) or [first]
     tracking.check_mirrors(first)
-    if not simulated:
+    if to_start and not simulated:
         for config in configs:
             refuse_simulation(config, hint="add --dry-run to simulate every trial")
         _check_inputs(configs)

@@ -83,7 +83,9 @@ def ladder(
             )
         _train_target(target, runs_dir, yes=yes, detach=detach, driver_as=driver_as)
         return
-    prepared = create.prepare(with_runs_dir(overrides, runs_dir), folder=Path.cwd(), simulated=dry_run, is_ladder=True)
+    prepared = create.prepare(
+        with_runs_dir(overrides, runs_dir), folder=Path.cwd(), simulated=dry_run, is_ladder=True, to_start=not plan
+    )
     if plan:
         _print_plan(prepared, as_json=as_json)
         return
@@ -150,7 +152,7 @@ def _print_plan(prepared: Prepared, *, as_json: bool) -> None:
                 f"{config.train.global_batch_size:,}",
                 f"{config.optimizer.lr:.3g}",
                 f"{flops:.3g}",
-                f"{100 * flops / total_flops(whole):.2g} %",
+                f"{100 * flops / total_flops(whole):.3g} %",
                 duration(cost.days * 86400) if cost else "unknown",
                 f"{cost.node_hours:.3g}" if cost else "unknown",
                 f"{cost.usd:,.2f}" if cost and cost.usd is not None else "–",

@@ -274,7 +274,8 @@ def draw(state: SweepState, curves: Mapping[int, Curve], importances: Mapping[st
             partial(ladder.plot, made=state.forecast, results=ladder.results_of(state)), height_in=3.6
         )
     if any(curve.tokens for curve in curves.values()):
-        drawn[LOSS] = _svg(lambda axes: _losses(axes, ranked, curves), height_in=4.0)
+        names = [_label(arm) if state.target is None else _rung(arm, state) for arm in ranked]
+        drawn[LOSS] = _svg(lambda axes: _losses(axes, ranked, names, curves), height_in=4.0)
     valued = [arm for arm in ranked if arm.mean is not None]
     if state.axes and len(valued) > 1 and state.target is None:
         drawn[SETTINGS] = _svg(lambda axes: _settings(axes, state, valued), height_in=3.4)
@@ -287,7 +288,7 @@ def _svg(plot: Callable[[Axes], None], *, height_in: float) -> str:
     return picture(plot, "svg", width_in=_WIDTH_IN, height_in=height_in).decode()
 
 
-def _losses(axes: Axes, ranked: Sequence[Arm], curves: Mapping[int, Curve]) -> None:
+def _losses(axes: Axes, ranked: Sequence[Arm], names: Sequence[str], curves: Mapping[int, Curve]) -> None:
     others = len(ranked) - len(_COLOURS)
     for rank, arm in reversed(list(enumerate(ranked))):  # draw the best on top
         for trial in arm.trials:
@@ -297,8 +298,8 @@ def _losses(axes: Axes, ranked: Sequence[Arm], curves: Mapping[int, Curve]) -> N
             axes.plot(curve.tokens, curve.losses, color=_colour(rank), linewidth=1.1, alpha=0.9)
             if trial.ended and trial.status != "finished":
                 axes.plot(curve.tokens[-1], curve.losses[-1], "x", color=_colour(rank), markersize=5)
-    for rank, arm in enumerate(ranked[: len(_COLOURS)]):
-        axes.plot([], [], color=_colour(rank), label=_short(_label(arm)))
+    for rank, name in enumerate(names[: len(_COLOURS)]):
+        axes.plot([], [], color=_colour(rank), label=_short(name))
     if others > 0:
         axes.plot([], [], color=_OTHERS, label=f"{others} more")
     axes.set_ylim(*_range([curve for curve in curves.values() if curve.tokens]))
@@ -401,6 +402,10 @@ def _importances(axes: Axes, importances: Mapping[str, float]) -> None:
     axes.set_xlim(0, 100)
     axes.set_xlabel("% of the variance that single axes explain")
     axes.grid(visible=False, axis="y")
+
+
+def _rung(arm: Arm, state: SweepState) -> str:
+    return "target" if arm.number == state.target else f"rung {arm.number}"
 
 
 def _arms_title(state: SweepState) -> str:

@@ -103,7 +103,7 @@ export class SweepView {
   }
 
   buttons() {
-    const { details } = this, best = details.arms.flatMap((arm) => arm.trials.slice(0, 1)).slice(0, 5).map((number) => runOf(details, number));
+    const { details } = this, best = details.target !== null ? [] : details.arms.flatMap((arm) => arm.trials.slice(0, 1)).slice(0, 5).map((number) => runOf(details, number));
     const all = details.trials.map((trial) => trial.run_id).slice(0, MOST_COMPARED);
     const compare = (runs, title) => runs.length > 1 && h("a", { class: "button", href: format({ view: "compare", params: { runs: runs.join(",") } }) }, title);
     return h("div", { class: "links" }, compare(best, `Compare the best ${best.length}`), all.length > best.length && compare(all, `Compare the first ${all.length} trials`),

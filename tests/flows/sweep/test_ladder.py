@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,10 +99,10 @@ def test_the_target_waits_for_a_forecast_which_needs_three_finished_rungs(tmp_pa
 
 def test_a_damaged_forecast_is_reported_and_ignored(tmp_path: Path) -> None:
     ladder = make(tmp_path)
-    fields = dict.fromkeys(("ladder", "objective", "law", "why"), "x")
-    empty = {"constants": {}, "rungs": [], "target": {}, "held_out": {}, "curve": [], "scores": {}}
+    fields: dict[str, Any] = dict.fromkeys(("ladder", "objective", "law", "why"), "x")
+    fields |= {"constants": {}, "rungs": [], "target": {}, "held_out": {}, "curve": [], "scores": {}}
     with JournalWriter(ladder, FLOW_WRITER) as journal:
-        journal.append("forecast_made", **fields, **empty, loss={"value": "low"}, coverage=0.95)
+        journal.append("forecast_made", **fields, loss={"value": "low"}, coverage=0.95)
     state = state_of(ladder)
     assert state.forecast is None
     assert state.warnings
