@@ -98,9 +98,9 @@ def value_text(value: Any) -> str:
 
 def bounded(value: Mapping[str, Any], digits: int = 4) -> str:
     """Return a value with its bounds, if there are any: ``3.2104 (3.1850 to 3.2420)``."""
-    low, high = value["low"], value["high"]
+    low, high = value.get("low"), value.get("high")
     bounds = f" ({low:.{digits}f} to {high:.{digits}f})" if low is not None and high is not None else ""
-    return f"{value['value']:.{digits}f}{bounds}"
+    return f"{number(value, 'value'):.{digits}f}{bounds}"
 
 
 def one_line(text: str) -> str:

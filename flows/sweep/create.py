@@ -189,7 +189,9 @@ def prepare_target(ladder: SweepPaths) -> Prepared:
         raise ConfigError(f"--target={ladder.run_id}: {problem}", hint=f"hlatctl status {ladder.run_id}")
     space = dataclasses.replace(space, ladder=dataclasses.replace(space.ladder, train_target=True))
     prepared = _checked(space, simulated=fold(read_events(ladder)).simulated)
-    of_target = plan(dataclasses.replace(space, points=space.points[-1:]), prepared.configs[-1:], prepared.runs_dir)
+    once = dataclasses.replace(space.settings, seeds=1)
+    alone = dataclasses.replace(space, points=space.points[-1:], settings=once)
+    of_target = plan(alone, prepared.configs[-1:], prepared.runs_dir)
     return dataclasses.replace(prepared, plan=of_target)
 
 
