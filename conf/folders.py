@@ -25,9 +25,11 @@ OURS = Path(__file__).parent
 ENV = "HLATCTL_CONFIG_DIR"
 #: Marks ``./conf`` as a folder of configuration, and contains the settings for every run of a project.
 PROJECT_FILE = "hlatctl.yaml"
-SWEEP, SIMULATION = "sweep", "simulation"
+SWEEP, LADDER, SIMULATION = "sweep", "ladder", "simulation"
 #: Groups that are no part of a run's configuration.
-APART = (SIMULATION, SWEEP)
+APART = (SIMULATION, SWEEP, LADDER)
+#: Those of them whose options are lists of arguments.
+OF_ARGUMENTS = (SWEEP, LADDER)
 _MAX_BYTES = 2**20
 _OPTION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _RULE = "a configuration names programs to run, so no other user may be able to write to it"
@@ -265,7 +267,7 @@ def _check_option(path: Path, folder: Path, ours: list[str]) -> None:
             hint=f"rename the file, such as to my_{path.name}, and use {group}=my_{path.stem}",
         )
     values = _mapping(path)
-    if path.parent.name == SWEEP:
+    if path.parent.name in OF_ARGUMENTS:
         arguments = values.get("arguments")
         if (
             set(values) != {"arguments"}
@@ -273,7 +275,7 @@ def _check_option(path: Path, folder: Path, ours: list[str]) -> None:
             or not all(isinstance(text, str) for text in arguments)
         ):
             hint = "write arguments: [optimizer.lr=1e-3, 'optimizer.beta2=0.95,0.99']"
-            raise ConfigError(f"{path}: a sweep's file has one key, arguments, a list of texts", hint=hint)
+            raise ConfigError(f"{path}: a {path.parent.name}'s file has one key, arguments, a list of texts", hint=hint)
 
 
 def _check_file(path: Path, folder: Path) -> None:

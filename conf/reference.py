@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from conf.constraints import Range, field_types
-from conf.schema import Config, SimulationConfig, SweepConfig
+from conf.schema import Config, LadderConfig, SimulationConfig, SweepConfig
 from hlatctl.run.errors import ConfigError, nearest
 from hlatctl.run.registry import Registry
 
@@ -43,7 +43,7 @@ class Key:
 
 
 def keys(pattern: str | None = None) -> list[Key]:
-    """Return the keys of a run's configuration, of ``simulation`` and of ``sweep``, in the schema's order.
+    """Return the keys of a run's configuration, and of ``simulation``, ``sweep`` and ``ladder``, in the schema's order.
 
     Args:
         pattern: a part of a key's name, or a shell pattern for the whole name; None returns all.
@@ -68,7 +68,8 @@ def _fits(name: str, pattern: str) -> bool:
 
 @functools.cache
 def _all() -> tuple[Key, ...]:
-    return (*_keys_of(Config, ""), *_keys_of(SimulationConfig, "simulation."), *_keys_of(SweepConfig, "sweep."))
+    apart = {"simulation.": SimulationConfig, "sweep.": SweepConfig, "ladder.": LadderConfig}
+    return (*_keys_of(Config, ""), *(key for prefix, cls in apart.items() for key in _keys_of(cls, prefix)))
 
 
 def _keys_of(cls: type, prefix: str) -> Iterator[Key]:

@@ -164,10 +164,14 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> int:
     """
     if model.flops_per_token is not None:
         return model.flops_per_token + model.score_flops_per_token * seq_len
-    counts = parameters(model)
-    multiplied = counts.active - (0 if model.tie_embeddings else counts.embedding)
     scores = model.num_layers * (model.query_width + model.output_width) if has_shape(model) else 0
-    return 6 * multiplied + 6 * scores * seq_len
+    return 6 * multiplied_parameters(model) + 6 * scores * seq_len
+
+
+def multiplied_parameters(model: ModelConfig) -> int:
+    """Return the parameters that a token is multiplied with: the active ones without the input embedding."""
+    counts = parameters(model)
+    return counts.active - (0 if model.tie_embeddings else counts.embedding)
 
 
 def mfu(config: Config, tokens_per_s: float, peak_flops_per_s: float | None) -> float | None:

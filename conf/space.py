@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
@@ -27,7 +27,7 @@ from conf import folders
 from conf.compose import CONF_DIR, check_size, compose, compose_plain, finish, groups
 from conf.constraints import violations
 from conf.load import decode_dataclass, parse_yaml
-from conf.schema import Config, SweepConfig
+from conf.schema import Config, LadderConfig, SweepConfig
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, suggest
 from hlatctl.run.files import DAMAGED, read_text, why
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 
+_T = TypeVar("_T")
 #: Keys that can't differ between the trials of a sweep.
 _COMMON = ("runs_dir", "experiment_name")
 #: The key whose value may contain a "=", which Hydra requires in quotes.
@@ -158,6 +159,8 @@ class Space:
         axes: in the given order.
         folder: base of relative paths.
         config_dirs: the user's folders of configuration; its trials are composed with them.
+        points: the arms of a ladder, which has no others: its rungs by compute, and its target as the last one.
+        ladder: settings of a ladder; without effect if there are no points.
     """
 
     overrides: list[str]
@@ -165,6 +168,13 @@ class Space:
     settings: SweepConfig
     folder: str
     config_dirs: list[str] = field(default_factory=list)
+    points: list[dict[str, str]] = field(default_factory=list)
+    ladder: LadderConfig = field(default_factory=LadderConfig)
+
+    @property
+    def target(self) -> int | None:
+        """The arm of a ladder's target; None in a sweep."""
+        return len(self.points) - 1 if self.points else None
 
     @property
     def is_finite(self) -> bool:
@@ -179,6 +189,8 @@ class Space:
     @property
     def arms(self) -> int:
         """Number of arms."""
+        if self.points:
+            return len(self.points) - (not self.ladder.train_target)
         if self.sampler == "grid":
             return math.prod(len(axis.values) for axis in self.axes)
         return self.settings.trials or _DEFAULT_TRIALS
@@ -186,15 +198,24 @@ class Space:
     @property
     def trials(self) -> int:
         """Number of runs."""
-        return self.arms * self.settings.seeds
+        return sum(map(self.seeds_of, range(self.arms)))
+
+    def seeds_of(self, arm: int) -> int:
+        """Return the number of trials of an arm; a ladder's target is trained once."""
+        return 1 if arm == self.target else self.settings.seeds
 
     def grid(self) -> Iterator[dict[str, str]]:
         """Yield every arm of finite axes; the last axis changes fastest."""
+        if self.points:
+            yield from self.points[: self.arms]
+            return
         for values in itertools.product(*(axis.values for axis in self.axes)):
             yield {axis.key: value for axis, value in zip(self.axes, values, strict=True)}
 
     def example(self) -> dict[str, str]:
         """Return one arm for checks before the sweep: the first value of each axis or the middle of an interval."""
+        if self.points:
+            return self.points[0]
         return {axis.key: axis.example for axis in self.axes}
 
 
@@ -222,8 +243,8 @@ def parse(arguments: Sequence[str], folder: Path) -> Space:
     return space
 
 
-def expand(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with ``sweep=NAME`` replaced by the arguments in that file.
+def expand(arguments: Sequence[str], group: str = folders.SWEEP) -> list[str]:
+    """Return the arguments with ``sweep=NAME``, or another group's, replaced by the arguments in that file.
 
     Raises:
         ConfigError: there is no such file, or a user's folder can't be used.
@@ -231,13 +252,13 @@ def expand(arguments: Sequence[str]) -> list[str]:
     folders.checked_folders()
     expanded: list[str] = []
     for text in arguments:
-        if not text.startswith("sweep="):
+        if not text.startswith(f"{group}="):
             expanded.append(text)
             continue
-        name, known = text.removeprefix("sweep="), folders.names(folders.SWEEP)
+        name, known = text.removeprefix(f"{group}="), folders.names(group)
         if name not in known:
-            raise ConfigError(f"sweep={name}: no such sweep", hint=suggest(name, known, prefix="sweep="))
-        path = folders.file_of(folders.SWEEP, name)
+            raise ConfigError(f"{group}={name}: no such {group}", hint=suggest(name, known, prefix=f"{group}="))
+        path = folders.file_of(group, name)
         assert path is not None
         expanded += parse_yaml(read_text(path))["arguments"]
     return expanded
@@ -265,6 +286,11 @@ def extend(space: Space, arguments: Sequence[str]) -> Space:
         if not override.is_sweep_override():
             raise _changed(f"{override.input_line}", f"it has tried {', '.join(old_axes[key].values) or 'an interval'}")
         axes[key] = _more(old_axes[key], make_axis(override, least=1))
+    if space.points:
+        raise ConfigError(
+            "--extend: a ladder's rungs follow from its rule, and can't be extended",
+            hint="`hlatctl ladder --target LADDER` trains its target; `hlatctl ladder` starts a new ladder",
+        )
     given = _values(own)
     for name in given:
         if name not in _MAY_CHANGE:
@@ -314,17 +340,32 @@ def _changed(what: str, rule: str) -> ConfigError:
     return ConfigError(f"{what}: changes the sweep's search space: {rule}", hint=hint)
 
 
-def _values(own: dict[str, Override]) -> dict[str, Any]:
-    known = [field.name for field in fields(SweepConfig)]
+def _values(own: dict[str, Override], cls: type = SweepConfig, prefix: str = "sweep.") -> dict[str, Any]:
+    known = [field.name for field in fields(cls)]
     values: dict[str, Any] = {}
     for key, override in own.items():
-        name = key.removeprefix("sweep.")
+        name = key.removeprefix(prefix)
         if name not in known:
-            raise ConfigError(f"{key}: unknown key", hint=suggest(name, known, prefix="sweep."))
+            raise ConfigError(f"{key}: unknown key", hint=suggest(name, known, prefix=prefix))
         if override.is_sweep_override():
-            raise ConfigError(f"{override.input_line}: is a setting of the sweep, and can't be an axis")
+            text = override.input_line or ""
+            hint = f"a list is written {key}=[{text.partition('=')[2]}]" if prefix != "sweep." else ""
+            raise ConfigError(f"{text}: is a setting of the {prefix[:-1]}, and can't be an axis", hint=hint)
         values[name] = override.value()
     return values
+
+
+def settings_of(cls: type[_T], parsed: dict[str, Override], prefix: str) -> _T:
+    """Return the settings of a sweep or a ladder, decoded and checked, from the arguments that begin with a prefix.
+
+    Raises:
+        ConfigError: an unknown key, or a value of another type or out of bounds.
+    """
+    own = {key: override for key, override in parsed.items() if key.startswith(prefix)}
+    settings = decode_dataclass(cls, _values(own, cls, prefix), prefix)
+    for error in violations(settings, prefix):
+        raise error
+    return settings
 
 
 def _settings(own: dict[str, Override]) -> SweepConfig:

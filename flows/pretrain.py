@@ -84,10 +84,15 @@ class PlainCaller:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOf:
-    """The place of a run in a sweep. The sweep has already checked the inputs of its trials."""
+    """The place of a run in a sweep. The sweep has already checked the inputs of its trials.
+
+    Args:
+        forecast: what a ladder says of this run, its target: the fields of ``forecast_made``.
+    """
 
     sweep: str
     trial: int
+    forecast: dict[str, Any] | None = None
 
 
 def create(
@@ -138,6 +143,8 @@ def create(
             simulation.write(run, simulated)
         with JournalWriter(run, FLOW_WRITER, now_unix_s=now_unix_s) as journal:
             journal.append("run_created", durable=True, **fields)
+            if of is not None and of.forecast is not None:
+                journal.append("forecast_made", durable=True, **of.forecast)
 
     return runs.create_run(Path(config.runs_dir), run_id, conf.load.dump(config), int(config.runs_mode, 8), begin)
 

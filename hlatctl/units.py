@@ -96,6 +96,13 @@ def value_text(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
+def bounded(value: Mapping[str, Any], digits: int = 4) -> str:
+    """Return a value with its bounds, if there are any: ``3.2104 (3.1850 to 3.2420)``."""
+    low, high = value.get("low"), value.get("high")
+    bounds = f" ({low:.{digits}f} to {high:.{digits}f})" if low is not None and high is not None else ""
+    return f"{number(value, 'value'):.{digits}f}{bounds}"
+
+
 def one_line(text: str) -> str:
     """Return a text as one line that a terminal takes no command from: control characters are shown by their codes."""
     if text.isprintable():

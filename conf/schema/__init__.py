@@ -2,7 +2,8 @@
 
 A value that follows from others is a property, never a key. ``conf.constraints`` checks bounds and choices,
 ``conf.validate`` the rules across fields, and ``conf.load`` reads YAML. The modules contain the groups of keys; here
-are ``Config``, which has all groups of a run, and ``SweepConfig``. ``SimulationConfig`` is no part of a run either.
+are ``Config``, which has all groups of a run, and ``SweepConfig`` and ``LadderConfig``. ``SimulationConfig`` is no part
+of a run either.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from conf.constraints import NonNegativeFloat, NonNegativeInt, PositiveInt, Range
+from conf.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from conf.devices import DeviceName
 from conf.registries import BACKENDS
 from conf.schema.cluster import (
@@ -276,3 +277,36 @@ class SweepConfig:
     initial value."""
     keep_pruned_checkpoints: bool = False
     """Keep the checkpoints of trials that ended early."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderConfig:
+    """Settings of `hlatctl ladder`, given as `ladder.*`; not part of a run's own configuration.
+
+    The configuration itself is the target. A rung is a smaller run; its other values are the target's.
+    """
+
+    by: Literal["shape", "width", "depth"] = "shape"
+    """What differs between sizes: `depth` (layers), `width` (hidden_size; heads and feed-forward layer follow), or
+    `shape` (layers, with the width in proportion)."""
+    sizes: list[PositiveInt] = field(default_factory=list)
+    """The rungs' models: values of model.hidden_size with `by=width`, otherwise of model.num_layers."""
+    tokens_per_parameter: list[PositiveFloat] = field(default_factory=list)
+    """Tokens of each size, for each of its parameters without the input embedding; every value is a rung of every size.
+    Empty: the target's ratio."""
+    lr: list[PositiveFloat] = field(default_factory=list)
+    """Peak learning rate of each size. Empty: the target's, by the two powers."""
+    lr_by_parameters: float = -0.3333
+    """Power of (parameters / target's parameters) that the learning rate is multiplied with (OLMo's ladder: -1/3)."""
+    lr_by_tokens: float = 0.0
+    """The same of (tokens / target's tokens)."""
+    batch: list[PositiveInt] = field(default_factory=list)
+    """train.global_batch_size of each size. Empty: the target's, by the two powers."""
+    batch_by_parameters: float = 0.6667
+    """Power of (parameters / target's parameters) that the batch is multiplied with (OLMo's ladder: 2/3)."""
+    batch_by_tokens: float = 0.0
+    """The same of (tokens / target's tokens)."""
+    set: dict[str, Any] = field(default_factory=dict)
+    """Other values of all rungs, such as `{cluster.nodes:1,parallel.tensor_parallel_size:1}`."""
+    train_target: bool = False
+    """Train the target too, after its forecast was written into it."""

@@ -78,7 +78,7 @@ class Book:
     def next_arm(self) -> tuple[int, dict[str, str] | None] | None:
         """Return number and point of the next trial's arm, or None at the end. The point is None if Optuna draws it."""
         trials = self.trials
-        if trials and sum(trial.arm == trials[-1].arm for trial in trials) < self.settings.seeds:
+        if trials and sum(trial.arm == trials[-1].arm for trial in trials) < self.space.seeds_of(trials[-1].arm):
             return trials[-1].arm, trials[-1].point
         arm = trials[-1].arm + 1 if trials else 0
         if self.space.sampler == "grid":
@@ -87,18 +87,27 @@ class Book:
             return None if point is None else (arm, point)
         return (arm, None) if arm < self.space.arms else None
 
+    @property
+    def rungs_ended(self) -> bool:
+        """Whether all rungs of a ladder have ended, so that its target can be forecast; False in a sweep."""
+        target = self.space.target
+        if target is None or not all(trial.ended for trial in self.trials):
+            return False
+        following = self.next_arm()
+        return following is None or following[0] == target
+
     def ask(self) -> int | None:
-        """Journal the next trial and return its number; None if there is none."""
+        """Journal the next trial and return its number; None if there is none, or if it waits for a forecast."""
         with self.lock:
             following = self.next_arm()
-            if following is None:
+            if following is None or (following[0] == self.space.target and self.state.forecast is None):
                 return None
             # Not the number of trials: the line of an earlier one may be damaged.
             number, (arm, point) = max(self.state.trials, default=-1) + 1, following
             point = self._study.draw(arm) if point is None else point
             overrides = [*self.space.overrides, *(f"{key}={value}" for key, value in point.items())]
             seed = None
-            if self.settings.seeds > 1:
+            if self.space.seeds_of(arm) > 1:
                 seed = self._study.seed + sum(trial.arm == arm for trial in self.trials)
                 overrides.append(f"seed={seed}")
             self.event(

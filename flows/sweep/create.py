@@ -1,4 +1,4 @@
-"""Creates or extends a sweep, after everything is checked, and predicts its trials, hours and dollars."""
+"""Creates or extends a sweep or a ladder, after everything is checked, and predicts its trials, hours and dollars."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from conf import ladder as ladders
 from conf import simulation, tracking
 from conf import space as spaces
 from conf.compose import local_cores, local_processes
+from conf.folders import LADDER, SWEEP
 from conf.schema import ClusterConfig, Config, SimulationConfig
 from conf.space import Space, Variations
 from flows.runtime.programs import ask_about
@@ -19,7 +21,7 @@ from flows.runtime.spending import Expense, Pace, step_time_of, total
 from flows.stages.validate import check as check_inputs
 from flows.stages.validate import check_shape, refuse_simulation
 from flows.sweep.study import Objective, check, objective
-from hlatctl.plan.budget import cost
+from hlatctl.plan.budget import Cost, cost
 from hlatctl.plan.memory import check_memory
 from hlatctl.run import files, runs
 from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError
@@ -79,7 +81,10 @@ def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> SweepPlan:
         runs_dir: the folder of the earlier runs.
     """
     known, pace = list(arms), Pace(runs_dir)
-    each = space.trials / len(known)
+    if space.points:  # every run is listed
+        known, each = [known[arm] for arm in range(space.arms) for _ in range(space.seeds_of(arm))], 1.0
+    else:
+        each = space.trials / len(known)
     measured = [pace.step_s(config) for config in known]
     step_times = [step_time_of(config, pace, space.overrides)[0] for config in known]
     costs = [cost(config, step_s) for step_s, config in zip(step_times, known, strict=True) if step_s is not None]
@@ -100,6 +105,16 @@ def plan(space: Space, arms: Iterable[Config], runs_dir: Path) -> SweepPlan:
     )
 
 
+def price(prepared: Prepared) -> list[Cost | None]:
+    """Return what one run of each known arm costs; None if the time of its steps is unknown."""
+    pace = Pace(prepared.runs_dir)
+    steps_s = [step_time_of(config, pace, prepared.space.overrides)[0] for config in prepared.configs]
+    return [
+        None if step_s is None else cost(config, step_s)
+        for config, step_s in zip(prepared.configs, steps_s, strict=True)
+    ]
+
+
 _PROCESSES = "cluster.processes_per_node"
 #: Maximum number of arms that are checked before a sweep begins. Arms that are drawn later are checked then.
 _MOST_CHECKED = 1000
@@ -110,10 +125,15 @@ _SEEDS = 2**64
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A sweep that is checked and can be created."""
+    """A sweep that is checked and can be created.
+
+    Args:
+        configs: of the arms that are known; of a ladder all rungs and the target.
+    """
 
     space: Space
     plan: SweepPlan
+    configs: list[Config]
     objective: Objective
     runs_dir: Path
     runs_mode: str
@@ -124,22 +144,26 @@ class Prepared:
     simulation: SimulationConfig | None = None
 
 
-def prepare(arguments: Sequence[str], *, folder: Path, simulated: bool) -> Prepared:
-    """Check the arguments of a new sweep; creates nothing.
+def prepare(
+    arguments: Sequence[str], *, folder: Path, simulated: bool, is_ladder: bool = False, to_start: bool = True
+) -> Prepared:
+    """Check the arguments of a new sweep or ladder; creates nothing.
 
     Args:
-        arguments: arguments of ``conf.space.parse``.
+        arguments: arguments of ``conf.space.parse``, or of ``conf.ladder.parse``.
         folder: base of relative paths.
         simulated: the trials are only simulated.
+        to_start: also check what only a start needs: a cluster, and the inputs of the trials.
 
     Raises:
         ConfigError, DataError: an axis, an arm, an input or the objective is wrong.
     """
     settings = None
     if simulated:
-        arguments, settings = simulation.split(spaces.expand(arguments))
+        arguments, settings = simulation.split(spaces.expand(arguments, LADDER if is_ladder else SWEEP))
         settings = dataclasses.replace(settings, shows_recovery=False)
-    prepared = _checked(_with_slots(spaces.parse(arguments, folder)), simulated=simulated)
+    space = ladders.parse(arguments, folder) if is_ladder else spaces.parse(arguments, folder)
+    prepared = _checked(_with_slots(space), simulated=simulated, to_start=to_start)
     return dataclasses.replace(prepared, simulation=settings)
 
 
@@ -153,6 +177,24 @@ def prepare_more(sweep: SweepPaths, arguments: Sequence[str]) -> Prepared:
     return _checked(space, simulated=fold(read_events(sweep)).simulated)
 
 
+def prepare_target(ladder: SweepPaths) -> Prepared:
+    """Check the target of a ladder, to train it too; changes nothing.
+
+    Raises:
+        ConfigError: it is a sweep, or its target is already one of its trials, or is wrong.
+    """
+    space = spaces.load(ladder.space)
+    if not space.points or space.ladder.train_target:
+        problem = "its target is a trial already" if space.points else "it is a sweep, which has no target"
+        raise ConfigError(f"--target={ladder.run_id}: {problem}", hint=f"hlatctl status {ladder.run_id}")
+    space = dataclasses.replace(space, ladder=dataclasses.replace(space.ladder, train_target=True))
+    prepared = _checked(space, simulated=fold(read_events(ladder)).simulated)
+    once = dataclasses.replace(space.settings, seeds=1)
+    alone = dataclasses.replace(space, points=space.points[-1:], settings=once)
+    of_target = plan(alone, prepared.configs[-1:], prepared.runs_dir)
+    return dataclasses.replace(prepared, plan=of_target)
+
+
 def make(prepared: Prepared, *, sweep_id: str | None, argv: list[str]) -> SweepPaths:
     """Create a sweep's directory.
 
@@ -163,7 +205,8 @@ def make(prepared: Prepared, *, sweep_id: str | None, argv: list[str]) -> SweepP
     Raises:
         ConfigError, RunExistsError, StorageError: the directory can't be created.
     """
-    sweep_id = sweep_id or runs.new_run_id(f"{prepared.experiment_name}-sweep")
+    noun = "ladder" if prepared.space.points else "sweep"
+    sweep_id = sweep_id or runs.new_run_id(f"{prepared.experiment_name}-{noun}")
     created = {
         "sweep_id": sweep_id,
         "simulated": prepared.simulated,
@@ -209,6 +252,7 @@ def _space_fields(space: Space) -> dict[str, Any]:
         "settings": {**asdict(space.settings), "sampler": space.sampler},
         "arms": space.arms,
         "trials": space.trials,
+        "target": space.target,
     }
 
 
@@ -235,7 +279,7 @@ def _with_slots(space: Space) -> Space:
     return space
 
 
-def _checked(space: Space, *, simulated: bool) -> Prepared:
+def _checked(space: Space, *, simulated: bool, to_start: bool = True) -> Prepared:
     variations = _variations(space)
     first = variations.compose(space.example())
     if first.seed + space.settings.seeds > _SEEDS:
@@ -244,9 +288,14 @@ def _checked(space: Space, *, simulated: bool) -> Prepared:
             hint=f"lower sweep.seeds or seed={first.seed}",
         )
     aim = objective(space.settings, first)
+    if space.points and (not aim.minimize or aim.at_tokens is not None):
+        raise ConfigError(
+            f"sweep.objective={aim.name}: a ladder forecasts the final value of a loss",
+            hint="sweep.objective=validation_loss, loss, or eval.TASK_bpb; scores are forecast from their losses",
+        )
     configs = list(_arms(space, variations, aim)) or [first]
     tracking.check_mirrors(first)
-    if not simulated:
+    if to_start and not simulated:
         for config in configs:
             refuse_simulation(config, hint="add --dry-run to simulate every trial")
         _check_inputs(configs)
@@ -255,6 +304,7 @@ def _checked(space: Space, *, simulated: bool) -> Prepared:
     return Prepared(
         space=space,
         plan=plan(space, configs, Path(first.runs_dir)),
+        configs=configs,
         objective=aim,
         runs_dir=Path(first.runs_dir),
         runs_mode=first.runs_mode,
@@ -266,14 +316,14 @@ def _checked(space: Space, *, simulated: bool) -> Prepared:
 
 
 def _arms(space: Space, variations: Variations, aim: Objective) -> Iterator[Config]:
-    """Yield the configuration of every arm of a grid.
+    """Yield the configuration of every arm of a grid, or of a ladder with its target.
 
     Raises:
         ConfigError: an arm is wrong; the message names it.
     """
     if space.sampler != "grid":
         return
-    for point in itertools.islice(space.grid(), _MOST_CHECKED):
+    for point in space.points or itertools.islice(space.grid(), _MOST_CHECKED):
         try:
             config = variations.compose(point)
             check(aim, config)

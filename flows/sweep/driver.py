@@ -29,6 +29,7 @@ from flows.runtime.driver import Signals
 from flows.stages.validate import refuse_simulation
 from flows.sweep import report, study
 from flows.sweep.book import Book
+from flows.sweep.forecast import forecast
 from flows.sweep.study import check
 from flows.tracking.follower import conclude_sweep
 from flows.tracking.prefect_sweep import PrefectView
@@ -43,6 +44,7 @@ from hlatctl.run.pace import training_left_s
 from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.state import RunState
 from hlatctl.run.sweep import ENDED, SweepState, TrialState
+from hlatctl.units import bounded
 
 #: How long another command may hold the journal of requests.
 _OPERATOR_S = 10.0
@@ -242,12 +244,12 @@ class _Driver:
         self._trials: dict[int, Trial] = {}
         self._running: dict[int, Trial] = {}
         self._waiting = [trial.number for trial in book.trials if not trial.ended]
-        self._unreported: ConfigError | None = None
+        self._unreported: HlatctlError | None = None  # why no further trial is started
         self._prefect = PrefectView(book.sweep, say, start=book.example.tracking.enabled)
 
     def run(self) -> SweepState:
         if self._all_done() and self._book.state.status in ("finished", "failed"):
-            self._say(f"sweep {self._book.sweep.run_id} is finished")
+            self._say(f"{self._book.state.noun} {self._book.sweep.run_id} is finished")
             return self._book.state
         self._book.event("head_started", pid=os.getpid(), host=platform.node(), token=driver_token(self._book.sweep))
         if self._player is None:
@@ -273,6 +275,8 @@ class _Driver:
                 for trial in list(self._running.values()):
                     if not (trial.is_played and trial.alive):  # the thread that simulates a trial compares it itself
                         self._look(trial)
+                if not self._ending and self._book.rungs_ended and self._book.state.forecast is None:
+                    self._forecast()
                 if self._ending:
                     self._pause_all()
                 else:
@@ -294,11 +298,13 @@ class _Driver:
         return all(trial.ended for trial in self._book.trials) and self._book.next_arm() is None
 
     def _finish(self) -> SweepState:
-        book, state, name = self._book, self._book.state, f"sweep {self._book.sweep.run_id}"
+        book, state = self._book, self._book.state
+        name = f"{state.noun} {book.sweep.run_id}"
         error: HlatctlError | None = self._unreported
         if error is None and state.stop_requested and not self._all_done():
             error = StoppedError(
-                f"{name}: stopped, {book.summary()}", hint=f"`hlatctl resume {book.sweep.run_id}` continues the sweep"
+                f"{name}: stopped, {book.summary()}",
+                hint=f"`hlatctl resume {book.sweep.run_id}` continues the {state.noun}",
             )
         if error is None and state.count("failed") == len(state.trials):
             first = state.trials[0]
@@ -314,6 +320,17 @@ class _Driver:
         if error is not None:
             raise error
         return state
+
+    def _forecast(self) -> None:
+        """Forecast a ladder's target, or end the ladder without training it."""
+        try:
+            self._book.event("forecast_made", **forecast(self._book))
+        except HlatctlError as error:
+            self._unreported = error
+            return
+        made = self._book.state.forecast
+        assert made is not None
+        self._say(f"forecast of the target's {made.objective}: {bounded(made.loss)}")
 
     def _report(self) -> None:
         """Write the report; an error here doesn't change the sweep's outcome."""
@@ -358,7 +375,8 @@ class _Driver:
             self._end(asked, "failed", error.message)
             return None
         config = config if asked.seed is None else dataclasses.replace(config, seed=asked.seed)
-        of = pretrain.TrialOf(sweep=book.sweep.run_id, trial=number)
+        made = book.state.forecast if asked.arm == book.space.target else None
+        of = pretrain.TrialOf(sweep=book.sweep.run_id, trial=number, forecast=made.fields if made else None)
         argv = [sys.argv[0], "train", *asked.overrides]
         self._trials[number] = Trial(book.sweep.trial(number), config, of, argv, self._player)
         return self._trials[number]

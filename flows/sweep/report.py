@@ -31,7 +31,7 @@ def build(sweep: SweepPaths) -> Path:
         DependencyError: matplotlib, optuna or scikit-learn is not installed.
     """
     state = fold(read_events(sweep))
-    importances = _importances(sweep, state)
+    importances = _importances(sweep, state) if state.target is None else {}
     winner = _winner(state, spaces.load(sweep.space).config_dirs)
     curves = {number: Curve.of(read_state(sweep.trial(number))) for number in sorted(state.trials)}
     drawn = pages.draw(state, curves, importances)

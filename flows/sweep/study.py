@@ -193,6 +193,8 @@ def _import() -> Any:
 WINDOW_STEPS = 20
 LOSS = "loss"
 _VALIDATION = "validation_loss"
+#: The task of held-out text.
+_HELD_OUT = "validation"
 _NAME = re.compile(r"(loss|validation_loss|eval\.([\w./-]+))(?:@tokens=(\w[\w.]*))?")
 
 
@@ -267,6 +269,11 @@ def check(aim: Objective, config: Config) -> None:
         raise ConfigError(
             f"sweep.objective={aim.name}: no trial reports it, because eval.enabled=false",
             hint="sweep.objective=loss, or eval.enabled=true",
+        )
+    if aim.score.startswith("validation_") and config.eval.tasks and _HELD_OUT not in config.eval.tasks:
+        raise ConfigError(
+            f"sweep.objective={aim.name}: no trial reports it, because eval.tasks lacks {_HELD_OUT}",
+            hint=f"eval.tasks=[{','.join([_HELD_OUT, *config.eval.tasks])}], or another sweep.objective",
         )
     at = aim.at_tokens
     if at is None:

@@ -64,7 +64,12 @@ def override_words(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 #: The groups apart from a run's configuration that a command takes.
-_APART = {"sweep": [*folders.APART], "train": [folders.SIMULATION], "forecast": [folders.SIMULATION]}
+_APART = {
+    "sweep": [folders.SIMULATION, folders.SWEEP],
+    "ladder": [folders.SIMULATION, folders.LADDER],
+    "train": [folders.SIMULATION],
+    "forecast": [folders.SIMULATION],
+}
 
 
 def _keys(incomplete: str, more: list[str]) -> list[str]:

@@ -33,7 +33,8 @@ def list_options(
     """List groups, their options and the experiments.
 
     `GROUP=OPTION` selects an option, such as cluster=slurm; `*` marks the options that are used if none is given. Only
-    dry runs and forecasts take simulation=OPTION, and only sweeps sweep=OPTION.
+    dry runs and forecasts take simulation=OPTION, only sweeps sweep=OPTION, and only ladders
+    ladder=OPTION.
     """
     from conf.compose import default_options, groups
 

@@ -166,8 +166,18 @@ def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:
         yield "speed", speed + (f", {duration(left_s)} of training left" if left_s else "")
     if used := used_text(state):
         yield "uses", used
+    yield from _forecast_rows(state)
     if state.checkpoints:
         yield "checkpoints", ", ".join(str(step) for step in state.checkpoints)
+
+
+def _forecast_rows(state: RunState) -> Iterator[tuple[str, str]]:
+    if state.forecast is None:
+        return
+    from hlatctl.report import ladder
+
+    yield "ladder", state.forecast.ladder
+    yield from ladder.facts(state.forecast, ladder.result_of_run(state))
 
 
 def used_text(state: RunState) -> str:
@@ -250,7 +260,8 @@ _RESUMABLE = {
 def status(run: RunOrSweepName = LATEST, as_json: Json = False, runs_dir: RunsDir = None) -> None:
     """Show the state of a run or a sweep.
 
-    Shows a run's stage, step, loss, speed, attempts and milestones, or a sweep's arms, best first.
+    Shows a run's stage, step, loss, speed, attempts and milestones, a sweep's arms, best first, or a ladder's rungs
+    with its forecast.
     """
     if swept := find_sweep(run, runs_dir):
         _sweep_status(swept, as_json=as_json)
@@ -295,6 +306,7 @@ def _record(view: RunView) -> dict[str, Any]:
 
 
 def _sweep_status(sweep: SweepPaths, *, as_json: bool) -> None:
+    from hlatctl.report import ladder
     from hlatctl.report import sweep as report
 
     state, pid = view_sweep(sweep)
@@ -307,5 +319,10 @@ def _sweep_status(sweep: SweepPaths, *, as_json: bool) -> None:
     write(columns([*labels, *(list(fact) for fact in report.facts(state))]))
     if state.trials:
         write("\n" + columns([report.header(state), *report.rows(state)]))
+    if state.forecast and state.forecast.scores:
+        head, rows = ladder.scores(state.forecast)
+        write("\n" + columns([head, *rows]))
+    if state.forecast and state.arms == state.target:
+        say(f"hint: `hlatctl ladder --target {sweep.run_id}` trains the target")
     if pid is None and state.status in _RESUMABLE and not driver_job(sweep.driver_job):
-        say(f"hint: `hlatctl resume {sweep.run_id}` continues the sweep ({_RESUMABLE[state.status]})")
+        say(f"hint: `hlatctl resume {sweep.run_id}` continues the {state.noun} ({_RESUMABLE[state.status]})")

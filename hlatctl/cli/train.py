@@ -88,7 +88,7 @@ def _drive_sweep(sweep: SweepPaths) -> None:
     from hlatctl.report import sweep as report
     from hlatctl.report.run_view import view_sweep
 
-    say(f"sweep {sweep.run_id} in {sweep.root}")
+    say(f"{view_sweep(sweep)[0].noun} {sweep.run_id} in {sweep.root}")
     driver.drive(sweep, say)
     state, _ = view_sweep(sweep)
     rows = report.rows(state)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from conf.schema import Config
 from conf.sizes import has_shape, parameters
-from hlatctl.report import signals
+from hlatctl.report import ladder, signals
 from hlatctl.report.appendix import TRAINING_STAGES_HEADER, training_stages
 from hlatctl.report.baselines import PERCENT
 from hlatctl.report.compare import Cell
@@ -48,6 +48,7 @@ def headline(record: Record) -> list[Fact]:
         ("goodput", _goodput(record)),
         ("training loss", _change(run.first_loss, run.last_loss)),
         ("validation loss", "" if run.validation_loss is None else f"{run.validation_loss:.4f} nats per token"),
+        *(ladder.facts(made, ladder.result_of_run(record.state)) if (made := record.state.forecast) else ()),
         *_scores(record.courses.courses),
     ]
     return [(name, text) for name, text in known if text]

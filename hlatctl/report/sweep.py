@@ -6,9 +6,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hlatctl.report import html_pages
+from hlatctl.report import html_pages, ladder
 from hlatctl.report.figures.figure import GREEN, HIGHLIGHT, INK, MAX_POINTS, ORANGE, PURPLE, QUIET, SKY, picture
 from hlatctl.report.numbers import LOSS_WINDOW_STEPS, column, smooth, thin
 from hlatctl.report.summary import table as markdown_table
@@ -41,16 +42,18 @@ class Arm:
 
 
 def arms(state: SweepState) -> list[Arm]:
-    """Return the arms, best first. Arms without a value come last, in order of their numbers."""
+    """Return the arms, best first; a ladder's by compute. Arms without a value come last, in order of their numbers."""
     numbers = sorted({trial.arm for trial in state.trials.values()})
     unsorted = [_arm(number, [t for _, t in sorted(state.trials.items()) if t.arm == number]) for number in numbers]
+    if state.target is not None:
+        return unsorted
     sign = -1.0 if state.direction == "max" else 1.0
     return sorted(unsorted, key=lambda arm: (math.inf if arm.mean is None else sign * arm.mean, arm.number))
 
 
 def best(state: SweepState) -> Arm | None:
-    """Return the best arm; None if no arm has a value."""
-    first = next(iter(arms(state)), None)
+    """Return the best arm; None if no arm has a value, and in a ladder, whose rungs differ in size."""
+    first = next(iter(arms(state)), None) if state.target is None else None
     return first if first is not None and first.mean is not None else None
 
 
@@ -68,10 +71,10 @@ def distance(arm: Arm, winner: Arm) -> tuple[float, float | None] | None:
 def header(state: SweepState) -> list[str]:
     """Return the header of :func:`rows`."""
     return [
-        "arm",
+        "arm" if state.target is None else "rung",
         *(str(axis["key"]) for axis in state.axes),
         state.objective,
-        "difference from best",
+        "difference from best" if state.target is None else "deviation from the law",
         "trials",
         "hours",
         "saved",
@@ -80,14 +83,14 @@ def header(state: SweepState) -> list[str]:
 
 
 def rows(state: SweepState) -> list[list[str]]:
-    """Return a row per arm, best first: setting, objective, hours and the status of its trials."""
+    """Return a row per arm, in the order of :func:`arms`: setting, objective, hours and the status of its trials."""
     winner = best(state)
     return [
         [
-            str(arm.number),
+            "target" if arm.number == state.target else str(arm.number),
             *(arm.point[str(axis["key"])] for axis in state.axes),
             value_text(arm),
-            _difference(arm, winner),
+            _difference(arm, winner) if state.target is None else ladder.deviation(state, arm.values, arm.number),
             str(len(arm.trials)),
             f"{sum(t.process_hours for t in arm.trials):.3g}",
             f"{sum(t.saved_process_hours for t in arm.trials):.3g}",
@@ -102,15 +105,16 @@ def facts(state: SweepState) -> list[tuple[str, str]]:
     unit = "accelerator-hours" if state.accelerators else "process-hours"
     trials = list(state.trials.values())
     saved = sum(trial.saved_process_hours for trial in trials)
-    winner = best(state)
+    winner, lowest = best(state), "lowest" if state.direction == "min" else "highest"
     ended = state.count("finished", "pruned", "diverged", "failed")
     known = [
-        ("sweep", noted(state.sweep_id, simulated=state.simulated)),
+        (state.noun, noted(state.sweep_id, simulated=state.simulated)),
         ("status", state.status + (f": {state.message}" if state.message else "")),
-        ("objective", f"{state.objective}, the {'lowest' if state.direction == 'min' else 'highest'} is best"),
+        ("objective", state.objective + ("" if state.target is not None else f", the {lowest} is best")),
         ("trials", f"{ended} of {state.trials_planned} ended"),
         ("hours", f"{sum(trial.process_hours for trial in trials):.3g} {unit}"),
         ("saved", f"{saved:.3g} {unit} by ending trials early" if saved else ""),
+        *(ladder.facts(state.forecast, ladder.results_of(state)) if state.forecast else ()),
         ("best", f"{winner.text}: {value_text(winner)}" if winner else ""),
         *(("warning", warning) for warning in state.warnings),
     ]
@@ -177,7 +181,9 @@ def render(state: SweepState, figures: Mapping[str, str], winner: Winner | None)
     return html_pages.fill(
         "sweep.html",
         title=state.sweep_id,
-        kicker="sweep",
+        kicker=state.noun,
+        arms_title=_arms_title(state),
+        scores=ladder.scores(state.forecast) if state.forecast else None,
         created_unix_s=state.created_unix_s,
         simulated=state.simulated,
         facts=facts(state)[1:],
@@ -199,8 +205,10 @@ def markdown(
     parts = [f"# {state.sweep_id}\n"]
     if state.simulated:
         parts.append(f"**{MARK}**: {REPORT}\n")
-    parts += [markdown_table(["", ""], [list(fact) for fact in facts(state)[1:]]), "## Arms\n"]
+    parts += [markdown_table(["", ""], [list(fact) for fact in facts(state)[1:]]), f"## {_arms_title(state)}\n"]
     parts.append(markdown_table(header(state), rows(state)))
+    if state.forecast and state.forecast.scores:
+        parts += ["## Forecasts of scores\n", markdown_table(*ladder.scores(state.forecast))]
     if importances:
         shares = [[key, f"{100 * share:.0f} %"] for key, share in importances.items()]
         parts += ["## Importance of the axes\n", markdown_table(["axis", "share"], shares)]
@@ -229,7 +237,7 @@ def trial_rows(state: SweepState) -> list[list[str]]:
     ]
 
 
-LOSS, SETTINGS, IMPORTANCES = "loss", "settings", "importances"
+LOSS, SETTINGS, IMPORTANCES, FORECAST = "loss", "settings", "importances", "forecast"
 #: Colours of the best arms, best first; all others are grey.
 _COLOURS = (INK, HIGHLIGHT, GREEN, PURPLE, ORANGE, SKY, "#000000", "#f0e442")
 _OTHERS = "#d3d7dc"
@@ -261,10 +269,15 @@ def draw(state: SweepState, curves: Mapping[int, Curve], importances: Mapping[st
     """Return SVG text by figure name, without empty figures; ``curves`` by trial, greatest importance first."""
     ranked = arms(state)
     drawn = {}
+    if state.forecast:
+        drawn[FORECAST] = _svg(
+            partial(ladder.plot, made=state.forecast, results=ladder.results_of(state)), height_in=3.6
+        )
     if any(curve.tokens for curve in curves.values()):
-        drawn[LOSS] = _svg(lambda axes: _losses(axes, ranked, curves), height_in=4.0)
+        names = [_label(arm) if state.target is None else _rung(arm, state) for arm in ranked]
+        drawn[LOSS] = _svg(lambda axes: _losses(axes, ranked, names, curves), height_in=4.0)
     valued = [arm for arm in ranked if arm.mean is not None]
-    if state.axes and len(valued) > 1:
+    if state.axes and len(valued) > 1 and state.target is None:
         drawn[SETTINGS] = _svg(lambda axes: _settings(axes, state, valued), height_in=3.4)
     if importances:
         drawn[IMPORTANCES] = _svg(lambda axes: _importances(axes, importances), height_in=0.7 + 0.3 * len(importances))
@@ -275,7 +288,7 @@ def _svg(plot: Callable[[Axes], None], *, height_in: float) -> str:
     return picture(plot, "svg", width_in=_WIDTH_IN, height_in=height_in).decode()
 
 
-def _losses(axes: Axes, ranked: Sequence[Arm], curves: Mapping[int, Curve]) -> None:
+def _losses(axes: Axes, ranked: Sequence[Arm], names: Sequence[str], curves: Mapping[int, Curve]) -> None:
     others = len(ranked) - len(_COLOURS)
     for rank, arm in reversed(list(enumerate(ranked))):  # draw the best on top
         for trial in arm.trials:
@@ -285,8 +298,8 @@ def _losses(axes: Axes, ranked: Sequence[Arm], curves: Mapping[int, Curve]) -> N
             axes.plot(curve.tokens, curve.losses, color=_colour(rank), linewidth=1.1, alpha=0.9)
             if trial.ended and trial.status != "finished":
                 axes.plot(curve.tokens[-1], curve.losses[-1], "x", color=_colour(rank), markersize=5)
-    for rank, arm in enumerate(ranked[: len(_COLOURS)]):
-        axes.plot([], [], color=_colour(rank), label=_short(_label(arm)))
+    for rank, name in enumerate(names[: len(_COLOURS)]):
+        axes.plot([], [], color=_colour(rank), label=_short(name))
     if others > 0:
         axes.plot([], [], color=_OTHERS, label=f"{others} more")
     axes.set_ylim(*_range([curve for curve in curves.values() if curve.tokens]))
@@ -389,6 +402,14 @@ def _importances(axes: Axes, importances: Mapping[str, float]) -> None:
     axes.set_xlim(0, 100)
     axes.set_xlabel("% of the variance that single axes explain")
     axes.grid(visible=False, axis="y")
+
+
+def _rung(arm: Arm, state: SweepState) -> str:
+    return "target" if arm.number == state.target else f"rung {arm.number}"
+
+
+def _arms_title(state: SweepState) -> str:
+    return "Arms" if state.target is None else "Rungs and target"
 
 
 def _label(arm: Arm) -> str:

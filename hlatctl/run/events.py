@@ -14,7 +14,7 @@ from typing import Any
 
 from hlatctl.run.evaluations import in_words
 from hlatctl.run.step_metrics import STEP_METRICS, texts
-from hlatctl.units import count, duration, host_names, number, queued, size, tags_text
+from hlatctl.units import bounded, count, duration, host_names, number, queued, size, tags_text
 
 Event = dict[str, Any]
 Line = Callable[[Event], str]
@@ -146,6 +146,13 @@ OF_RUNS: dict[str, Kind] = {
         "(folder of an external model: the run is only its evaluation); imported object (file, its SHA-256, "
         "evaluator, model and date of imported scores: the run has nothing but these)",
         lambda e: f"run {e['run_id']}: created",
+    ),
+    "forecast_made": _kind(
+        "flow: what a ladder's rungs say of this run, its target; journalled when the run is created",
+        "ladder text; objective text; law text (`size` or `compute`); why text (why not `size`); loss! object (value, "
+        "low and high); coverage number (share between the bounds); constants! object; rungs! list; target! object; "
+        "held_out! object (forecast for the largest rung by the others); curve! list; scores! object (by task)",
+        lambda e: f"forecast by {e['ladder']}: {e['objective']} {bounded(e['loss'])}",
     ),
     "head_started": _kind(
         "flow: a driver starts",
@@ -517,15 +524,19 @@ OF_RUNS: dict[str, Kind] = {
         lambda e: f"run {e['outcome']} at step {e['step']}{_after(' (', e.get('message'), ')')}",
     ),
 }
-#: The events that only a sweep's journal has. It also has ``head_started``, ``stop_requested`` and ``labelled``.
+#: The events that only a sweep's journal has. It also has ``head_started``, ``stop_requested`` and
+#: ``labelled``, and a ladder's has ``forecast_made``.
 OF_SWEEPS: dict[str, Kind] = {
     "sweep_created": _kind(
         "flow",
         "sweep_id text; simulated flag; folder text (base of relative paths); overrides list (of every trial); "
         "objective text; direction text; accelerators flag; plan any; argv list; axes list; settings object "
-        "(`sweep.*`); arms whole; trials whole",
+        "(`sweep.*`); arms whole; trials whole; target whole (the arm of a ladder's "
+        "target; null in a sweep)",
     ),
-    "sweep_extended": _kind("flow", "argv list; axes list; settings object (`sweep.*`); arms whole; trials whole"),
+    "sweep_extended": _kind(
+        "flow", "argv list; axes list; settings object (`sweep.*`); arms whole; trials whole; target whole"
+    ),
     "trial_asked": _kind(
         "flow: journalled before the run directory is created",
         "trial whole; run_id text; arm whole; point object (by axis); seed whole (null if the sweep uses one seed); "

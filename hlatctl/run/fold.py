@@ -34,6 +34,7 @@ from hlatctl.run.state import (
     AttemptState,
     ContractScores,
     EvaluationProgress,
+    ForecastState,
     MilestoneState,
     ProfileState,
     QueuedJob,
@@ -256,6 +257,10 @@ def _run_created(state: RunState, event: Event) -> None:
     state.imported = dict(event.get("imported") or {})
     state.argv = list(event.get("argv", []))
     state.created_unix_s = event["time_unix_s"]
+
+
+def _forecast_made(state: RunState, event: Event) -> None:
+    state.forecast = ForecastState.of(event)
 
 
 def _head_started(state: RunState, event: Event) -> None:
@@ -653,6 +658,7 @@ def _alarm(state: RunState, event: Event) -> None:
 
 _HANDLERS = {
     "run_created": _run_created,
+    "forecast_made": _forecast_made,
     "head_started": _head_started,
     "stage_started": _stage("running"),
     "stage_finished": _stage("finished"),

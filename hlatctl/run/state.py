@@ -6,7 +6,7 @@ is alive: ``hlatctl.run.lease`` does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hlatctl.run.journal import Event
@@ -295,6 +295,82 @@ class ProfileState:
     message: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ForecastState:
+    """What a ladder's rungs say of its target, written down before the target trains.
+
+    Args:
+        ladder: id of the ladder.
+        objective: what is forecast, as in ``sweep.objective``.
+        law: ``size`` or ``compute`` (``hlatctl.plan.scaling``).
+        why: why it isn't the law of both size and tokens; empty if it is.
+        loss: ``{"value", "low", "high"}``; the bounds are None without a degree of freedom.
+        coverage: share of the distribution between the bounds.
+        constants: those of the law, like ``loss``.
+        rungs: ``{"trial", "parameters", "tokens", "flops", "loss", "fitted"}`` of each finished rung.
+        target: its ``parameters``, ``tokens`` and ``flops``.
+        held_out: ``{"trial", "value", "loss"}``: the largest rung's forecast by the others; empty if they are too few.
+        curve: ``{"flops", "value", "low", "high"}`` from the smallest rung to the target.
+        scores: by task, like ``loss``, with the score that it follows (``through``); or only ``why`` there is none.
+        made_unix_s: time of the event.
+    """
+
+    ladder: str
+    objective: str
+    law: str
+    why: str
+    loss: dict[str, float | None]
+    coverage: float
+    constants: dict[str, dict[str, float | None]]
+    rungs: list[dict[str, float]]
+    target: dict[str, float]
+    held_out: dict[str, float]
+    curve: list[dict[str, float | None]]
+    scores: dict[str, dict[str, Any]]
+    made_unix_s: float
+
+    @classmethod
+    def of(cls, event: Event) -> ForecastState:
+        """Return the forecast of an event; raises one of ``files.DAMAGED`` if it is damaged."""
+        scores = {str(task): dict(score) for task, score in event["scores"].items()}
+        for score in scores.values():
+            score.update(_bounded(score) if "value" in score else {"why": str(score["why"])})
+        return cls(
+            ladder=str(event["ladder"]),
+            objective=str(event["objective"]),
+            law=str(event["law"]),
+            why=str(event["why"]),
+            loss=_bounded(event["loss"]),
+            coverage=float(event["coverage"]),
+            constants={str(name): _bounded(value) for name, value in event["constants"].items()},
+            rungs=[_numbers(rung, _RUNG) for rung in event["rungs"]],
+            target=_numbers(event["target"], _SIZE),
+            held_out=_numbers(event["held_out"], _HELD_OUT) if event["held_out"] else {},
+            curve=[{**_bounded(point), "flops": float(point["flops"])} for point in event["curve"]],
+            scores=scores,
+            made_unix_s=event["time_unix_s"],
+        )
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of its event, without the time."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "made_unix_s"}
+
+
+_SIZE = ("parameters", "tokens", "flops")
+_RUNG = ("trial", *_SIZE, "loss", "fitted")
+_HELD_OUT = ("trial", "value", "loss")
+
+
+def _numbers(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, float]:
+    return {name: float(values[name]) for name in names}
+
+
+def _bounded(values: dict[str, Any]) -> dict[str, float | None]:
+    bounds = {name: None if values[name] is None else float(values[name]) for name in ("low", "high")}
+    return {"value": float(values["value"]), **bounds}
+
+
 @dataclass
 class RunState:
     """The state of a run.
@@ -302,6 +378,7 @@ class RunState:
     Args:
         status: ``created``, ``running``, ``finished``, ``failed`` or ``stopped``.
         sweep: sweep that the run belongs to, or empty.
+        forecast: the forecast of a ladder's target; None for every other run.
         argv: the command line that created the run.
         labels: name, tags and notes.
         archived: its checkpoints were removed, and it can't be resumed.
@@ -335,6 +412,7 @@ class RunState:
     evaluates: str = ""
     imported: dict[str, Any] = field(default_factory=dict)
     sweep: str = ""
+    forecast: ForecastState | None = None
     contract: str = ""
     created_unix_s: float = 0.0
     last_event_unix_s: float = 0.0

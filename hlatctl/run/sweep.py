@@ -14,6 +14,7 @@ from hlatctl.run import labels, stopping
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.journal import Event
 from hlatctl.run.labels import LabelState
+from hlatctl.run.state import ForecastState
 from hlatctl.units import number
 
 #: Statuses of trials that have ended.
@@ -79,6 +80,8 @@ class SweepState:
         settings: all values of ``sweep.*``.
         arms, trials_planned: planned numbers.
         accelerators: whether each process has an accelerator.
+        target: arm of a ladder's target; None in a sweep, whose arms are compared.
+        forecast: what a ladder's rungs say of its target; None before they have ended.
         trials: trials by number.
         labels: name, tags and notes.
         driver: token of the newest driver's lease.
@@ -100,6 +103,8 @@ class SweepState:
     arms: int = 0
     trials_planned: int = 0
     accelerators: bool = False
+    target: int | None = None
+    forecast: ForecastState | None = None
     trials: dict[int, TrialState] = field(default_factory=dict)
     labels: LabelState = field(default_factory=LabelState)
     stop_requested: bool = False
@@ -108,6 +113,11 @@ class SweepState:
     stop_by: str = ""
     message: str = ""
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def noun(self) -> str:
+        """What it is called: sweep or ladder."""
+        return "sweep" if self.target is None else "ladder"
 
     def count(self, *statuses: str) -> int:
         """Return the number of trials with these statuses."""
@@ -146,6 +156,11 @@ def _sweep_created(state: SweepState, event: Event) -> None:
 def _space(state: SweepState, event: Event) -> None:
     state.axes, state.settings = list(event["axes"]), dict(event["settings"])
     state.arms, state.trials_planned = int(event["arms"]), int(event["trials"])
+    state.target = None if event.get("target") is None else int(event["target"])
+
+
+def _forecast_made(state: SweepState, event: Event) -> None:
+    state.forecast = ForecastState.of(event)
 
 
 def _head_started(state: SweepState, event: Event) -> None:
@@ -210,6 +225,7 @@ _HANDLERS = {
     "sweep_created": _sweep_created,
     "sweep_extended": _space,
     "head_started": _head_started,
+    "forecast_made": _forecast_made,
     "trial_asked": _trial_asked,
     "trial_started": _trial_started,
     "trial_paused": _trial_paused,

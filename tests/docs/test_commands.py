@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from conf import simulation
+from conf import folders, simulation
 from conf.compose import compose, groups
 from conf.reference import keys
 from hlatctl.cli.main import app
@@ -92,7 +92,7 @@ def composed(*overrides: str) -> None:
 
 @functools.cache
 def names() -> tuple[frozenset[str], frozenset[str]]:
-    return frozenset(groups()), frozenset(key.name for key in keys())
+    return frozenset((*groups(), *folders.APART)), frozenset(key.name for key in keys())
 
 
 def check_keys(overrides: list[str]) -> None:

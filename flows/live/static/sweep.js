@@ -77,13 +77,17 @@ export class SweepView {
       chart.draw(found.traces, { label: title, ...found }).catch((error) => { chart.plot.textContent = error.message; });
     };
     const varied = details.axes.map((axis) => axis.key).filter((key) => new Set(details.arms.map((arm) => arm.point[key])).size > 1);
-    add("Settings and objective of each arm", parallel(details, varied), { tall: true });
-    add("Best so far", progress(details));
+    const isLadder = details.target !== null;
+    add("Forecast and result", forecast(details), { tall: true });
+    if (!isLadder) {
+      add("Settings and objective of each arm", parallel(details, varied), { tall: true });
+      add("Best so far", progress(details));
+    }
     add("Objective during training", rungs(details));
     add("Importance of the settings", importance(details));
     const pair = this.pair(varied);
-    add(pair.join(" and "), pair.length === 2 && surface(details, ...pair));
-    fill(this.root, heading(details), facts(details.facts), this.buttons(), this.table(varied), varied.length > 2 && this.pickers(varied, pair), figures, trials(details));
+    if (!isLadder) add(pair.join(" and "), pair.length === 2 && surface(details, ...pair));
+    fill(this.root, heading(details), facts(details.facts), this.buttons(), this.table(varied), !isLadder && varied.length > 2 && this.pickers(varied, pair), figures, trials(details));
   }
 
   /** The two settings of the last figure: those of the address, or the first ones. */
@@ -99,7 +103,7 @@ export class SweepView {
   }
 
   buttons() {
-    const { details } = this, best = details.arms.flatMap((arm) => arm.trials.slice(0, 1)).slice(0, 5).map((number) => runOf(details, number));
+    const { details } = this, best = details.target !== null ? [] : details.arms.flatMap((arm) => arm.trials.slice(0, 1)).slice(0, 5).map((number) => runOf(details, number));
     const all = details.trials.map((trial) => trial.run_id).slice(0, MOST_COMPARED);
     const compare = (runs, title) => runs.length > 1 && h("a", { class: "button", href: format({ view: "compare", params: { runs: runs.join(",") } }) }, title);
     return h("div", { class: "links" }, compare(best, `Compare the best ${best.length}`), all.length > best.length && compare(all, `Compare the first ${all.length} trials`),
@@ -108,14 +112,15 @@ export class SweepView {
 
   table(varied) {
     const { details } = this, same = details.axes.map((axis) => axis.key).filter((key) => !varied.includes(key));
+    const isLadder = details.target !== null;
     const rows = details.arms.map((arm, index) => [
-      h(arm.mean !== null && index === 0 ? "strong" : "span", {}, text.whole(arm.arm)), ...varied.map((key) => bdi(arm.point[key] ?? "–")),
-      text.score({ value: arm.mean, stderr: arm.stderr }), difference(arm),
+      h(arm.mean !== null && index === 0 && !isLadder ? "strong" : "span", {}, arm.arm === details.target ? "target" : text.whole(arm.arm)), ...varied.map((key) => bdi(arm.point[key] ?? "–")),
+      text.score({ value: arm.mean, stderr: arm.stderr }), isLadder ? deviation(details, arm) : difference(arm),
       arm.trials.map((number) => trialLink(details, details.trials.find((trial) => trial.number === number))),
     ]);
-    return h("section", {}, h("h2", {}, "Arms, best first"),
+    return h("section", {}, h("h2", {}, isLadder ? "Rungs and target" : "Arms, best first"),
       same.length > 0 && details.arms.length > 0 && h("p", { class: "summary" }, `The same in all: ${same.map((key) => `${key}=${details.arms[0].point[key]}`).join(", ")}.`),
-      rows.length ? table("Arms", ["arm", ...varied.map((key) => h("code", {}, bdi(key))), bdi(details.objective), "difference from best", "trials"], rows, { class: "short" })
+      rows.length ? table(isLadder ? "Rungs" : "Arms", [isLadder ? "rung" : "arm", ...varied.map((key) => h("code", {}, bdi(key))), bdi(details.objective), isLadder ? "deviation from the law" : "difference from best", "trials"], rows, { class: "short" })
         : h("p", { class: "empty" }, "No trial has been created yet."));
   }
 }
@@ -134,7 +139,7 @@ function difference({ difference: gap, difference_stderr: stderr }) {
 
 function heading(details) {
   const ended = details.trials.filter((trial) => trial.ended_unix_s !== null).length, says = `${ended} of ${details.trials.length} trials have ended`;
-  return h("header", { class: "run-header" }, h("div", { class: "heading" }, h("h1", {}, "Sweep ", bdi(details.name || details.sweep_id)), chip(details.status),
+  return h("header", { class: "run-header" }, h("div", { class: "heading" }, h("h1", {}, details.target === null ? "Sweep " : "Ladder ", bdi(details.name || details.sweep_id)), chip(details.status),
     details.simulated && h("span", { class: "mark" }, "simulated: nothing was trained")),
   h("p", { class: "about" }, details.name && bdi(`${details.sweep_id} · `), says, bar(details.trials.length ? ended / details.trials.length : 0, says)));
 }
@@ -149,6 +154,33 @@ function trials(details) {
     text.number(trial.value), `${text.count(trial.tokens)}`, text.number(trial.process_hours, 3), bdi(trial.why || "–"),
   ]);
   return rows.length > 0 && h("section", {}, h("h2", {}, "Trials"), table("Trials", ["trial", "arm", "seed", "status", "objective", "tokens", "hours", "reason"], rows, { class: "short" }));
+}
+
+/** How far a rung's final loss, or that of the target, is from the law. */
+function deviation({ forecast: made, target, trials: all }, arm) {
+  if (!made || arm.mean === null) return "–";
+  const rung = made.rungs.find((each) => all.some((trial) => trial.number === each.trial && trial.arm === arm.arm));
+  const fitted = arm.arm === target ? made.loss.value : rung?.fitted, share = fitted ? 100 * (arm.mean / fitted - 1) : null;
+  return share === null ? "–" : `${share > 0 ? "+" : ""}${share.toFixed(2)} %`;
+}
+
+/** Final losses of a ladder's rungs by compute, the law with its band, and the target's forecast and result. */
+function forecast({ forecast: made, objective }) {
+  if (!made) return null;
+  const { color } = stroke(0), at = made.curve.map((point) => point.flops), of = (name) => made.curve.map((point) => point[name]);
+  const line = { type: "scatter", mode: "lines", x: at, line: { width: 0, color }, hoverinfo: "skip", showlegend: false };
+  const { value, low, high } = made.loss, hasBand = low !== null, goal = [made.target.flops];
+  const bars = hasBand && { type: "data", symmetric: false, array: [high - value], arrayminus: [value - low] };
+  return {
+    traces: [
+      ...(hasBand ? [{ ...line, y: of("low") }, { ...line, y: of("high"), fill: "tonexty", fillcolor: faint(color, 0.18) }] : []),
+      { type: "scatter", mode: "lines", name: "law", x: at, y: of("value"), line: { color } },
+      { type: "scatter", mode: "markers", name: "rungs", x: made.rungs.map((rung) => rung.flops), y: made.rungs.map((rung) => rung.loss), marker: { color, size: 8 } },
+      { type: "scatter", mode: "markers", name: "forecast", x: goal, y: [value], ...(bars && { error_y: bars }), marker: { color: stroke(1).color, size: 9, symbol: "diamond" } },
+      ...(made.results.length ? [{ type: "scatter", mode: "markers", name: "result", x: made.results.map(() => goal[0]), y: made.results, marker: { color: stroke(2).color, size: 12, symbol: "star" } }] : []),
+    ],
+    x: { title: "training compute, FLOPs", type: "log", exponentformat: "power" }, y: { title: escaped(objective), type: "log" }, layout: { hovermode: "closest" },
+  };
 }
 
 /** A colour between grey (the worst) and the accent (the best). */

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from hlatctl.report.ladder import results_of
 from hlatctl.report.run_view import view_sweep
 from hlatctl.report.sweep import arms, best, distance, facts
 from hlatctl.report.sweep import markdown as as_markdown
@@ -44,6 +45,8 @@ def details(sweep: SweepPaths) -> dict[str, Any]:
         "objective": state.objective,
         "direction": state.direction,
         "axes": state.axes,
+        "target": state.target,
+        "forecast": state.forecast and {**state.forecast.fields, "results": results_of(state)},
         "arms": ranked,
         "trials": [
             {

@@ -28,6 +28,7 @@ COMMANDS = (
     "speedtest",
     "sweep",
     "sweep-report",
+    "ladder",
     "runs",
     "status",
     "watch",
