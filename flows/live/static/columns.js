@@ -20,11 +20,11 @@ const number = (key, title, label, show, options = {}) => ({
  * first click sorts upwards. `says`: the whole name of a column that `ofKey` made.
  */
 const BASE = [
-  { key: "status", title: "Status", width: 104, rises: true, phone: true, class: "c-status", hint: (row) => row.what || row.problem || "", cell: (row) => chip(row.status) },
+  { key: "status", title: "Status", width: 112, rises: true, phone: true, class: "c-status", hint: (row) => row.what || row.problem || "", cell: (row) => chip(row.status) },
   { key: "progress", title: "Progress", width: 128, phone: true, class: "c-progress", cell: progress },
   number("loss", "Loss", "loss", text.number, { rises: true, phone: true, optional: false, cell: loss }),
   { key: "curve", title: "Loss curve", width: 104, unsorted: true, phone: true, class: "c-curve", optional: true, has: (row) => row.spark, cell: (row) => sparkline(row.spark) || " " },
-  number("validation_loss", "Val. loss", "valid.", text.number, { rises: true }),
+  number("validation_loss", "Val. loss", "valid.", text.number, { width: 84, rises: true }),
   { key: "score", title: "Scores", width: 118, class: "c-scores", optional: true, has: (row) => scoresOf(row).length > 0, cell: scores,
     hint: (row) => scoresOf(row).map(([name, value]) => `${name} ${text.number(value)}`).join("\n") },
   number("tokens_per_s", "Tok/s", "tok/s", text.count, { phone: true }), number("mfu", "MFU", "MFU", text.percent),

@@ -57,7 +57,7 @@ function attempts(tries) {
     text.whole(each.attempt), nobr(text.time(each.started_unix_s)),
     nobr(each.ended_unix_s ? text.duration(each.ended_unix_s - each.started_unix_s) : "running"),
     nobr(`${text.whole(each.from_step)} – ${text.whole(each.to_step)}`), h("span", {}, bdi(each.cause || "–"), each.evidence && h("small", { class: "block" }, bdi(each.evidence))),
-    nobr(each.decision || "–"), text.count(each.lost_tokens), bdi(hosts(each.hosts)),
+    nobr(each.decision || "–"), text.count(each.lost_tokens), h("div", { class: "roomy" }, bdi(hosts(each.hosts))),
   ]);
   const slow = tries.filter((each) => each.recovery?.cause);
   const most = Math.max(...slow.map((each) => seconds(each.recovery)));
