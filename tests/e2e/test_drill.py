@@ -26,7 +26,8 @@ RESTARTED = {
     "bad_data": "data error",
     "flip_bytes": "checkpoint rejected (shard-",
     "cut_manifest": "checkpoint rejected (",
-    "flip_memory": "corruption (rank 0 or 1)",
+    # Rank 0 or 1; or the damaged one alone, if its bit is flipped between the two passes of a check.
+    "flip_memory": "corruption (rank ",
 }
 CONTINUED = {
     "slow_process": "straggler (rank 1)",
