@@ -229,7 +229,7 @@ class Config:
 
     @property
     def milestones(self) -> dict[int, int]:
-        """Return the milestones' tokens by the optimizer step whose checkpoint is evaluated.
+        """Return the milestones' tokens by the optimizer step whose checkpoint is evaluated, in order.
 
         A milestone of T tokens belongs to the first step that has consumed T. The last step of the run is always one,
         with all tokens of the run, and so is that of each stage. Empty if evaluation is off.
@@ -239,7 +239,7 @@ class Config:
         milestones = {self.step_reaching(tokens): tokens for tokens in self._multiples(self.eval.every_tokens)}
         milestones |= {stage.last_step: stage.last_tokens for stage in self.stages}
         milestones[self.total_steps] = self.total_tokens
-        return milestones
+        return dict(sorted(milestones.items()))
 
 
 def _last_step(stage: Stage) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import conf.validate
 from conf import environment, fingerprint, tracking
 from conf.initial_weights import check_initial_weights
+from conf.listing import is_url
 from conf.registries import BACKENDS
 from conf.schema import Config
 from conf.validate import require_own_tasks
@@ -25,7 +26,7 @@ from hlatctl.cache.remote import unusable
 from hlatctl.plan.evaluation import check_shared_devices
 from hlatctl.plan.memory import check_memory
 from hlatctl.run.checkpoint import checkpoint_steps
-from hlatctl.run.errors import ConfigError, DependencyError, HlatctlError, LaunchError, install
+from hlatctl.run.errors import ConfigError, DataError, DependencyError, HlatctlError, LaunchError, install
 from hlatctl.run.files import private_folder
 from hlatctl.run.provenance import package_versions
 
@@ -115,7 +116,10 @@ def _checks(config: Config, *, begun: bool = False) -> list[Callable[[], object]
         checks.append(partial(ask_about, backend.kind.own_settings, config, timeout_s=_TIMEOUT_S))
     if not begun:
         checks.append(partial(check_initial_weights, config))
-    if config.data.inputs or config.tokenizer.path:
+    missing = _missing_inputs(config)
+    if len(missing) > 1 or (missing and config.data.sources):  # the program names the first one, as `data.path`
+        checks.append(partial(_refuse_missing, missing))
+    elif config.data.inputs or config.tokenizer.path:
         checks.append(partial(ask_about, "trainer.data.prepare", config, timeout_s=_TIMEOUT_S))
     checks.append(partial(_chat, config))
     chooses = wanted.tasks or wanted.groups or wanted.items or wanted.include_path
@@ -133,6 +137,25 @@ def _software(config: Config) -> None:
     check = BACKENDS.part(config.backend.name, "software")
     if check and config.cluster.jobs_run == "here":  # elsewhere, preflight checks the nodes' environment
         check(config)
+
+
+def _missing_inputs(config: Config) -> list[str]:
+    """Return the keys and paths of corpora and tokenizer that don't exist. Corpora in object storage aren't checked."""
+    data, inputs = config.data, config.data.inputs
+    named = {f"data.sources[{number}].path" if data.sources else "data.path": i.path for number, i in enumerate(inputs)}
+    named |= {"tokenizer.path": config.tokenizer.path} if config.tokenizer.path else {}
+    # A corpus of token ids can be named by the prefix of its files.
+    return [
+        f"{key}={path}"
+        for key, path in named.items()
+        if not (is_url(path) or os.path.lexists(path) or os.path.lexists(f"{path}.idx"))
+    ]
+
+
+def _refuse_missing(missing: list[str]) -> None:
+    raise DataError(
+        f"{', '.join(missing)}: no such file or folder", hint=f"correct {'these paths' if missing[1:] else 'it'}"
+    )
 
 
 def _own_tasks(config: Config) -> None:

@@ -66,6 +66,7 @@ def test_steps_and_tokens_are_inverse_over_stages_with_other_batches() -> None:
         assert config.step_reaching(reached) == step
         assert config.step_reaching(reached - 1) == step
     assert config.milestones == {4: 2048, 6: 4096, 10: 8192, 13: 11264, 14: 12288}, "16 sequences in the last one too"
+    assert list(config.milestones) == sorted(config.milestones), "also those of the ends of stages"
 
 
 def test_a_stage_keeps_what_the_stage_before_it_has_set() -> None:

@@ -89,6 +89,19 @@ def test_all_reasons_to_refuse_a_start_are_found_and_nothing_is_written(
     assert not (tmp_path / "runs").exists()
 
 
+def test_all_missing_inputs_are_named_before_a_program_looks_at_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ids.idx").write_bytes(b"")
+    monkeypatch.setattr(validate, "ask_about", lambda *_, **__: pytest.fail("a program was asked"))
+    sources = f"data.sources=[{{path: {tmp_path}/a}},{{path: s3://bucket/b}},{{path: {tmp_path}/ids}}]"
+    config = compose([sources, f"tokenizer.path={tmp_path}/c", "eval.enabled=false"])
+    with pytest.raises(DataError) as caught:
+        validate.check(config)
+    named = f"data.sources[0].path={tmp_path}/a, tokenizer.path={tmp_path}/c: no such file or folder"
+    assert caught.value.message == named
+
+
 def test_a_run_says_once_which_tasks_this_machine_will_skip(
     tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
