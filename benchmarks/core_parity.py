@@ -1,9 +1,10 @@
 """CORE by our tasks against nanochat's own functions, item by item: the same answer must be right.
 
 ``HLATCTL_BENCH_NANOCHAT`` is a copy of nanochat (https://github.com/karpathy/nanochat), whose ``core_eval.py`` is
-called for every item. Both read a bundle in nanochat's format, which is made here from the datasets that are present:
-``HLATCTL_BENCH_LIMIT`` items (default 300) for each of nine tasks of all three kinds. The models are a pre-trained
-one, and a checkpoint that is trained and exported for this (``HLATCTL_BENCH_MODELS`` names one of them).
+called for every item. Both read ``HLATCTL_BENCH_LIMIT`` items (default 300) of each task: of those of nanochat's bundle
+whose files are present, if ``HLATCTL_BENCH_BUNDLE`` is the folder with ``eval_bundle``; else of nine tasks of all three
+kinds, made here from other datasets in the bundle's format. The models are a pre-trained one, and a checkpoint that is
+trained and exported for this (``HLATCTL_BENCH_MODELS`` names one of them).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from eval.serving import answers, model, runners
 from eval.tasks import core, plan
 
 _NANOCHAT = os.environ.get("HLATCTL_BENCH_NANOCHAT")
+_BUNDLE = os.environ.get("HLATCTL_BENCH_BUNDLE")
 _MODELS = os.environ.get("HLATCTL_BENCH_MODELS", "stories260K,checkpoint").split(",")
 _ITEMS = int(os.environ.get("HLATCTL_BENCH_LIMIT", "300"))
 
@@ -40,13 +42,21 @@ def run() -> None:
     nanochat = _module(Path(_NANOCHAT) / "nanochat" / "core_eval.py")
     with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as folder:
         root = Path(folder)
-        _write_bundle(root / "data")
+        data = Path(_BUNDLE) if _BUNDLE else root / "data"
+        if not _BUNDLE:
+            _write_bundle(data)
+        tasks = [row.name for row in core.ROWS if (data / row.place).is_file()]
+        print(f"{len(tasks)} of {len(core.ROWS)} tasks have their files")
+        core.check_bundle(data, tasks)
         for name in _MODELS:
             is_ours = name != MODEL.name
-            _compare(name, exported(root / "trained") if is_ours else MODEL, nanochat, root, is_ours=is_ours)
+            model_folder = exported(root / "trained") if is_ours else MODEL
+            _compare(name, model_folder, nanochat, data, tasks, root, is_ours=is_ours)
 
 
-def _compare(name: str, folder: Path, nanochat: Any, root: Path, *, is_ours: bool) -> None:
+def _compare(
+    name: str, folder: Path, nanochat: Any, data: Path, tasks: list[str], root: Path, *, is_ours: bool
+) -> None:
     loaded = model.load(folder, seq_len=SEQ_LEN, device="cpu")
     request = runners.RunnerArguments(
         folder=folder, loaded=lambda: loaded, max_length=SEQ_LEN, batch_size=BATCH_SIZE, seed=SEED
@@ -54,12 +64,14 @@ def _compare(name: str, folder: Path, nanochat: Any, root: Path, *, is_ours: boo
     lm = answers.Remembering(runners.make("hf", request), batch_size=BATCH_SIZE, seed=SEED)
     first = lm.tokenizer.eos_token_id if is_ours else lm.prefix_token_id
     theirs = _Nanochat(nanochat, loaded, int(first))
-    tasks = [f"core_{label}" for label in _ITEMS_OF]
-    wanted = replace(compose(["eval=core"]).eval, data_dir=str(root / "data"), tasks=tasks)
+    wanted = replace(compose(["eval=core"]).eval, data_dir=str(data), tasks=tasks, limit=_ITEMS)
     equal = asked = 0
     for task in plan.make(wanted, root).tasks:
-        row, result = core.TASKS[task.name], harness.run(lm, task, root, seed=SEED, is_trained_here=is_ours)
-        their_answers = [theirs.answer(row, root / "data", index) for index in range(len(result.samples))]
+        row, result = (
+            core.TASKS[task.name],
+            harness.run(lm, task, root, seed=SEED, limit=_ITEMS, is_trained_here=is_ours),
+        )
+        their_answers = [theirs.answer(row, data, index) for index in range(len(result.samples))]
         same = sum(_answer(sample) == their for sample, their in zip(result.samples, their_answers, strict=True))
         own, their_score = result.scores[task.name].value, _centered(row, [right for right, _ in their_answers])
         print(
@@ -109,7 +121,7 @@ class _Nanochat:
         if path not in self._data:
             items = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
             random.Random(1337).shuffle(items)
-            self._data[path] = items
+            self._data[path] = items[:_ITEMS]
         return self._data[path]
 
 

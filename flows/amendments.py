@@ -25,12 +25,12 @@ from flows.runtime.amended import next_start, train_like
 from flows.runtime.context import is_simulated, refuse_archived
 from flows.runtime.programs import ask_about
 from flows.stages.validate import check, check_remote, check_shape
+from hlatctl.plan.pace import seconds_per_step
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, EvaluationError, RunBusyError
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.lease import driver
-from hlatctl.run.pace import seconds_per_step
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.redact import hide
 from hlatctl.run.state import RunState
@@ -222,11 +222,11 @@ def _at_step(
             f"--at={at}: is not after the newest step, {state.step}",
             hint="--at now begins as soon as a checkpoint is written",
         )
-    soon = state.step + (_steps_in(state, _NOTICE_S) if is_driven else 0)
+    soon = state.step + (_steps_in(state, before, _NOTICE_S) if is_driven else 0)
     if int(at) <= soon:
         raise ConfigError(
             f"--at={at}: is too soon; the run is at step {state.step} and can reach step {soon} before it knows",
-            hint=f"--at {soon + max(100, _steps_in(state, _HINT_S))}, or --at now",
+            hint=f"--at {soon + max(100, _steps_in(state, before, _HINT_S))}, or --at now",
         )
     last = min(before.total_steps, after.total_steps)
     if int(at) >= last:
@@ -234,9 +234,9 @@ def _at_step(
     return int(at)
 
 
-def _steps_in(state: RunState, seconds: float) -> int:
+def _steps_in(state: RunState, config: Config, seconds: float) -> int:
     """Return how many steps the running attempt trains in this time; 0 if none is running or its pace is unknown."""
-    attempt, pace_s = state.attempt, seconds_per_step(state)
+    attempt, pace_s = state.attempt, seconds_per_step(state, config)
     trains = attempt is not None and attempt.ended_unix_s is None
     return math.ceil(seconds / pace_s) if trains and pace_s else 0
 

@@ -34,13 +34,13 @@ from flows.sweep.study import check
 from flows.tracking.follower import conclude_sweep
 from flows.tracking.prefect_sweep import PrefectView
 from hlatctl.driver_job import CHAIN_ENV
+from hlatctl.plan.pace import training_left_s
 from hlatctl.run import files, stopping
 from hlatctl.run.checkpoint import folder_steps
 from hlatctl.run.errors import ConfigError, HlatctlError, LaunchError, RunBusyError, StoppedError, TrainingError
 from hlatctl.run.fold import apply, follow
 from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
 from hlatctl.run.lease import driver_pid, driver_token, hold_driver
-from hlatctl.run.pace import training_left_s
 from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.state import RunState
 from hlatctl.run.sweep import ENDED, SweepState, TrialState
@@ -155,7 +155,7 @@ class Trial:
     @property
     def left_process_hours(self) -> float:
         """Hours that the rest of its training takes, summed over its processes; 0 if its pace is unknown."""
-        return self.config.world_size * (training_left_s(self.state, self.config.total_steps) or 0.0) / 3600
+        return self.config.world_size * (training_left_s(self.state, self.config) or 0.0) / 3600
 
     def _operator(self) -> JournalWriter:
         """Open the journal of requests, which another command may hold for a moment."""

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from hlatctl.cli.status import evaluation_line
+from hlatctl.plan.pace import seconds_per_step, training_left_s
 from hlatctl.run.labels import leading
-from hlatctl.run.pace import seconds_per_step, training_left_s
 from hlatctl.units import count, duration, number, one_line, printable, queued
 
 if TYPE_CHECKING:
@@ -112,10 +112,10 @@ def _where(state: RunState, config: Config) -> str:
 
 
 def _pace(state: RunState, config: Config) -> list[str]:
-    pace_s = seconds_per_step(state)
+    pace_s = seconds_per_step(state, config)
     if not pace_s:
         return []
-    left_s = training_left_s(state, config.total_steps)
+    left_s = training_left_s(state, config)
     return [
         f"{count(config.during(state.step).tokens_per_step / pace_s)} tok/s",
         *([f"{duration(left_s)} left"] if left_s else []),

@@ -10,6 +10,7 @@ from typing import Any
 from hlatctl.cli.common import Json, RunOrSweepName, RunsDir, columns, find_run, find_sweep, print_json, say, write
 from hlatctl.cli.drivers import job_rows, job_text
 from hlatctl.driver_job import driver_job
+from hlatctl.plan.pace import seconds_per_step, training_left_s
 from hlatctl.report.eval_queue import (
     EvaluationQueue,
     evaluation_queue,
@@ -22,7 +23,7 @@ from hlatctl.report.run_view import RunView, view_run, view_sweep
 from hlatctl.run import continuations
 from hlatctl.run.evaluations import in_words, skipped_in_words
 from hlatctl.run.labels import LabelState, noted
-from hlatctl.run.pace import seconds_per_step, task_left_s, training_left_s
+from hlatctl.run.pace import task_left_s
 from hlatctl.run.paths import SweepPaths
 from hlatctl.run.reader import INTERRUPTED
 from hlatctl.run.runs import LATEST
@@ -159,10 +160,10 @@ def _training_rows(view: RunView) -> Iterator[tuple[str, str]]:
         "loss",
         f"{number(last, 'loss'):.4f}, gradient norm {number(last, 'grad_norm'):.3f}, lr {number(last, 'lr'):.2e}",
     )
-    pace_s = seconds_per_step(state)
+    pace_s = seconds_per_step(state, view.config)
     if pace_s and view.config:
         speed = f"{count(view.config.during(state.step).tokens_per_step / pace_s)} tokens/s"
-        left_s = training_left_s(state, total) if total else None
+        left_s = training_left_s(state, view.config)
         yield "speed", speed + (f", {duration(left_s)} of training left" if left_s else "")
     if used := used_text(state):
         yield "uses", used

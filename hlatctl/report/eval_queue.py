@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conf.schema import Config
-from hlatctl.run.pace import median_s, seconds_per_step, task_left_s
+from hlatctl.plan.pace import seconds_per_step, training_left_s
+from hlatctl.run.pace import median_s, task_left_s
 from hlatctl.run.state import MilestoneState, RunState
 from hlatctl.units import count, counted, duration, utc
 
@@ -133,7 +134,7 @@ def _is_taken(milestone: MilestoneState) -> bool:
 
 
 def _left_steps(state: RunState, config: Config) -> list[int]:
-    return [step - state.step for step in sorted(config.milestones) if step > state.step]
+    return [step for step in sorted(config.milestones) if step > state.step]
 
 
 def _arrivals_s(state: RunState, config: Config) -> list[float] | None:
@@ -141,14 +142,16 @@ def _arrivals_s(state: RunState, config: Config) -> list[float] | None:
 
     If training waits for evaluations, no milestone arrives while one is waiting.
     """
-    steps, pace_s = _left_steps(state, config), seconds_per_step(state)
+    steps = _left_steps(state, config)
     if not steps or config.eval_placement == "between":
         return []
-    return None if pace_s is None else [pace_s * step for step in steps]
+    arrivals_s = [training_left_s(state, config, step) for step in steps]
+    known = [arrival_s for arrival_s in arrivals_s if arrival_s is not None]
+    return known if len(known) == len(steps) else None
 
 
 def _interval_s(state: RunState, config: Config) -> float | None:
-    steps, pace_s = _left_steps(state, config), seconds_per_step(state)
+    steps, pace_s = _left_steps(state, config), seconds_per_step(state, config)
     return pace_s * config.eval.every_tokens / config.during(state.step).tokens_per_step if steps and pace_s else None
 
 

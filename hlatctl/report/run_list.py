@@ -27,6 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hlatctl.plan.pace import seconds_per_step, training_left_s
 from hlatctl.report.run_view import RunView, view_run
 from hlatctl.run import files, reader
 from hlatctl.run.errors import ConfigError, RunNotFoundError, suggest
@@ -34,7 +35,6 @@ from hlatctl.run.evaluations import headlines
 from hlatctl.run.files import DAMAGED, from_plain
 from hlatctl.run.fold import code, source_crc
 from hlatctl.run.lease import driver
-from hlatctl.run.pace import seconds_per_step, training_left_s
 from hlatctl.run.paths import RunPaths, cache_dir
 from hlatctl.run.reader import INTERRUPTED, status_of
 from hlatctl.run.runs import find_run, list_runs
@@ -445,7 +445,7 @@ def live_row(view: RunView) -> LiveRow:
     """Return the row of a run's state."""
     state, last = view.state, view.state.last_step
     running, waiting = view.status in ALIVE and not view.ended, state.queued.values()
-    pace_s = seconds_per_step(state) if running else None
+    pace_s = seconds_per_step(state, view.config) if running else None
     total = view.total_steps
     return LiveRow(
         run_id=view.run.run_id,
@@ -455,7 +455,7 @@ def live_row(view: RunView) -> LiveRow:
         total_steps=total,
         loss=number(last, "loss") if last else None,
         tokens_per_s=view.config.during(state.step).tokens_per_step / pace_s if pace_s and view.config else None,
-        left_s=training_left_s(state, total) if running and total else None,
+        left_s=training_left_s(state, view.config) if running and view.config else None,
         needs_person=view.status in NEEDS_PERSON or (running and any(job.needs_person for job in waiting)),
         what=_what(view),
     )

@@ -15,13 +15,13 @@ _NEWEST_STEPS = 20
 #: First steps of an attempt, which are not counted: they compile, allocate and fill caches.
 _FIRST_STEPS = 2
 #: Minimum number of measurements for a pace.
-_LEAST = 2
+LEAST = 2
 
 
-def seconds_per_step(state: RunState) -> float | None:
-    """Return the median time of the newest steps, without the first steps of each attempt."""
+def measured_steps(state: RunState) -> Iterator[Event]:
+    """Yield the newest steps without the first ones of each attempt; `hlatctl.plan.pace` has their pace."""
     began = {attempt.number: attempt.resumed_from_step or 0 for attempt in state.attempts}
-    return median_step_s((event for event in newest_steps(state) if not _is_first(event, began)), least=_LEAST)
+    return (event for event in newest_steps(state) if not _is_first(event, began))
 
 
 def newest_steps(state: RunState) -> Iterator[Event]:
@@ -40,18 +40,12 @@ def median_s(seconds: Iterable[float], *, least: int = 1) -> float | None:
     return statistics.median(times_s) if len(times_s) >= least else None
 
 
-def training_left_s(state: RunState, total_steps: int) -> float | None:
-    """Return the time for the remaining steps at the current pace. None if unknown or if no step is left."""
-    pace_s = seconds_per_step(state)
-    return pace_s * (total_steps - state.step) if pace_s and total_steps > state.step else None
-
-
 def task_left_s(progress: EvaluationProgress) -> float | None:
     """Return the time for the remaining requests of an evaluation's task. None if unknown.
 
     The pace counts from this evaluator's first answer, because the time before includes loading the model.
     """
-    if not progress.total or len(progress.counted) < _LEAST:
+    if not progress.total or len(progress.counted) < LEAST:
         return None
     (since_s, since), (now_s, now) = progress.counted[0], progress.counted[-1]
     if now <= since or now_s <= since_s:

@@ -20,6 +20,7 @@ from conf.of_run import CONFIG_AMENDED, of_run
 from conf.schema import Config
 from flows.tracking.notify import services
 from flows.tracking.notify.notes import URGENT, Message, Note, note_of, shown, summary
+from hlatctl.plan.pace import training_left_s
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError, RunBusyError, StorageError
@@ -28,7 +29,6 @@ from hlatctl.run.files import DAMAGED, from_plain
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import NOTIFY_WRITER, Event, JournalTail, JournalWriter, no_steps
 from hlatctl.run.lease import Holder, hold
-from hlatctl.run.pace import training_left_s
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
 from hlatctl.units import count, counted, duration, number, utc
@@ -109,7 +109,7 @@ def position(state: RunState, config: Config, now_unix_s: float) -> Iterator[str
         f"Now: step {state.step:,} of {config.total_steps:,}, {count(state.tokens)} tokens, "
         f"loss {number(last, 'loss'):.4f}"
     )
-    if state.status == "running" and (left_s := training_left_s(state, config.total_steps)):
+    if state.status == "running" and (left_s := training_left_s(state, config)):
         yield f"Forecast: training ends at {utc(now_unix_s + left_s)}, in {duration(left_s)}"
 
 
@@ -120,7 +120,7 @@ def slip(forecast: Forecast | None, state: RunState, config: Config, now_unix_s:
         The forecast to keep, and what happened; empty unless the end has been a day later for an hour. The new end then
         counts as announced, so that the same delay is not announced twice.
     """
-    left_s = training_left_s(state, config.total_steps) if state.status == "running" else None
+    left_s = training_left_s(state, config) if state.status == "running" else None
     if left_s is None:
         return forecast, ""
     end_unix_s = now_unix_s + left_s
