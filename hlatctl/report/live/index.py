@@ -52,24 +52,24 @@ _KINDS = (b'"rank_times"', b'"train_started"')
 
 
 class RankTimes:
-    """The windows of a run that count, in order of steps. It reads the whole journal; ``add`` continues from there.
-
-    Raises:
-        StorageError: a file of the journal can't be read.
-    """
+    """The windows of a run that count, in order of steps, as far as it was read."""
 
     def __init__(self, run: RunPaths) -> None:
         self._windows: list[tuple[int, float, float, float, int, str]] = []
-        self._what = "own_work"
-        for event in JournalTail(run, wanted=_may_matter).stream():
-            self.add(event)
+        self._what, self._tail = "own_work", JournalTail(run, wanted=_may_matter)
 
-    def add(self, event: Event) -> None:
-        """Add an event. Adding all events after one again changes nothing."""
-        if event["kind"] == "train_started":
-            self._supersede(int(event.get("resumed_from_step") or 0))
-        elif event["kind"] == "rank_times" and event.get("step") is not None:
-            self._add(event)
+    def refresh(self) -> Self:
+        """Read what is new; the first time, the whole journal.
+
+        Raises:
+            StorageError: a file of the journal can't be read.
+        """
+        for event in self._tail.stream():
+            if event["kind"] == "train_started":
+                self._supersede(int(event.get("resumed_from_step") or 0))
+            elif event["kind"] == "rank_times" and event.get("step") is not None:
+                self._add(event)
+        return self
 
     def heat_map(self, points: int = DEFAULT_POINTS) -> dict[str, Any] | None:
         """Return the newest state of the windows, evenly chosen; None if the run has none.
@@ -148,7 +148,7 @@ class OpenRun(RunView):
         self._reading: threading.Thread | None = None
         self._changes: deque[tuple[int, int]] = deque(maxlen=_CHANGES_KEPT)
         self._events: list[Event] | None = None
-        self._rank_times: RankTimes | None = None
+        self._timing, self._rank_times = threading.Lock(), (0, RankTimes(run))
 
     def refresh(self) -> Self:
         """Read what is new, as :meth:`RunReader.refresh`."""
@@ -186,9 +186,12 @@ class OpenRun(RunView):
         Raises:
             StorageError: a file of the journal can't be read.
         """
-        with self.lock:
-            self._rank_times = self._rank_times or RankTimes(self.run)
-            return self._rank_times.heat_map(points)
+        with self._timing:  # and not the run's lock: it takes seconds for a long run, and its curves must not wait
+            course, times = self._rank_times
+            if course != self.course:
+                times = RankTimes(self.run)
+                self._rank_times = self.course, times
+            return times.refresh().heat_map(points)
 
     @property
     def events(self) -> list[Event]:
@@ -217,7 +220,7 @@ class OpenRun(RunView):
             return min((step for at, step in self._changes if at > version), default=None)
 
     def _open(self) -> None:
-        self._events = self._rank_times = self.goodput = None
+        self._events = self.goodput = None
         super()._open()
         self._changes.append((self.version, 0))
 
@@ -232,8 +235,6 @@ class OpenRun(RunView):
     def _saw(self, event: Event) -> None:
         if self._events is not None and event["kind"] not in _MANY:
             self._events.append(event)
-        if self._rank_times is not None:
-            self._rank_times.add(event)
 
 
 def first_new_row(before: list[list[int]], after: list[list[int]]) -> int | None:
