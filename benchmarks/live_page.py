@@ -1,7 +1,8 @@
-"""The cost of `hlatctl ui`: a folder of many runs, a very long run, and the delay until the page shows a step.
+"""The cost of `hlatctl ui`: many runs, a very long run, the delay until the page shows a step, and zooms in a browser.
 
 The real command serves the page; requests and the stream are real. ``HLATCTL_BENCH_RUNS`` and ``HLATCTL_BENCH_STEPS``
-set the sizes; by default 5,000 runs and 2,000,000 steps.
+set the sizes; by default 5,000 runs and 2,000,000 steps. ``HLATCTL_BENCH_FIGURES`` chooses, such as ``zoom``: chromium
+opens a run of 430,000 steps that no process has read, and zooms.
 """
 
 from __future__ import annotations
@@ -30,6 +31,32 @@ _RUNS = int(os.environ.get("HLATCTL_BENCH_RUNS", "5000"))
 _STEPS = int(os.environ.get("HLATCTL_BENCH_STEPS", "2000000").split(",")[-1])
 _CURVES = "keys=loss,grad_norm,tokens_per_s,lr&points=1500"
 _WRITES = 30
+_ZOOM_STEPS, _ZOOMS = 430_000, 40
+#: Zooms in or out. Returns the milliseconds of the browser's main thread until the frame is drawn, and those until the
+#: finer steps that the server sends are drawn.
+_ZOOM_JS = """() => new Promise((done) => {
+  const charts = [...document.querySelectorAll('.plot')].map((plot) => plot.chart).filter((chart) => chart.paint);
+  const [chart] = charts, [low, high] = chart.scales.x.ends, isWhole = !location.hash.includes('zoom=');
+  let first = 0, last = 0;
+  for (const each of charts) {
+    each.paint = () => {
+      Object.getPrototypeOf(each).paint.call(each);
+      last = performance.now();
+    };
+  }
+  const began = performance.now();
+  chart.onZoom({ x: isWhole ? [low + 0.3 * (high - low), low + 0.7 * (high - low)] : null });
+  const asked = performance.now();
+  requestAnimationFrame((frame) => {
+    const drawn = new MessageChannel();
+    drawn.port1.onmessage = () => { first = asked - began + performance.now() - Math.max(asked, frame); };
+    drawn.port2.postMessage(null);
+  });
+  setTimeout(() => {
+    for (const each of charts) delete each.paint;
+    done([first, last - began]);
+  }, 500);
+})"""
 
 
 @dataclass
@@ -58,9 +85,11 @@ class Page:
 
 def run() -> None:
     """Print all figures with their goals."""
+    figures = {"many": _many, "long": _long, "zoom": _zoom}
+    chosen = os.environ.get("HLATCTL_BENCH_FIGURES", ",".join(figures)).split(",")
     with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as folder:
-        _many(Path(folder) / "many")
-        _long(Path(folder) / "long")
+        for name in chosen:
+            figures[name](Path(folder) / name)
 
 
 def _many(runs_dir: Path) -> None:
@@ -98,6 +127,35 @@ def _long(runs_dir: Path) -> None:
             print(f"  {name:<8} first {first_ms:,.0f} ms, again {again_ms:,.0f} ms, {page.memory_mib():.0f} MiB")
         print(f"  {'step':<8} {_delays(page, made)} (goal 3 s)")
         print(f"  {'curves':<8} after these {_milliseconds(lambda: page.get(f'{path}/curves?{_CURVES}')):,.0f} ms")
+
+
+def _zoom(runs_dir: Path) -> None:
+    """Open a run that nobody has read in a browser, and zoom in and out of its charts."""
+    from playwright.sync_api import sync_playwright
+
+    made, _ = make_run(runs_dir, _ZOOM_STEPS)
+    with served(runs_dir) as server, sync_playwright() as playwright:
+        server.get("/api/compare?runs=")  # when it answers, the server has imported all that it needs
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+        page.set_default_timeout(600_000)
+        page.goto(f"{server.address}/?token={server.token}#/compare")
+        print(f"a run of {_ZOOM_STEPS:,} steps in a browser:")
+        for what in ("that nobody has read", "again"):
+            page.goto(f"{server.address}/#/compare")
+            page.wait_for_selector("main h1:has-text('Compare')")
+            began_s = time.monotonic()
+            page.goto(f"{server.address}/#/run/{made.run_id}")
+            page.wait_for_selector(".plot.tall[data-drawn]")
+            print(f"  first loss chart of a run {what}: {time.monotonic() - began_s:.2f} s (goal 1 s)")
+            while "first time" in page.inner_text("main") or not page.locator(".tiles").count():
+                time.sleep(0.5)
+            print(f"    and all of it: {time.monotonic() - began_s:.1f} s")
+        costs = [page.evaluate(_ZOOM_JS) for _ in range(_ZOOMS)]
+        browser.close()
+    for name, goal, found in (("zoom", ", goals 16 and 50 ms", 0), ("  with finer steps after", "", 1)):
+        cost = sorted(each[found] for each in costs)
+        print(f"  {name} {statistics.median(cost):.0f} ms, p95 {cost[int(0.95 * len(cost))]:.0f} ms of {_ZOOMS}{goal}")
 
 
 def _delays(page: Page, made: RunPaths) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from flows.live.stream import Watcher
 
 _LOOK_S = 0.2
+#: A thread that reads a long journal gives way to requests after this time: they wait for it again and again.
+_SWITCH_S = 0.001
 _START_TIMEOUT_S = 60.0
 
 
@@ -89,6 +92,7 @@ def _serve(
     from flows.live.stream import Watcher
     from hlatctl.report.live.index import LiveIndex
 
+    sys.setswitchinterval(_SWITCH_S)
     watcher = Watcher(LiveIndex(runs_dir))
     service = Service(watcher, _states(behind), options.allow_control)
     app = make_app(service, token=token, port=int(listener.getsockname()[1]))

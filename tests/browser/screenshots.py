@@ -125,14 +125,14 @@ def shoot(browser: Browser, server: lab.Server, folder: Path) -> None:
 
 def _settle(page: Page) -> None:
     """Wait until the rows, or the charts in view, are drawn."""
-    page.wait_for_selector("tr[data-run], .plot .trace, main ol.timeline")
+    page.wait_for_selector("tr[data-run], .plot[data-drawn], main ol.timeline")
     _wait_for_charts(page)
 
 
 def _wait_for_charts(page: Page) -> None:
     lab.until(
         page,
-        "[...document.querySelectorAll('.plot')].every((plot) => plot._fullLayout || "
+        "[...document.querySelectorAll('.plot')].every((plot) => plot.dataset.drawn !== undefined || "
         "plot.getBoundingClientRect().top > innerHeight || plot.closest('[hidden]'))",
     )
 

@@ -19,7 +19,7 @@ from tests.browser import lab
 
 pytestmark = pytest.mark.processes
 #: The line of the loss in the first chart.
-LOSS = "document.querySelector('.plot').data.find((line) => line.meta)"
+LOSS = "document.querySelector('.plot').chart.lines.find((line) => line.meta)"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_new_steps_reach_the_list_and_the_curves(page: Page, live: RunPaths) -> 
     lab.grow(live, 121, 130, loss=2.345)
     expect(page.locator('tr[data-run="live"]')).to_contain_text("2.345")
     page.locator('tr[data-run="live"] a').click()
-    lab.until(page, "Boolean(document.querySelector('.plot .trace'))")
+    lab.until(page, "Boolean(document.querySelector('.plot[data-drawn]'))")
     assert page.evaluate(f"{LOSS}.x.at(-1)") == 130
     page.get_by_role("button", name="Stop").focus()
     lab.grow(live, 131, 140, loss=2.222)
@@ -101,7 +101,7 @@ def test_the_keyboard_alone_reads_curves_shares_compares_and_stops_a_run(page: P
     expect(page.locator('tr[data-run="live"] a')).to_be_focused()
     keys.press("Enter")
     expect(page.locator("main")).to_be_focused()
-    lab.until(page, "Boolean(document.querySelector('.plot .trace'))")
+    lab.until(page, "Boolean(document.querySelector('.plot[data-drawn]'))")
     crosshair = page.get_by_role("slider", name="Crosshair")
     tab_to(page, crosshair)
     keys.press("Home")
@@ -177,7 +177,7 @@ def test_a_run_is_amended_with_the_keyboard_alone(page: Page, runs_dir: Path) ->
 
 def test_steps_that_are_trained_again_replace_the_former_ones(page: Page, live: RunPaths) -> None:
     page.locator('tr[data-run="live"] a').click()
-    lab.until(page, "Boolean(document.querySelector('.plot .trace'))")
+    lab.until(page, "Boolean(document.querySelector('.plot[data-drawn]'))")
     with JournalWriter(live, "flow", attempt=1) as flow:
         flow.append("attempt_ended", cause="killed", exit_code=137, step=150, evidence="", decision="restart", why="")
     with JournalWriter(live, "flow", attempt=2) as flow:

@@ -1,4 +1,4 @@
-/** Charts by Plotly, in the page's colours, and one crosshair through them. The script is loaded with the first chart. */
+/** What all charts share: colours, axes, a frame, and one crosshair; and charts by Plotly, whose script is loaded with the first. */
 
 import { fill, h } from "./dom.js";
 import * as text from "./format.js";
@@ -8,8 +8,10 @@ const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9
 const DARK_COLOURS = ["#4aa3df", "#f08a4b", "#2fc795", "#e39cc4", "#f0b83a", "#8fd0f5"];
 const DASHES = ["solid", "dash", "dot", "dashdot"], SYMBOLS = ["", "circle", "square", "triangle-up"];
 
-export const isDark = () => getComputedStyle(document.documentElement).colorScheme.includes("dark")
-  && (document.documentElement.dataset.theme === "dark" || matchMedia("(prefers-color-scheme: dark)").matches && document.documentElement.dataset.theme !== "light");
+export function isDark() {
+  const { theme } = document.documentElement.dataset;
+  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
 
 /** Return the colour and dash of the line with this number. */
 export function stroke(index) {
@@ -101,10 +103,10 @@ export class Crosshair {
   show(index, reach, source) {
     if (!this.describe || index < 0) return;
     const { x } = this.places, spacing = Math.max(x[index] - (x[index - 1] ?? x[index]), (x[index + 1] ?? x[index]) - x[index]);
-    Object.assign(this, { at: index, reach, source });
     const { says, marks } = this.describe(index, reach ?? spacing / 2);
     fill(this.node, h("strong", {}, says[0]), says.slice(1).map((each) => h("span", {}, each)), marks.map((each) => h("em", {}, each)));
-    const values = [...this.charts].map((chart) => chart.cross(this.places[chart.along]?.[index] ?? null, reach ?? spacing / 2, marks)).filter(Boolean);
+    Object.assign(this, { at: index, reach, span: reach ?? spacing / 2, source, marks });
+    const values = [...this.charts].map((chart) => chart.cross(this.places[chart.along]?.[index] ?? null, this.span, marks)).filter(Boolean);
     this.node.setAttribute("aria-valuenow", String(index));
     this.node.setAttribute("aria-valuetext", [...says, ...marks, ...values].join(", "));
   }
@@ -135,24 +137,23 @@ export class Crosshair {
 
   /** Make the shown range so many times as wide around a place, which stays where it is. */
   zoom(factor, x) {
-    const axis = this.axis;
+    const { axis } = this;
     if (!axis) return;
-    const log = axis.type === "log", [low, high] = axis.range.map(Number), at = log ? Math.log10(x) : x;
     if (factor < 1 && this.visible()[1] - this.visible()[0] < 4) return;
-    const ends = [low, high].map((end) => at + factor * (end - at)).map((end) => (log ? 10 ** end : end));
-    this.onZoom(Number.isFinite(factor) ? ends : null);
+    const at = axis.at(x), pixels = [axis.start, axis.start + axis.length].map((end) => at + factor * (end - at));
+    this.onZoom(Number.isFinite(factor) ? pixels.map(axis.of) : null);
   }
 
   /** The x axis of a chart that is drawn. */
   get axis() {
-    return [...this.charts].find((chart) => chart.drawn && chart.along === "x")?.plot._fullLayout.xaxis;
+    return [...this.charts].find((chart) => chart.scales && chart.along === "x")?.scales.x;
   }
 
   /** The first and the last place in the charts' range. */
   visible() {
-    const { x } = this.places;
-    if (!this.axis) return [0, Math.max(0, x.length - 1)];
-    const [low, high] = values(this.axis);
+    const { x } = this.places, { axis } = this;
+    if (!axis) return [0, Math.max(0, x.length - 1)];
+    const [low, high] = axis.ends;
     return [lowerBound(x, low), Math.max(0, Math.min(x.length, lowerBound(x, high) + 1) - 1)];
   }
 }
@@ -162,26 +163,37 @@ export function within(range, low, high) {
   return range && (range[0] > low || range[1] < high) ? [Math.max(range[0], low), Math.min(range[1], high)] : null;
 }
 
-export class Chart {
+/** Pixels between the places of two values and from them to values: `at` and `of`. */
+export function scale(ends, log, start, length) {
+  const inner = log ? (value) => Math.log10(Math.max(value, Number.MIN_VALUE)) : Number, [low, high] = ends.map(inner), by = length / (high - low || 1);
+  return {
+    ends, log, start, length, at: (value) => start + by * (inner(value) - low),
+    of: (pixel) => { const value = low + (pixel - start) / by; return log ? 10 ** value : value; },
+  };
+}
+
+/** A chart's head, and the crosshair on it. What draws in it sets `scales` (its axes x and y) and has `lines`. */
+export class Frame {
   /**
    * @param {string} title
    * @param {object} options
-   * @param {(zoom: {x: number[]|null, y: number[]|null}) => void} options.onZoom - both null after a double click.
    * @param {Crosshair} options.crosshair - of the view.
    * @param {string} options.along - which of the crosshair's places its x axis shows.
    * @param {Node[]} options.buttons - after the title.
    */
-  constructor(title, { onZoom = null, tall = false, crosshair = null, along = "x", buttons = [] } = {}) {
-    Object.assign(this, { onZoom, crosshair, along });
+  constructor(title, { tall = false, crosshair = null, along = "x", buttons = [], role = "group" } = {}) {
+    Object.assign(this, { crosshair, along, lines: [], scales: null });
     this.title = h("h2", {}, title);
-    this.plot = h("div", { class: tall ? "plot tall" : "plot", role: "group", "aria-label": title });
+    this.plot = h("div", { class: tall ? "plot tall" : "plot", role, "aria-label": title });
     this.values = h("div", { class: "values" });
     this.line = h("div", { class: "crosshair-line", hidden: true });
-    this.node = h("section", { class: "chart" }, h("div", { class: "chart-head" }, this.title, this.values, buttons), h("div", { class: "frame" }, this.plot, this.line));
-    this.observer = new ResizeObserver(() => this.drawn && this.plot.isConnected && window.Plotly.Plots.resize(this.plot));
+    this.frame = h("div", { class: "frame" }, this.plot, this.line);
+    this.node = h("section", { class: "chart" }, h("div", { class: "chart-head" }, this.title, this.values, buttons), this.frame);
+    this.observer = new ResizeObserver(([{ contentRect }]) => this.resized(contentRect));
     this.observer.observe(this.plot);
     this.watcher = new IntersectionObserver((entries) => this.seen(entries.at(-1).isIntersecting), { rootMargin: "200px" });
     this.watcher.observe(this.plot);
+    this.plot.chart = this;
     if (crosshair) this.follow();
   }
 
@@ -197,33 +209,37 @@ export class Chart {
   }
 
   pointed(event) {
-    if (!this.drawn) return;
-    const { xaxis } = this.plot._fullLayout, at = event.clientX - this.plot.getBoundingClientRect().left - xaxis._offset;
-    if (at < 0 || at > xaxis._length) return;
-    const value = xaxis.p2d(at);
-    this.crosshair.point(this, value, Math.abs(xaxis.p2d(at + REACH_PX) - value));
+    const x = this.scales?.x, at = event.clientX - this.plot.getBoundingClientRect().left;
+    if (!x || at < x.start || at > x.start + x.length) return;
+    this.crosshair.point(this, x.of(at), Math.abs(x.of(at + REACH_PX) - x.of(at)));
   }
 
   /** Show the crosshair and the values at a place of the x axis; null: hide them. Returns the values in words. */
-  cross(x, reach = 0, marks = []) {
-    const axis = this.drawn && this.plot._fullLayout.xaxis, at = axis && x !== null ? axis.d2p(x) : NaN;
-    this.line.hidden = !(at >= 0 && at <= axis._length);
+  cross(value, reach = 0, marks = []) {
+    const { x, y } = this.scales || {}, at = x && value !== null ? x.at(value) - x.start : NaN;
+    this.line.hidden = !(at >= 0 && at <= x.length);
     if (this.line.hidden) {
       fill(this.values);
       return "";
     }
-    const { yaxis } = this.plot._fullLayout;
-    this.line.style.transform = `translateX(${axis._offset + at}px)`;
-    this.line.style.top = `${yaxis._offset}px`;
-    this.line.style.height = `${yaxis._length}px`;
-    this.line.classList.toggle("before", at > axis._length / 2);
+    this.line.style.transform = `translateX(${x.start + at}px)`;
+    this.line.style.top = `${y.start + Math.min(0, y.length)}px`;
+    this.line.style.height = `${Math.abs(y.length)}px`;
+    this.line.classList.toggle("before", at > x.length / 2);
     const isSource = this.crosshair.source === this || (!this.crosshair.source && this.node === this.node.parentNode?.firstChild);
     fill(this.line, isSource && marks.map((each) => h("span", {}, each)));
-    const found = this.plot.data.map((trace) => [trace, valueIn(trace, x, reach)]).filter(([, value]) => value !== null);
+    const found = this.lines.map((trace) => [trace, valueIn(trace, value, reach)]).filter(([, each]) => each !== null);
     const named = found.length > 1;
     this.values.classList.toggle("many", found.length > 3);
-    fill(this.values, found.map(([trace, value]) => h("span", { style: { "--swatch": trace.line?.color } }, named && h("small", {}, `${plain(trace.name)} `), value)));
-    return found.map(([trace, value]) => `${plain(trace.name)} ${value}`).join(", ");
+    fill(this.values, found.map(([trace, each]) => h("span", { style: { "--swatch": trace.line?.color } }, named && h("small", {}, `${plain(trace.name)} `), each)));
+    return found.map(([trace, each]) => `${plain(trace.name)} ${each}`).join(", ");
+  }
+
+  /** Show the crosshair again after drawing. */
+  crossed() {
+    this.plot.dataset.drawn = "";
+    const { at = null, places, span, marks } = this.crosshair || {};
+    if (at !== null) this.cross(places[this.along]?.[at] ?? null, span, marks);
   }
 
   close() {
@@ -231,6 +247,17 @@ export class Chart {
     this.crosshair?.charts.delete(this);
     this.observer.disconnect();
     this.watcher.disconnect();
+  }
+}
+
+/** A chart by Plotly: bars, heat maps, categories, and all else that is no line over numbers. */
+export class Chart extends Frame {
+  resized() {
+    if (this.drawn && this.plot.isConnected) window.Plotly.Plots.resize(this.plot);
+  }
+
+  close() {
+    super.close();
     if (this.drawn) window.Plotly.purge(this.plot);
   }
 
@@ -241,7 +268,7 @@ export class Chart {
   }
 
   /**
-   * Draw lines; a chart out of view is drawn when it comes into view.
+   * Draw traces; a chart out of view is drawn when it comes into view.
    * @param {object[]} traces - Plotly's.
    * @param {{x?: object, y?: object, shapes?: object[], layout?: object, label?: string}} options - `x` and `y` add to
    *   the axes.
@@ -268,19 +295,26 @@ export class Chart {
     }, { displaylogo: false, showSendToCloud: false, displayModeBar: touch ? false : "hover", doubleClick: "autosize", modeBarButtonsToRemove: ["select2d", "lasso2d", "pan2d", "zoom2d", "zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"] });
     if (!this.drawn) this.plot.on("plotly_relayout", (event) => this.relayout(event));
     this.drawn = true;
-    if (this.crosshair && this.crosshair.at !== null) this.crosshair.show(this.crosshair.at, this.crosshair.reach, this.crosshair.source);
+    this.measure();
+    this.crossed();
   }
 
-  relayout(event) {
-    const changed = (axis) => [`${axis}.range[0]`, `${axis}.range`, `${axis}.autorange`].some((key) => key in event);
-    if (!changed("xaxis") && !changed("yaxis")) return;
+  /** Take Plotly's axes, for the crosshair. */
+  measure() {
     const { xaxis, yaxis } = this.plot._fullLayout;
-    const ticked = ["xaxis", "yaxis"].filter((name) => changed(name) && this.plot._fullLayout[name].tickmode === "array");
-    const fresh = ticked.flatMap((name) => Object.entries(ticks(values(this.plot._fullLayout[name]), this.plot._fullLayout[name].type === "log", 6, this.whole[name])).map(([key, each]) => [`${name}.${key}`, each]));
+    const axis = ({ range, type, _offset, _length }) => scale(type === "log" ? range.map((end) => 10 ** end) : range.map(Number), type === "log", _offset, _length);
+    this.scales = { x: axis(xaxis), y: axis(yaxis) };
+  }
+
+  /** Label the axes again after a zoom. */
+  relayout(event) {
+    this.measure();
+    const changed = (axis) => [`${axis}.range[0]`, `${axis}.range`, `${axis}.autorange`].some((key) => key in event);
+    const fresh = ["xaxis", "yaxis"].filter((name) => changed(name) && this.plot._fullLayout[name].tickmode === "array").flatMap((name) => {
+      const { ends, log } = this.scales[name[0]];
+      return Object.entries(ticks(ends, log, 6, this.whole[name])).map(([key, each]) => [`${name}.${key}`, each]);
+    });
     if (fresh.length) window.Plotly.relayout(this.plot, Object.fromEntries(fresh));
-    if (!this.onZoom) return;
-    if (event["xaxis.autorange"] || event["yaxis.autorange"]) this.onZoom({ x: null, y: null });
-    else this.onZoom({ x: changed("xaxis") ? values(xaxis) : undefined, y: changed("yaxis") ? values(yaxis) : undefined });
   }
 }
 
@@ -309,11 +343,6 @@ function valueIn({ type, mode = "", hoverinfo, x, y, meta }, x0, reach) {
 /** A name of Plotly as text. */
 const plain = (name = "") => name.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&");
 
-/** Return an axis' range in its own values, also of a logarithmic one. */
-function values(axis) {
-  return axis.type === "log" ? axis.range.map((end) => 10 ** end) : axis.range.map(Number);
-}
-
 /** Return an axis' settings for Plotly: its range, and ticks that read as all numbers of the page do. */
 function scaled(traces, letter, { title, range, whole = false, ...rest }, most) {
   const named = { ...rest, title: { text: title, standoff: 4 } }, log = rest.type === "log";
@@ -327,14 +356,21 @@ function scaled(traces, letter, { title, range, whole = false, ...rest }, most) 
 /** Whether two values are equal, up to the rounding of single precision. */
 export const isFlat = (low, high) => high - low <= 1e-6 * Math.max(Math.abs(low), Math.abs(high));
 
-/** Return the range of the lines' values with an edge; null if there are none. Equal values are in its middle. */
-export function extent(traces, letter, log = false) {
+/**
+ * Return the range of the lines' values with an edge; null if there are none. Equal values are in its middle.
+ * @param {number[]} inside - a range of x, outside of which values don't count; null: all count.
+ */
+export function extent(traces, letter, log = false, inside = null) {
   let low = Infinity, high = -Infinity;
-  for (const trace of traces) for (const value of trace[letter] || []) {
-    if (typeof value === "string") return null;
-    if (value === null || !Number.isFinite(value) || (log && value <= 0)) continue;
-    low = Math.min(low, value);
-    high = Math.max(high, value);
+  for (const trace of traces) {
+    const { x, [letter]: values = [] } = trace;
+    for (let at = 0; at < values.length; at += 1) {
+      const value = values[at];
+      if (typeof value === "string") return null;
+      if (value === null || !Number.isFinite(value) || (log && value <= 0) || (inside && (x[at] < inside[0] || x[at] > inside[1]))) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
   }
   if (low > high) return null;
   if (isFlat(low, high)) {
@@ -361,8 +397,14 @@ export function ticks(ends, log, most, whole = false) {
   return { tickmode: "array", tickvals, ticktext: text.ticks(tickvals, step) };
 }
 
+const known = new Map();
+
+/** The page's colours for charts. */
 export function themeColours() {
-  const style = getComputedStyle(document.documentElement);
-  const read = (name) => style.getPropertyValue(name).trim();
-  return { text: read("--text"), grid: read("--line"), panel: read("--panel") };
+  const dark = isDark();
+  if (!known.has(dark)) {
+    const style = getComputedStyle(document.documentElement), read = (name) => style.getPropertyValue(name).trim();
+    known.set(dark, { text: read("--text"), quiet: read("--quiet"), grid: read("--line"), panel: read("--panel") });
+  }
+  return known.get(dark);
 }

@@ -1,11 +1,12 @@
 /** Runs side by side: their curves, what differs in their configurations, and their scores. */
 
 import { get, runPath } from "./api.js";
-import { AXES, Chart, Crosshair, stroke, symbolOf, within, xAxis } from "./charts.js";
+import { AXES, Crosshair, stroke, symbolOf, within, xAxis } from "./charts.js";
 import { drawScores, PairedPanel, settings } from "./compare_tables.js";
 import { Curves, minus, placed, POINTS, smooth, withoutStart } from "./curves.js";
 import { check, chip, choice, fill, h, runLink } from "./dom.js";
 import * as text from "./format.js";
+import { LineChart } from "./lines.js";
 import { escaped, isSteep, ordered, titled, titleOf, traces } from "./metrics.js";
 import { MOST_COMPARED } from "./runs.js";
 import { change, list, range } from "./state.js";
@@ -199,7 +200,9 @@ export class CompareView {
   drawChart(key, weight) {
     const loaded = [...this.curves.entries()].filter(([, curves]) => curves.data);
     if (!this.charts.has(key)) {
-      const chart = new Chart(titled(key), { tall: key === "loss", onZoom: (zoom) => this.zoom(key, zoom), crosshair: this.crosshair });
+      const chart = new LineChart(titled(key), {
+        tall: key === "loss", onZoom: (zoom) => this.zoom(key, zoom), zoomsY: true, crosshair: this.crosshair, onPoint: (name) => this.highlight(name),
+      });
       this.charts.set(key, chart);
       this.plots.append(chart.node);
     }
@@ -208,24 +211,12 @@ export class CompareView {
     const differs = this.params.minus === "1" && loaded.length > 1 && this.subtract(lines, loaded, key, weight);
     this.charts.get(key).title.textContent = differs ? `${titled(key)}, minus that of ${nameOf(loaded[0][0])}` : titled(key);
     const log = (on) => (on === "1" ? "log" : "linear");
-    const main = lines.filter((line) => line.hoverinfo !== "skip");
-    for (const line of main) line.hoverinfo = "none"; // the crosshair has the values; a line that is pointed at stands out
-    const markers = main.flatMap((line) => marked(line, symbolOf(this.ids.findIndex((id) => escaped(nameOf(id)) === line.name))));
-    const chart = this.charts.get(key);
-    chart.draw([...lines, ...markers], {
-      layout: { hovermode: "closest" },
+    const markers = lines.filter((line) => line.hoverinfo !== "skip").flatMap((line) => marked(line, symbolOf(this.ids.findIndex((id) => escaped(nameOf(id)) === line.name))));
+    this.charts.get(key).draw([...lines, ...markers], {
       x: xAxis(this.axis, { type: log(this.params.logx), range: range(this.params.zoom) }),
       y: { type: differs ? "linear" : log(this.params.logy), range: differs ? range(this.params[`y.${key}`]) : range(this.params[`y.${key}`]) || this.cut(key, lines) },
       label: `${titleOf(key)} of ${text.counted(loaded.length, "run")} over ${AXES[this.axis]}`,
-    }).then(() => this.listen(chart), (error) => { this.message.textContent = error.message; });
-  }
-
-  /** Let the lines of the run that is pointed at stand out in all charts. */
-  listen(chart) {
-    if (!chart.drawn || chart.listens) return;
-    chart.listens = true;
-    chart.plot.on("plotly_hover", ({ points }) => { if (points.length === 1) this.highlight(points[0].data.name); });
-    chart.plot.on("plotly_unhover", () => this.highlight(""));
+    });
   }
 
   /** Make lines the differences from the first run. Returns whether they are. */
@@ -253,11 +244,7 @@ export class CompareView {
   highlight(name) {
     if (this.highlighted === name) return;
     this.highlighted = name;
-    for (const { plot, drawn } of this.charts.values()) {
-      if (!drawn) continue;
-      const opacities = plot.data.map((line) => (name && line.name !== name ? 0.15 : 1));
-      window.Plotly.restyle(plot, { opacity: opacities });
-    }
+    for (const chart of this.charts.values()) chart.highlight(name);
   }
 
   drawPick(available) {

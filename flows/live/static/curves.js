@@ -26,12 +26,7 @@ export class Curves {
   }
 
   async read(more = {}) {
-    const query = { keys: this.keys.join(","), points: POINTS, x: this.x, every: this.every, ...more };
-    if (!this.keys.length) {
-      const { available } = await get(runPath(this.id, "/curves"), { keys: "loss", points: 1, x: this.x });
-      query.keys = available.length ? available.join(",") : "loss";
-    }
-    const data = await get(runPath(this.id, "/curves"), query);
+    const data = await get(runPath(this.id, "/curves"), { keys: this.keys.join(","), points: POINTS, x: this.x, every: this.every, ...more });
     learn(data.metrics);
     return this.inHours(data);
   }

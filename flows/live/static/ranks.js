@@ -2,12 +2,13 @@
 
 import { Chart, faint, stroke, xAxis } from "./charts.js";
 import { h } from "./dom.js";
+import { LineChart } from "./lines.js";
 import { escaped } from "./metrics.js";
 
 export class RankTimes {
   /** @param {Crosshair} crosshair - its place `step` is where these charts show it. */
   constructor(crosshair) {
-    this.range = new Chart("Time of all ranks (s)", { crosshair, along: "step" });
+    this.range = new LineChart("Time of all ranks (s)", { crosshair, along: "step" });
     this.map = new Chart("Time of the slowest ranks (s)", { crosshair, along: "step" });
     this.node = h("div", { class: "charts whole" }, this.range.node, this.map.node);
   }
@@ -29,7 +30,7 @@ export class RankTimes {
       { ...line, y: times.max_s, name: "largest", line: { width: 1, color: stroke(1).color }, fill: "tonexty", fillcolor: faint(color, 0.15), meta: { words: slowest } },
       { ...line, y: times.median_s, name: "median", line: { width: 1.6, color } },
     ];
-    await this.range.draw(traces, { x: xAxis("step") }).catch(() => {});
+    this.range.draw(traces, { x: xAxis("step") });
     this.map.node.hidden = times.ranks.length < 2;
     if (this.map.node.hidden) return;
     const cells = { type: "heatmap", x: times.steps, y: times.ranks.map(String), z: times.seconds, colorscale: "Cividis", hoverongaps: false, hovertemplate: "rank %{y}, step %{x}: %{z:.4~g} s<extra></extra>" };

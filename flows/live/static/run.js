@@ -31,6 +31,7 @@ export class RunView {
     fill(root, this.header, this.tabs, this.panel);
     fill(this.panel, h("p", { class: "empty" }, "Loading the run."));
     this.drawTabs();
+    if (this.name === "curves") this.openTab(); // its request is the first: the details of a long run take longer
     this.load();
   }
 
@@ -42,7 +43,7 @@ export class RunView {
 
   update(params) {
     this.params = params;
-    if (!this.details) return;
+    if (!this.details && this.name !== this.tabName) return;
     if (this.name !== this.tabName) this.openTab();
     else if (this.tab.update) this.tab.update(params);
   }
@@ -63,12 +64,15 @@ export class RunView {
       if (this.closed) return;
       if (error.status === 404 && await this.isSweep()) return location.replace(format({ view: "sweep", id: this.id }));
       this.tabs.hidden = !this.details;
-      if (!this.details) fill(this.panel, h("p", { class: "problem" }, error.message), h("p", {}, error.hint), h("p", {}, h("a", { href: "#/runs" }, "Show all runs")));
+      if (this.details) return;
+      this.tab?.close();
+      this.tabName = "";
+      fill(this.panel, h("p", { class: "problem" }, error.message), h("p", {}, error.hint), h("p", {}, h("a", { href: "#/runs" }, "Show all runs")));
       return;
     }
     this.tabs.hidden = false;
     this.drawHeader();
-    if (!this.tab) this.openTab();
+    if (this.name !== this.tabName) this.openTab();
     else if (this.tab.show) this.tab.show(this.details);
   }
 
@@ -123,7 +127,7 @@ export class RunView {
     fill(this.panel);
     this.panel.setAttribute("aria-labelledby", `tab-${this.tabName}`);
     this.tab = new TABS[this.tabName][1](this.panel, this.id, this.params, (changes) => { this.params = change(changes); });
-    this.tab.show(this.details);
+    if (this.details) this.tab.show(this.details);
   }
 
   /** Mark the chosen tab. The buttons stay the same, so that focus stays too. */

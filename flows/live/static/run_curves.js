@@ -1,16 +1,19 @@
 /** Live curves of one run. */
 
 import { get, runPath } from "./api.js";
-import { AXES, Chart, Crosshair, extent, faint, lowerBound, stroke, within, xAxis } from "./charts.js";
+import { AXES, Crosshair, extent, faint, lowerBound, stroke, within, xAxis } from "./charts.js";
 import { Curves, placed, valueAt, withoutStart } from "./curves.js";
 import { check, choice, fill, h } from "./dom.js";
 import * as text from "./format.js";
+import { LineChart } from "./lines.js";
 import { RankTimes } from "./ranks.js";
 import { isSteep, ordered, titled, titleOf, traces } from "./metrics.js";
 import { list, range } from "./state.js";
 
 /** Shortest time between two readings of new steps. */
 const GROW_MS = 1000;
+/** Time between two looks at a run whose journal is still being read. */
+const PREVIEW_MS = 2000;
 /** Where the browser keeps the pinned charts of all runs. */
 const PINNED = "hlatctl-pinned";
 
@@ -73,8 +76,10 @@ export class CurvesTab {
       this.message.textContent = `${error.message} ${error.hint || ""}`;
       return;
     }
+    if (this.closed) return;
     await this.refresh();
-    this.drawHeat();
+    if (this.curves.whole.preview) this.timer = setTimeout(() => { this.timer = 0; this.load(); }, PREVIEW_MS);
+    else this.drawHeat();
   }
 
   show(details) {
@@ -118,7 +123,8 @@ export class CurvesTab {
     this.reset.hidden = !this.params.zoom;
     const empty = data.steps.length === 0, marks = this.marks(data), lines = [...this.bands(data), ...marks.filter(({ dash }) => dash).map(vertical)];
     this.legend.textContent = this.occurring(data, marks).join(" · ");
-    this.message.textContent = empty ? "No step has been trained yet." : "";
+    const { preview } = this.curves.whole;
+    this.message.textContent = preview ? `This server reads the run for the first time. Until then, you see ${text.whole(preview)} of its steps.` : empty ? "No step has been trained yet." : "";
     this.crosshair.node.hidden = empty;
     const recorded = (key) => data.series[key] && data.series[key].y.some((y) => y !== null);
     const keys = ordered(data.available).filter((each) => each !== "validation_loss" && recorded(each));
@@ -133,7 +139,7 @@ export class CurvesTab {
   drawChart(key, data, marks) {
     if (!this.charts.has(key)) {
       const pin = h("button", { type: "button", class: "pin", onclick: () => this.pin(key) });
-      const chart = new Chart(titled(key), { tall: key === "loss", onZoom: ({ x }) => this.zoom(x), crosshair: this.crosshair, buttons: [pin] });
+      const chart = new LineChart(titled(key), { tall: key === "loss", onZoom: ({ x }) => this.zoom(x), crosshair: this.crosshair, buttons: [pin] });
       this.charts.set(key, Object.assign(chart, { pin }));
       this.plots.append(chart.node);
     }
@@ -147,7 +153,7 @@ export class CurvesTab {
       x: xAxis(this.axis, { type: log(this.params.logx), range: range(this.params.zoom) || (this.params.logx === "1" ? null : ends) }),
       y: { type: log(this.params.logy), range: this.cut(key, data) },
       shapes: [...marks, ...(key === "grad_norm" ? this.clipping(data) : [])], label: `${titleOf(key)} over ${AXES[this.axis]}; newest value ${text.number(newest)}`,
-    }).catch((error) => { this.message.textContent = error.message; });
+    });
   }
 
   /** Put pinned charts first. */
@@ -196,8 +202,7 @@ export class CurvesTab {
     const at = (step) => data.xs[Math.min(last, lowerBound(data.steps, step))];
     const isWide = (from, to) => at(to) - at(from) >= 0.12 * (data.xs[last] - data.xs[0]);
     return stages.filter(({ from_step }) => last >= 0 && from_step <= data.steps[last]).map(({ name, from_step, to_step }, index) => ({
-      type: "rect", xref: "x", yref: "paper", x0: at(from_step), x1: at(Math.max(to_step, data.steps[0])), y0: 0, y1: 1, layer: "below",
-      line: { width: 0 }, fillcolor: faint("#8a8f98", index % 2 ? 0.14 : 0.04), label: { text: isWide(from_step, to_step) ? name : "", textposition: "top left", font: { size: 10, color: "#8a8f98" } },
+      from: at(from_step), to: at(Math.max(to_step, data.steps[0])), color: faint("#8a8f98", index % 2 ? 0.14 : 0.04), label: isWide(from_step, to_step) ? name : "",
     }));
   }
 
@@ -223,7 +228,7 @@ export class CurvesTab {
     const norm = Number(this.details?.config?.["optimizer.max_grad_norm"]), series = data.series.grad_norm;
     const shown = series && (this.cut("grad_norm", data) || extent([{ y: series.low }, { y: series.high }], "y"));
     if (!(norm > 0) || !shown || norm > shown[1] || norm < shown[0]) return [];
-    return [{ type: "line", xref: "paper", yref: "y", x0: 0, x1: 1, y0: norm, y1: norm, line: { color: stroke(1).color, width: 1 } }];
+    return [{ y: norm, color: stroke(1).color }];
   }
 
   zoom(x) {
@@ -242,7 +247,7 @@ export class CurvesTab {
 }
 
 /** A vertical line through a chart. */
-const vertical = ({ x, dash }) => ({ type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, layer: "below", line: { color: faint("#8a8f98", 0.55), width: 1, dash } });
+const vertical = ({ x, dash }) => ({ x, dash, color: faint("#8a8f98", 0.55) });
 
 function milestones(data, { color }) {
   const scored = new Set(data.series.validation_loss?.xs);

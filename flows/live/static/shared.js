@@ -32,7 +32,7 @@ function find(kind, id, part, query) {
 function curves({ all, axes }, { keys = "", x = "step", from = 0, to = Infinity }) {
   const axis = axes[x], kept = all.steps.map((step) => step >= Number(from) && step <= Number(to)), cut = (values) => values.filter((_, index) => kept[index]);
   const series = {};
-  for (const key of keys.split(",")) {
+  for (const key of keys ? keys.split(",") : all.available) {
     const { y, low = y, high = y } = all.series[key] || {};
     if (y) series[key] = { y: cut(y), low: cut(low), high: cut(high) };
     else if (axis.series[key]) series[key] = axis.series[key];

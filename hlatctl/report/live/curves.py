@@ -1,4 +1,4 @@
-"""Curves of a run: its steps as numpy columns, reduced to as many points as a page can show.
+"""Curves of a run: its steps as numpy columns, reduced to as many points as a page can show, and previews of them.
 
 A run of 2 M steps has 96 MB of columns. They are built once and then extended by new rows, so that a request costs one
 pass over them: about 10 ms for each curve.
@@ -7,14 +7,21 @@ pass over them: about 10 ms for each curve.
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from conf.sizes import flops_per_token, mfu
+from hlatctl.report.live.index import OpenRun
 from hlatctl.run import step_metrics
 from hlatctl.run.errors import ConfigError, suggest
+from hlatctl.run.files import DAMAGED
+from hlatctl.run.journal import TRAIN_WRITER, Event, no_steps, parse_line
+from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import RunState
 from hlatctl.run.step_metrics import STEP_METRICS, TIME
 from hlatctl.run.steps import StepSeries
@@ -28,6 +35,8 @@ AXES = {"step": "", "tokens": "tokens", "time": "s", "flops": "FLOPs"}
 DEFAULT_POINTS, MOST_POINTS = 1500, 20_000
 #: Newest steps without a finite loss that are named.
 _MOST_SKIPPED = 2000
+#: Places of a journal that a preview reads, bytes of each, and the least number of steps found.
+_SAMPLES, _SAMPLE_BYTES, _LEAST_SAMPLED = 500, 4096, 50
 _WHOLE = ("step", "tokens")
 _DRAWN = tuple(metric.name for metric in STEP_METRICS if metric.drawn and metric.kept)
 _STORED: dict[str, Any] = {"step": np.int64, "tokens": np.int64, TIME: np.float64, **dict.fromkeys(_DRAWN, np.float32)}
@@ -39,7 +48,7 @@ class CurvesRequest:
     """A page's request for curves.
 
     Args:
-        keys: names of curves.
+        keys: names of curves; None: all that the run has.
         points: maximum number of points per curve.
         every: steps of each point instead, so that the points of several runs are at the same steps; None: as many
             steps as ``points`` needs.
@@ -47,7 +56,7 @@ class CurvesRequest:
         x: ``step``, ``tokens``, ``time`` (Unix seconds) or ``flops``.
     """
 
-    keys: tuple[str, ...] = ("loss",)
+    keys: tuple[str, ...] | None = None
     points: int = DEFAULT_POINTS
     every: int | None = None
     first_step: int | None = None
@@ -122,8 +131,9 @@ def curves(steps: StepColumns, state: RunState, config: Config | None, request: 
         steps: columns that are up to date with the state.
         config: None if it can't be read: then there is no MFU and no axis of FLOPs.
     """
-    names = [*steps.drawn, *_DERIVED]
-    for key in request.keys:
+    names, found = [*steps.drawn, *_DERIVED], available(steps, state, config)
+    keys = found if request.keys is None else request.keys
+    for key in keys:
         if key not in names:
             raise ConfigError(f"keys={key}: no such curve", hint=suggest(key, names))
     part = _part(steps["step"], request)
@@ -131,14 +141,11 @@ def curves(steps: StepColumns, state: RunState, config: Config | None, request: 
     axis = _axis(steps, config, request.x)
     edges = _edges(numbers, request)
     series = {
-        key: _reduced(_values(steps, state, config, key)[part], edges)
-        for key in request.keys
-        if key != "validation_loss"
+        key: _reduced(_values(steps, state, config, key)[part], edges) for key in keys if key != "validation_loss"
     }
-    if "validation_loss" in request.keys:
+    if "validation_loss" in keys:
         series["validation_loss"] = _validation(steps, state, axis)
     ends = edges[1:] - 1 if len(numbers) else edges[:0]
-    found = available(steps, state, config)
     return {
         "x": request.x,
         "x_unit": AXES[request.x],
@@ -155,6 +162,40 @@ def curves(steps: StepColumns, state: RunState, config: Config | None, request: 
         "newest_step": state.step,
         "began_unix_s": steps[TIME][0] if steps.length else None,
     }
+
+
+def preview(opened: OpenRun, request: CurvesRequest) -> dict[str, Any] | None:
+    """Return curves of a few steps of a run that is still being read; None if it has too few.
+
+    They have no milestones and spikes, and a step between two points may be further from them than it seems.
+    """
+    steps = StepSeries()
+    for event in _sampled(opened.run):
+        if event["step"] <= steps.newest:
+            steps.supersede(after=event["step"] - 1)
+        with suppress(*DAMAGED):
+            steps.add(event)
+    if len(steps) < _LEAST_SAMPLED:
+        return None
+    columns = StepColumns()
+    columns.update(steps)
+    return {**curves(columns, RunState(steps=steps), opened.config, request), "preview": len(steps)}
+
+
+def _sampled(run: RunPaths) -> Iterator[Event]:
+    """Yield steps at even distances of the largest file that has steps. Reads 2 MiB."""
+    with suppress(OSError):
+        files = [path for path in run.journal.glob(f"{TRAIN_WRITER}*.jsonl") if path.is_file()]
+        if not files:
+            return
+        with max(files, key=lambda path: path.stat().st_size).open("rb", buffering=0) as file:
+            last = max(0, os.fstat(file.fileno()).st_size - _SAMPLE_BYTES)
+            for number in range(_SAMPLES + 1):
+                for line in os.pread(file.fileno(), _SAMPLE_BYTES, last * number // _SAMPLES).split(b"\n")[1:-1]:
+                    event = None if no_steps(line) else parse_line(line)
+                    if event:
+                        yield event
+                        break
 
 
 def available(steps: StepColumns, state: RunState, config: Config | None) -> list[str]:
@@ -232,7 +273,7 @@ def _reduced(values: np.ndarray[Any, Any], edges: np.ndarray[Any, Any]) -> dict[
     high = np.maximum.reduceat(np.where(finite, values, -np.inf), starts)
     none = counts == 0
     with np.errstate(invalid="ignore", divide="ignore"):
-        means = sums / counts
+        means = (sums / counts).astype(np.float32)  # half the bytes of an answer
     return {"y": means, "low": np.where(none, np.nan, low), "high": np.where(none, np.nan, high)}
 
 

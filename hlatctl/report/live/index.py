@@ -38,7 +38,7 @@ from hlatctl.report.run_list import (
     sparkline,
     write_index,
 )
-from hlatctl.report.run_view import RunView, view_run
+from hlatctl.report.run_view import RunView
 from hlatctl.run.errors import RunNotFoundError
 from hlatctl.run.journal import Event, JournalTail, no_steps
 from hlatctl.run.paths import RunPaths
@@ -52,24 +52,24 @@ _KINDS = (b'"rank_times"', b'"train_started"')
 
 
 class RankTimes:
-    """The windows of a run that count, in order of steps. It reads the whole journal; ``add`` continues from there.
-
-    Raises:
-        StorageError: a file of the journal can't be read.
-    """
+    """The windows of a run that count, in order of steps, as far as it was read."""
 
     def __init__(self, run: RunPaths) -> None:
         self._windows: list[tuple[int, float, float, float, int, str]] = []
-        self._what = "own_work"
-        for event in JournalTail(run, wanted=_may_matter).stream():
-            self.add(event)
+        self._what, self._tail = "own_work", JournalTail(run, wanted=_may_matter)
 
-    def add(self, event: Event) -> None:
-        """Add an event. Adding all events after one again changes nothing."""
-        if event["kind"] == "train_started":
-            self._supersede(int(event.get("resumed_from_step") or 0))
-        elif event["kind"] == "rank_times" and event.get("step") is not None:
-            self._add(event)
+    def refresh(self) -> Self:
+        """Read what is new; the first time, the whole journal.
+
+        Raises:
+            StorageError: a file of the journal can't be read.
+        """
+        for event in self._tail.stream():
+            if event["kind"] == "train_started":
+                self._supersede(int(event.get("resumed_from_step") or 0))
+            elif event["kind"] == "rank_times" and event.get("step") is not None:
+                self._add(event)
+        return self
 
     def heat_map(self, points: int = DEFAULT_POINTS) -> dict[str, Any] | None:
         """Return the newest state of the windows, evenly chosen; None if the run has none.
@@ -142,14 +142,34 @@ class OpenRun(RunView):
         self.lock = threading.RLock()
         self.goodput: Kept | None = None
         """What ``details`` has computed last."""
+        self.is_shown = False
+        """Whether a page has asked for it."""
+        self._starting = threading.Lock()
+        self._reading: threading.Thread | None = None
         self._changes: deque[tuple[int, int]] = deque(maxlen=_CHANGES_KEPT)
         self._events: list[Event] | None = None
-        self._rank_times: RankTimes | None = None
+        self._timing, self._rank_times = threading.Lock(), (0, RankTimes(run))
 
     def refresh(self) -> Self:
         """Read what is new, as :meth:`RunReader.refresh`."""
         with self.lock:
             return super().refresh()
+
+    def read_within(self, timeout_s: float) -> bool:
+        """Read what is new, as :meth:`refresh`; return whether it is done.
+
+        The first reading goes on in a thread of its own after this time.
+        """
+        if not self.version:
+            with self._starting:
+                if self._reading is None or not self._reading.is_alive():
+                    self._reading = threading.Thread(target=self.refresh, name="reading", daemon=True)
+                    self._reading.start()
+            self._reading.join(timeout_s)
+            if self._reading.is_alive():
+                return False
+        self.refresh()
+        return True
 
     def refresh_unless_busy(self) -> Self | None:
         """Return :meth:`refresh`, or None while another thread reads the run, which takes a minute for a long one."""
@@ -166,9 +186,12 @@ class OpenRun(RunView):
         Raises:
             StorageError: a file of the journal can't be read.
         """
-        with self.lock:
-            self._rank_times = self._rank_times or RankTimes(self.run)
-            return self._rank_times.heat_map(points)
+        with self._timing:  # and not the run's lock: it takes seconds for a long run, and its curves must not wait
+            course, times = self._rank_times
+            if course != self.course:
+                times = RankTimes(self.run)
+                self._rank_times = self.course, times
+            return times.refresh().heat_map(points)
 
     @property
     def events(self) -> list[Event]:
@@ -197,7 +220,7 @@ class OpenRun(RunView):
             return min((step for at, step in self._changes if at > version), default=None)
 
     def _open(self) -> None:
-        self._events = self._rank_times = self.goodput = None
+        self._events = self.goodput = None
         super()._open()
         self._changes.append((self.version, 0))
 
@@ -212,8 +235,6 @@ class OpenRun(RunView):
     def _saw(self, event: Event) -> None:
         if self._events is not None and event["kind"] not in _MANY:
             self._events.append(event)
-        if self._rank_times is not None:
-            self._rank_times.add(event)
 
 
 def first_new_row(before: list[list[int]], after: list[list[int]]) -> int | None:
@@ -290,7 +311,7 @@ class LiveIndex:
         with self._lock:
             if known := self._known.get(run_id):
                 return known.row
-        return self._look(self.find(run_id))
+        return self._look(self.find(run_id)) or self._keep_view(self.open(run_id), None)
 
     def find(self, run_id: str) -> RunPaths:
         """Return a run by its exact id.
@@ -313,13 +334,21 @@ class LiveIndex:
         Raises:
             RunNotFoundError: there is no such run.
         """
+        return self.opened(run_id).refresh()
+
+    def opened(self, run_id: str) -> OpenRun:
+        """Return an open run as far as it was read. Reading a long one for the first time takes a minute.
+
+        Raises:
+            RunNotFoundError: there is no such run.
+        """
         run = self.find(run_id)
         with self._lock:
             opened = self._open.setdefault(run_id, OpenRun(run))
             self._open.move_to_end(run_id)
+            opened.is_shown = True
             while len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)
-        opened.refresh()
         return opened
 
     def poll(self, followed: Iterable[str] = ()) -> bool:
@@ -385,7 +414,8 @@ class LiveIndex:
             write_index(self.runs_dir, entries)
         self._stored = {}
 
-    def _look(self, run: RunPaths) -> JsonRow:
+    def _look(self, run: RunPaths) -> JsonRow | None:
+        """Return a run's row. None if another thread reads the run for the first time."""
         now, known = files_of(run), self._known.get(run.run_id)
         stored = (self._stored or {}).get(run.run_id) if known is None else known.entry
         if stored and now is not None and stored.files == now:
@@ -397,29 +427,36 @@ class LiveIndex:
         elif known and known.files is not None and known.files == now and known.row["status"] not in ALIVE:
             return known.row
         view = self._view(run)
-        if view is None and known:
-            return known.row
+        if view is None:
+            return known.row if known else None
+        return self._keep_view(view, now)
+
+    def _keep_view(self, view: RunView, files: Files | None) -> JsonRow:
+        run = view.run
         try:
-            view = view or view_run(run)
-            return self._keep(run, json_row(row_of(view), view), now, entry_of(view, now))
+            return self._keep(run, json_row(row_of(view), view), files, entry_of(view, files))
         except Exception as error:  # an unforeseen failure of one run must not hide the others
             problem = f"can't be shown ({type(error).__name__}: {error})"
             row = dataclasses.replace(_EMPTY, run_id=run.run_id, path=str(run.root), problem=problem)
-            return self._keep(run, json_row(row), now, None)
+            return self._keep(run, json_row(row), files, None)
 
     def _view(self, run: RunPaths) -> RunView | None:
-        """Return a run's state: of an open run if it is running or open already, else read once.
+        """Return a run's state. None if another thread is reading it.
 
-        None if another thread is reading it.
+        The run is open meanwhile, so that a page that asks for it doesn't read it a second time.
         """
         with self._lock:
-            opened = self._open.get(run.run_id)
-        if opened:
-            return opened.refresh_unless_busy()
-        view = view_run(run)
-        if view.status in ALIVE and len(self._open) < _MOST_OPEN:
+            if run.run_id not in self._open:
+                if len(self._open) >= _MOST_OPEN:
+                    self._open.popitem(last=False)
+                self._open[run.run_id] = OpenRun(run)
+                self._open.move_to_end(run.run_id, last=False)
+            opened = self._open[run.run_id]
+        view = opened.refresh_unless_busy()
+        if view and view.status not in ALIVE:
             with self._lock:
-                self._open.setdefault(run.run_id, OpenRun(run))
+                if not opened.is_shown:
+                    self._open.pop(run.run_id, None)
         return view
 
     def _keep(self, run: RunPaths, row: JsonRow, files: Files | None, entry: Entry | None) -> JsonRow:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from conf.of_run import of_run
-from hlatctl.report.live.curves import CurvesRequest, StepColumns, curves
+from hlatctl.report.live.curves import CurvesRequest, StepColumns, curves, preview
 from hlatctl.report.live.index import OpenRun
 from hlatctl.run.errors import ConfigError
 from hlatctl.run.journal import JournalWriter, train_writer
@@ -172,3 +172,26 @@ def test_columns_that_grow_equal_those_read_at_once() -> None:
         (expected,) = steps.columns(name)
         np.testing.assert_array_equal(grown[name], np.asarray(expected, grown[name].dtype))
     assert len(curves(grown, RunState(steps=steps), None, CurvesRequest(points=20))["xs"]) == 20
+
+
+def test_a_run_that_is_still_being_read_has_a_preview_without_superseded_steps(make_run: MakeRun) -> None:
+    opened = OpenRun(make_run())
+    with opened.lock:  # as if another thread read it
+        assert not opened.read_within(0.0)
+        found = preview(opened, CurvesRequest(keys=("loss",)))
+        assert not opened.read_within(0.0)
+    assert found is not None
+    steps = found["steps"].tolist()
+    assert found["preview"] == len(steps) > 100
+    assert steps == sorted(set(steps))
+    whole = _curves(opened.run, points=1000)
+    at = dict(zip(whole["steps"].tolist(), whole["series"]["loss"]["y"].tolist(), strict=True))
+    assert found["series"]["loss"]["y"].tolist() == [at[step] for step in steps]
+    assert opened.read_within(60.0)
+    assert opened.state.step == 306
+
+
+def test_a_run_with_few_steps_has_no_preview(make_run: MakeRun) -> None:
+    run = make_run()
+    (run.journal / "train-rank00000.jsonl").write_bytes(b"")
+    assert preview(OpenRun(run), CurvesRequest()) is None

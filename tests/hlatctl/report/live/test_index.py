@@ -139,10 +139,23 @@ def test_a_damaged_run_has_a_row_with_its_problem(runs_dir: Path) -> None:
 def test_a_known_index_is_answered_without_reading_runs(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = rows(runs_dir)
     monkeypatch.setattr(run_list, "view_run", lambda run: pytest.fail(f"{run} was read"))
-    monkeypatch.setattr(live_index, "view_run", lambda run: pytest.fail(f"{run} was read"))
+    monkeypatch.setattr(live_index, "OpenRun", lambda run: pytest.fail(f"{run} was read"))
     index = _polled(runs_dir)
     assert all(len(row["spark"]) == 40 for row in index.rows())
     assert [row["run_id"] for row in index.rows()] == [row.run_id for row in expected]
+    assert index.complete
+
+
+def test_a_run_that_a_page_reads_is_not_read_a_second_time(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = LiveIndex(runs_dir)
+    opened = index.opened("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(opened, "refresh_unless_busy", lambda: None)
+        index.poll()
+    assert [row["run_id"] for row in index.rows()] == ["b"]
+    assert not index.complete
+    assert index.row("a")["run_id"] == "a"
+    index.poll()
     assert index.complete
 
 
