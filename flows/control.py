@@ -1,4 +1,4 @@
-"""Asks a run to stop, or for a profile of its training, from any process that shares its runs folder.
+"""Asks a run or a sweep to stop, or for a profile of its training, from any process that shares its runs folder.
 
 The requests go through files only: the run's journal, which its driver reads, and the driver's file of orders.
 """
@@ -22,10 +22,11 @@ from hlatctl.driver_job import DriverJob, driver_job
 from hlatctl.run import files, stopping
 from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError, StorageError
 from hlatctl.run.fold import apply, follow, read_state
-from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter
+from hlatctl.run.journal import OPERATOR_WRITER, JournalWriter, read_events
 from hlatctl.run.lease import driver, holder, is_held, wait_until_undriven
-from hlatctl.run.paths import MOST_RANKS, MOST_STEPS, RunPaths, table_name
+from hlatctl.run.paths import MOST_RANKS, MOST_STEPS, RunPaths, SweepPaths, table_name
 from hlatctl.run.state import ProfileState, RunState
+from hlatctl.run.sweep import fold as fold_sweep
 from hlatctl.units import size
 
 
@@ -58,6 +59,34 @@ def request_stop(run: RunPaths, *, by: str, wait_s: float) -> RunState:
             launcher.cancel(job, grace_s=STOP_GRACE_S)
         launcher.release(run.root)
     return read_state(run)
+
+
+def request_sweep_stop(sweep: SweepPaths, *, by: str, wait_s: float) -> int:
+    """Ask a sweep to stop all its trials, each with a checkpoint, wait for it, and return how many trials still run.
+
+    The sweep's driver reads the request from the journal. If the driver is dead, the trials that still run are asked
+    directly; they continue when the sweep is resumed. Jobs that wait to drive the sweep are cancelled first.
+
+    Args:
+        by: name of the requester, for the journals.
+        wait_s: seconds to wait.
+    """
+    until_s = time.monotonic() + wait_s
+    as_job = end_driver_jobs(sweep)
+    with files.created_like(sweep.root), JournalWriter(sweep, OPERATOR_WRITER) as journal:
+        stopping.request(sweep, journal, by=by)
+        if driver(sweep) is None:
+            for number, trial in fold_sweep(read_events(sweep)).trials.items():
+                if trial.status == "running":
+                    journal.append("trial_paused", durable=True, trial=number)
+                    request_stop(sweep.trial(number), by=by, wait_s=0.0)
+    wait_until_undriven(sweep, wait_s)
+    if as_job and driver(sweep) is None:
+        as_job.end(sweep.driver_job)  # one that has started and doesn't drive yet
+    paused = [n for n, trial in fold_sweep(read_events(sweep)).trials.items() if not trial.ended]
+    while (left := sum(driver(sweep.trial(number)) is not None for number in paused)) and time.monotonic() < until_s:
+        time.sleep(_LOOK_EVERY_S)
+    return left
 
 
 def is_complete(run: RunPaths, config: Config) -> bool:

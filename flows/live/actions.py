@@ -1,4 +1,4 @@
-"""Changes that the page makes to a run, with the checks and confirmations of the commands.
+"""Changes that the page makes to a run or a sweep, with the checks and confirmations of the commands.
 
 Each action has two answers: with ``check=1`` the lines that a person reads before confirming, and nothing is changed.
 ``flows.live.session`` decides who may ask for either. Whoever has stolen the page's cookie must not get to run code.
@@ -17,14 +17,23 @@ from conf.amendments import fields_of, is_harmless
 from conf.of_run import newest_amendment, of_run
 from conf.schema.tracking import NotifyKind
 from flows import amendments, tidy
-from flows.control import cost_of_rest, evaluating_process, job_text, request_stop, stop_evaluator_jobs
+from flows.control import (
+    cost_of_rest,
+    evaluating_process,
+    job_text,
+    request_stop,
+    request_sweep_stop,
+    stop_evaluator_jobs,
+)
 from flows.runtime import programs
 from hlatctl.driver_job import driver_job
-from hlatctl.report.run_view import view_run
+from hlatctl.report.run_view import sweep_at_rest, view_run, view_sweep
 from hlatctl.run import labels as run_labels
 from hlatctl.run.errors import ConfigError, RunBusyError
-from hlatctl.run.paths import RunPaths
+from hlatctl.run.lease import driver
+from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.processes import user_name
+from hlatctl.run.sweep import ENDED
 from hlatctl.units import counted, size
 
 Answer = dict[str, Any]
@@ -49,6 +58,10 @@ def stop(run: RunPaths, given: QueryParams) -> Answer:
         lines = []
         if not rests:
             lines.append(_STOPS_EVALUATION if view.state.evaluates else _STOPS_RUN)
+            if (sweep := view.state.sweep) and driver(SweepPaths(run.root.parent / sweep)):
+                lines.append(
+                    f"Sweep {sweep} counts it as pruned, and starts the next trial. Its page stops all trials."
+                )
         if view.driver_elsewhere:
             lines.append(f"Its driver is {view.driver_elsewhere}, which reads the request from the run's journal.")
         if evaluation:
@@ -86,12 +99,64 @@ def resume(run: RunPaths, given: QueryParams) -> Answer:
         if expense and (why := expense.why_ask(config.cluster, "the rest of the run")):
             lines.append(f"{why}.")
         return {"lines": lines}
-    driver = programs.start_driver(run)
-    return {"run_id": run.run_id, "status": "running", "pid": driver.pid}
+    started = programs.start_driver(run)
+    return {"run_id": run.run_id, "status": "running", "pid": started.pid}
+
+
+def stop_sweep(sweep: SweepPaths, given: QueryParams) -> Answer:
+    """Ask a sweep to stop all its trials, as `hlatctl stop SWEEP` does; doesn't wait for them.
+
+    Raises:
+        RunBusyError: it has already ended.
+        StorageError: the request can't be written.
+    """
+    state, pid = view_sweep(sweep)
+    if sweep_at_rest(state, pid) and not driver_job(sweep.driver_job):
+        what = f"{state.noun} {sweep.run_id}: is already {state.status}"
+        raise RunBusyError(what, hint="reload the page to see its state")
+    if "check" in given:
+        running = state.count("running", "stopping")
+        held, left = driver(sweep), state.trials_planned - len(state.trials)
+        lines = [
+            f"Running trials: {running}. Each one writes a checkpoint and stops.",
+            f"Trials that have not started: {left} of {state.trials_planned}. None of them starts.",
+            f"You can resume the {state.noun} later.",
+        ]
+        if held is None:
+            lines.append("Its driver is dead, so the trials are asked directly.")
+        elif held.is_elsewhere:
+            lines.append(f"Its driver is {held}, which reads the request from the journal.")
+        return {"lines": lines}
+    request_sweep_stop(sweep, by=user_name(), wait_s=0.0)
+    return {"sweep_id": sweep.run_id, "status": view_sweep(sweep)[0].status}
+
+
+def resume_sweep(sweep: SweepPaths, given: QueryParams) -> Answer:
+    """Start a driver for a sweep in a process of its own, and return when it drives the sweep.
+
+    Raises:
+        RunBusyError: the sweep has a driver, or there is nothing to continue.
+        HlatctlError: the driver doesn't start.
+    """
+    state, _ = view_sweep(sweep)
+    if held := driver(sweep):
+        raise RunBusyError(
+            f"{state.noun} {sweep.run_id}: {held} drives it", hint="stop it first, or wait until it ends"
+        )
+    if state.status == "finished":
+        raise RunBusyError(
+            f"{state.noun} {sweep.run_id}: is finished", hint=f"`hlatctl sweep --extend {sweep.run_id}` adds arms"
+        )
+    if "check" in given:
+        left, parallel = state.trials_planned - state.count(*ENDED), state.settings.get("parallel", 1)
+        text = f"Trials that are left: {left} of {state.trials_planned}. At most {parallel} run at the same time."
+        return {"lines": [text, "Paused trials continue from their newest checkpoints. Trials that have ended stay."]}
+    started = programs.start_driver(sweep)
+    return {"sweep_id": sweep.run_id, "status": "running", "pid": started.pid}
 
 
 def labels(run: RunPaths, given: QueryParams) -> Answer:
-    """Change a run's name or tags, or add a note."""
+    """Change the name or the tags of a run or a sweep, or add a note."""
     change = run_labels.change(
         name=given.get("name"), tags=given.getlist("tag"), untag=given.getlist("untag"), note=given.get("note", "")
     )

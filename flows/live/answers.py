@@ -250,6 +250,12 @@ class Answers:
         answer: dict[str, Any] = getattr(actions, name)(self._run(request), given)
         return as_json(answer, 200 if "check" in given else 202)
 
+    def act_on_sweep(self, request: Request) -> Response:
+        """Change a sweep, or return what a person must confirm first."""
+        given, name = request.query_params, str(request.scope["path"]).rpartition("/")[2]
+        does = {"stop": actions.stop_sweep, "resume": actions.resume_sweep, "labels": actions.labels}[name]
+        return as_json(does(self._sweep(request.path_params["sweep_id"]), given), 200 if "check" in given else 202)
+
     def alerts(self, request: Request) -> Response:
         """Return which messages a run sends, and where."""
         return as_json(actions.alerts(self._run(request)))

@@ -32,8 +32,9 @@ from hlatctl.run.errors import ConfigError, HlatctlError, RunNotFoundError
 if TYPE_CHECKING:
     from flows.live.answers import Answers
 
-#: What the page can do to a run; each is a function of ``flows.live.actions``.
+#: What the page can do to a run and to a sweep, with the functions of ``flows.live.actions``.
 ACTIONS = ("stop", "resume", "labels", "amend", "archive")
+SWEEP_ACTIONS = ("stop", "resume", "labels")
 STATIC = Path(__file__).with_name("static")
 
 
@@ -114,6 +115,7 @@ def make_app(service: Service, *, token: str, port: int) -> ASGIApp:
         Route("/api/runs/{run_id}/alerts", late("alerts")),
         *(Route(f"/api/runs/{{run_id}}/{name}", late("act"), methods=["POST"]) for name in ACTIONS),
         Route("/api/sweeps/{sweep_id}", late("sweep")),
+        *(Route(f"/api/sweeps/{{sweep_id}}/{name}", late("act_on_sweep"), methods=["POST"]) for name in SWEEP_ACTIONS),
         Route("/api/compare", late("compare")),
         Route("/api/paired", late("paired")),
         Route("/api/share", late("share")),

@@ -1,7 +1,6 @@
 """A sweep's journal and what follows from it: the sweep's state, the next trial, and which trial falls behind.
 
-Threads that simulate trials call ``Book`` too, so each method that changes something holds a lock. ``request_stop``
-stops a sweep from any process that shares its runs folder.
+Threads that simulate trials call ``Book`` too, so each method that changes something holds a lock.
 """
 
 from __future__ import annotations
@@ -14,13 +13,10 @@ from typing import Any
 from conf import space as spaces
 from conf.schema import Config
 from conf.space import Space, Variations
-from flows import control
 from flows.sweep.study import Study, objective
-from hlatctl.run import files, stopping
-from hlatctl.run.journal import FLOW_WRITER, OPERATOR_WRITER, JournalTail, JournalWriter, read_events
-from hlatctl.run.lease import driver_pid, wait_until_undriven
+from hlatctl.run.journal import FLOW_WRITER, JournalTail, JournalWriter
 from hlatctl.run.paths import SweepPaths
-from hlatctl.run.sweep import ENDED, SweepState, TrialState, apply, fold
+from hlatctl.run.sweep import ENDED, SweepState, TrialState, apply
 
 
 class Book:
@@ -159,30 +155,3 @@ def example(sweep: SweepPaths) -> Config:
 
 def _variations(sweep: SweepPaths, space: Space) -> Variations:
     return Variations(space.overrides, Path(space.folder), os.fspath(sweep.root.parent), space.config_dirs)
-
-
-def request_stop(sweep: SweepPaths, *, by: str, wait_s: float) -> SweepState:
-    """Ask a sweep to stop all its trials, each with a checkpoint, and wait for it.
-
-    The sweep's driver reads the request from the journal. If the driver is dead, the trials that still run are asked
-    directly; they continue when the sweep is resumed. Jobs that wait to drive the sweep are cancelled first.
-
-    Args:
-        by: name of the requester, for the journals.
-        wait_s: seconds to wait for the driver to end.
-
-    Returns:
-        The state after the wait.
-    """
-    as_job = control.end_driver_jobs(sweep)
-    with files.created_like(sweep.root), JournalWriter(sweep, OPERATOR_WRITER) as journal:
-        stopping.request(sweep, journal, by=by)
-        if driver_pid(sweep) is None:
-            for number, trial in fold(read_events(sweep)).trials.items():
-                if trial.status == "running":
-                    journal.append("trial_paused", durable=True, trial=number)
-                    control.request_stop(sweep.trial(number), by=by, wait_s=wait_s)
-    wait_until_undriven(sweep, wait_s)
-    if as_job and driver_pid(sweep) is None:
-        as_job.end(sweep.driver_job)  # one that has started and doesn't drive yet
-    return fold(read_events(sweep))

@@ -312,7 +312,8 @@ class _Driver:
                 f"{name}: every trial failed; {first.run_id}: {first.why}", hint=f"hlatctl status {first.run_id}"
             )
         outcome = "finished" if error is None else "stopped" if isinstance(error, StoppedError) else "failed"
-        book.event("sweep_finished", outcome=outcome, message=error.message if error else book.summary())
+        message = error.message if error and outcome == "failed" else book.summary()
+        book.event("sweep_finished", outcome=outcome, message=message)
         self._prefect.end(outcome, book.example.tracking.final_sync_timeout_s)
         if self._player is None and book.trials:
             conclude_sweep(book.sweep, book.example, self._say)

@@ -34,7 +34,7 @@ from hlatctl.cli.evaluate import evaluate_run
 from hlatctl.cli.progress import observer_for
 from hlatctl.cli.status import end_lines
 from hlatctl.driver_job import CHAIN_ENV, driver_job
-from hlatctl.report.run_view import view_run, view_sweep
+from hlatctl.report.run_view import sweep_at_rest, view_run, view_sweep
 from hlatctl.run.errors import ConfigError, HlatctlError, RunBusyError
 from hlatctl.run.fold import read_state
 from hlatctl.run.labels import change, write_label
@@ -42,7 +42,7 @@ from hlatctl.run.lease import driver
 from hlatctl.run.paths import RunPaths, SweepPaths
 from hlatctl.run.processes import user_name
 from hlatctl.run.state import ProfileState
-from hlatctl.units import size
+from hlatctl.units import counted, size
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -313,20 +313,22 @@ def stop(
 
 
 def _stop_sweep(sweep: SweepPaths, wait_s: float) -> None:
-    from flows.sweep.book import request_stop
+    from flows.control import request_sweep_stop
 
-    before, driver = view_sweep(sweep)
-    at_rest = driver is None and before.status in ("finished", "failed", "stopped") and not before.count("running")
-    if at_rest and not driver_job(sweep.driver_job):
-        say(f"{sweep.run_id}: is already {before.status}")
+    state, pid = view_sweep(sweep)
+    if sweep_at_rest(state, pid) and not driver_job(sweep.driver_job):
+        say(f"{sweep.run_id}: is already {state.status}")
         return
-    state = request_stop(sweep, by=user_name(), wait_s=wait_s)
-    still = state.count("running", "stopping")
-    if still:
-        say(f"{sweep.run_id}: stop requested; {still} trials are still running after {wait_s:g} s")
+    left = request_sweep_stop(sweep, by=user_name(), wait_s=wait_s)
+    state, pid = view_sweep(sweep)
+    if left or pid is not None:
+        still = counted(left, "trial") if left else f"the {state.noun}'s driver"
+        running = f"still running after {wait_s:g} s: {still}"
+        say(f"{sweep.run_id}: stop requested; {running} (`hlatctl status {sweep.run_id}`)")
         return
-    say(f"{sweep.run_id}: {state.status}; {state.count('paused')} trials are paused")
-    say(f"hlatctl resume {sweep.run_id}   continues the sweep")
+    say(f"{sweep.run_id}: {state.status}; {counted(state.count('paused'), 'trial')} paused")
+    if state.status != "finished":
+        say(f"hlatctl resume {sweep.run_id}   continues the {state.noun}")
 
 
 def fork(

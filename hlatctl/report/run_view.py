@@ -53,11 +53,20 @@ def read_without_steps(run: RunPaths) -> tuple[RunState, Iterator[Event]]:
 
 
 def view_sweep(paths: SweepPaths) -> tuple[sweep.SweepState, int | None]:
-    """Return a sweep's state and the process that drives it. Its status is ``interrupted`` if it lost its driver."""
+    """Return a sweep's state and the process that drives it. Its status is ``interrupted`` if it lost its driver.
+
+    It is ``stopping`` or ``stopped`` after a request, which other processes obey for a driver that is dead.
+    """
     state, pid = sweep.fold(read_events(paths)), driver_pid(paths)
-    if state.status == "running" and pid is None:
-        state.status = INTERRUPTED
+    if state.status == "running" and (state.stop_requested or pid is None):
+        is_paused = state.stop_requested and not state.count("running", "stopping")
+        state.status = "stopping" if pid is not None else "stopped" if is_paused else INTERRUPTED
     return state, pid
+
+
+def sweep_at_rest(state: sweep.SweepState, pid: int | None) -> bool:
+    """Return whether there is nothing to stop of a sweep that ``view_sweep`` has returned."""
+    return pid is None and state.status in ("finished", "failed", "stopped") and not state.count("running")
 
 
 def is_simulated(run: RunPaths) -> bool:

@@ -1,4 +1,4 @@
-/** Buttons and dialogs that change a run, if the server allows it; and its alerts. */
+/** Buttons and dialogs that change a run or a sweep, if the server allows it; and a run's alerts. */
 
 import { get, post, runPath } from "./api.js";
 import { bdi, check, h, fill, showModal, toast } from "./dom.js";
@@ -22,6 +22,23 @@ export function controls({ row, evaluator }, done) {
   if (!isDamaged && row.status !== "archived") buttons.splice(-1, 0, button("amend", "Amend", () => amend(row, done)));
   return [...buttons, button("label", "Name, tags, note", () => label(row, done)), ...alerting];
 }
+
+/** A sweep's actions: `done` is what is said after one. */
+const OF_SWEEP = {
+  stop: { title: "Stop sweep", statuses: ["running", "stopping", "interrupted"], done: "The sweep is asked to stop." },
+  resume: { title: "Resume sweep", statuses: ENDED, done: "The sweep is being resumed." },
+};
+
+/** Return the buttons that a sweep's state allows; none if the server refuses control. */
+export function sweepControls(details, done) {
+  if (!store.info?.allow_control) return [];
+  const row = { run_id: details.sweep_id, name: details.name, tags: details.tags, address: `/api/sweeps/${encodeURIComponent(details.sweep_id)}` };
+  const confirmed = Object.entries(OF_SWEEP).filter(([, action]) => action.statuses.includes(details.status));
+  return [...confirmed.map(([name, action]) => button(name, action.title, () => confirm(name, action, row, done))), button("label", "Name, tags, note", () => label(row, done))];
+}
+
+/** The address of a row's run or sweep. */
+const pathOf = (row, part) => (row.address ? row.address + part : runPath(row.run_id, part));
 
 const field = (title, input) => h("label", { class: "stacked" }, h("span", {}, title), input);
 const lines = (texts) => h("ul", { class: "plain" }, texts.map((text) => h("li", {}, text)));
@@ -95,7 +112,7 @@ class Dialog {
 
 /** Show what an action would do, and do it after a confirmation. */
 async function confirm(name, action, row, done) {
-  const dialog = new Dialog(name, action.title, row), path = runPath(row.run_id, `/${name}`);
+  const dialog = new Dialog(name, action.title, row), path = pathOf(row, `/${name}`);
   const found = await dialog.during("Checking.", () => post(`${path}?check=1`));
   if (!found) return;
   fill(dialog.says, ...found.lines.map((line) => h("p", {}, line)));
@@ -162,6 +179,6 @@ function label(row, done) {
     for (const each of after) if (!before.includes(each)) query.append("tag", each);
     for (const each of before) if (!kept.includes(each.split("=")[0])) query.append("untag", each.split("=")[0]);
     if (note.value.trim()) query.append("note", note.value.trim());
-    return dialog.finish(runPath(row.run_id, `/labels?${query}`), "Saved.", done);
+    return dialog.finish(pathOf(row, `/labels?${query}`), "Saved.", done);
   });
 }

@@ -2,14 +2,17 @@
 
 import { get } from "./api.js";
 import { Chart, faint, isDark, stroke, themeColours } from "./charts.js";
+import { sweepControls } from "./control.js";
 import { bar, bdi, chip, choice, fill, h, table } from "./dom.js";
 import * as text from "./format.js";
 import { escaped } from "./metrics.js";
 import { MOST_COMPARED } from "./runs.js";
+import { shared } from "./shared.js";
 import { change, format } from "./state.js";
+import { store } from "./store.js";
 
-/** Shortest time between two readings of a sweep. */
-const READ_MS = 3000;
+/** Shortest time between two readings of a sweep; one that runs is read again at least this often. */
+const READ_MS = 3000, LIVE_MS = 6000;
 /** Most arms that are lines of the parallel coordinates, the best ones. */
 const MOST_LINES = 300;
 /** Most values of an axis that are columns or rows of a heat map. */
@@ -27,6 +30,7 @@ export class SweepView {
   close() {
     this.closed = true;
     clearTimeout(this.timer);
+    clearTimeout(this.liveTimer);
     for (const chart of this.charts) chart.close();
   }
 
@@ -37,8 +41,11 @@ export class SweepView {
 
   /** Called when rows have changed. */
   rows(changed) {
-    if (!changed.some((row) => row.sweep === this.id) || this.timer) return;
-    this.timer = setTimeout(() => this.load(), Math.max(0, this.readAt + READ_MS - Date.now()));
+    if (changed.some((row) => row.sweep === this.id)) this.soon();
+  }
+
+  soon() {
+    this.timer ||= setTimeout(() => this.load(), Math.max(0, this.readAt + READ_MS - Date.now()));
   }
 
   again() {
@@ -50,11 +57,16 @@ export class SweepView {
   }
 
   async load() {
+    clearTimeout(this.timer);
+    clearTimeout(this.liveTimer);
     this.timer = 0;
     this.readAt = Date.now();
     try {
       const details = await get(`/api/sweeps/${encodeURIComponent(this.id)}`);
-      if (this.closed || JSON.stringify(details) === JSON.stringify(this.details)) return;
+      if (this.closed) return;
+      // No row of a run changes when the sweep itself ends.
+      if (!shared && ["created", "running", "stopping"].includes(details.status)) this.liveTimer = setTimeout(() => this.load(), LIVE_MS);
+      if (JSON.stringify(details) === JSON.stringify(this.details)) return fill(this.trials, trials(details));
       this.details = details;
       this.draw();
     } catch (error) {
@@ -87,7 +99,7 @@ export class SweepView {
     add("Importance of the settings", importance(details));
     const pair = this.pair(varied);
     if (!isLadder) add(pair.join(" and "), pair.length === 2 && surface(details, ...pair));
-    fill(this.root, heading(details), facts(details.facts), this.buttons(), this.table(varied), !isLadder && varied.length > 2 && this.pickers(varied, pair), figures, trials(details));
+    fill(this.root, heading(details), facts(details), this.buttons(), this.table(varied), !isLadder && varied.length > 2 && this.pickers(varied, pair), figures, this.trials = h("div", {}, trials(details)));
   }
 
   /** The two settings of the last figure: those of the address, or the first ones. */
@@ -106,7 +118,7 @@ export class SweepView {
     const { details } = this, best = details.target !== null ? [] : details.arms.flatMap((arm) => arm.trials.slice(0, 1)).slice(0, 5).map((number) => runOf(details, number));
     const all = details.trials.map((trial) => trial.run_id).slice(0, MOST_COMPARED);
     const compare = (runs, title) => runs.length > 1 && h("a", { class: "button", href: format({ view: "compare", params: { runs: runs.join(",") } }) }, title);
-    return h("div", { class: "links" }, compare(best, `Compare the best ${best.length}`), all.length > best.length && compare(all, `Compare the first ${all.length} trials`),
+    return h("div", { class: "links" }, sweepControls(details, () => this.load()), compare(best, `Compare the best ${best.length}`), all.length > best.length && compare(all, `Compare the first ${all.length} trials`),
       details.links.report && h("a", { class: "button", href: details.links.report, target: "_blank", rel: "noopener" }, "Report"));
   }
 
@@ -138,22 +150,29 @@ function difference({ difference: gap, difference_stderr: stderr }) {
 }
 
 function heading(details) {
-  const ended = details.trials.filter((trial) => trial.ended_unix_s !== null).length, says = `${ended} of ${details.trials.length} trials have ended`;
+  const ended = details.trials.filter((trial) => trial.ended_unix_s !== null).length, planned = Math.max(details.trials_planned, details.trials.length), says = `${ended} of ${text.counted(planned, "trial")} have ended`;
   return h("header", { class: "run-header" }, h("div", { class: "heading" }, h("h1", {}, details.target === null ? "Sweep " : "Ladder ", bdi(details.name || details.sweep_id)), chip(details.status),
     details.simulated && h("span", { class: "mark" }, "simulated: nothing was trained")),
-  h("p", { class: "about" }, details.name && bdi(`${details.sweep_id} · `), says, bar(details.trials.length ? ended / details.trials.length : 0, says)));
+  h("p", { class: "about" }, details.name && bdi(`${details.sweep_id} · `), says, bar(planned ? ended / planned : 0, says)));
 }
 
-function facts(found) {
+function facts({ facts: known, tags, notes }) {
+  const labels = Object.entries(tags).map(([key, value]) => (value ? `${key}=${value}` : key)).join(", ");
+  const found = [...known, ...(labels ? [["tags", labels]] : []), ...notes.map((note) => ["note", note.text])];
   return h("dl", { class: "facts" }, found.map(([name, value]) => h("div", {}, h("dt", {}, bdi(name)), h("dd", {}, bdi(value)))));
 }
 
+/** Tokens and loss of a trial that has not ended are those of its run. */
 function trials(details) {
-  const rows = details.trials.map((trial) => [
-    h("a", { href: format({ view: "run", id: trial.run_id }) }, bdi(trial.run_id)), text.whole(trial.arm), trial.seed === null ? "–" : text.whole(trial.seed), chip(trial.status),
-    text.number(trial.value), `${text.count(trial.tokens)}`, text.number(trial.process_hours, 3), bdi(trial.why || "–"),
-  ]);
-  return rows.length > 0 && h("section", {}, h("h2", {}, "Trials"), table("Trials", ["trial", "arm", "seed", "status", "objective", "tokens", "hours", "reason"], rows, { class: "short" }));
+  const rows = details.trials.map((trial) => {
+    const row = store.rows.get(trial.run_id), hasEnded = trial.ended_unix_s !== null;
+    return [
+      h("a", { href: format({ view: "run", id: trial.run_id }) }, bdi(trial.run_id)), text.whole(trial.arm), trial.seed === null ? "–" : text.whole(trial.seed), chip(trial.status),
+      text.number(trial.value), text.number(row?.loss), text.count(hasEnded || !row ? trial.tokens : row.tokens), hasEnded ? text.duration(3600 * trial.process_hours) : "–", bdi(trial.why || "–"),
+    ];
+  });
+  const heads = ["trial", "arm", "seed", "status", "objective", "newest loss", "tokens", h("span", { title: "summed over the trial's processes" }, "process time"), "reason"];
+  return rows.length > 0 && h("section", {}, h("h2", {}, "Trials"), table("Trials", heads, rows, { class: "short" }));
 }
 
 /** How far a rung's final loss, or that of the target, is from the law. */

@@ -39,7 +39,10 @@ def details(sweep: SweepPaths) -> dict[str, Any]:
     return {
         "sweep_id": sweep.run_id,
         "name": state.labels.name,
+        "tags": state.labels.tags,
+        "notes": [{"unix_s": note.time_unix_s, "text": note.text} for note in state.labels.notes],
         "status": state.status,
+        "trials_planned": state.trials_planned,
         "simulated": state.simulated,
         "facts": facts(state)[1:],
         "objective": state.objective,

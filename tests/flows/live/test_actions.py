@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +14,12 @@ from conf.amendments import fields_of, is_harmless
 from conf.of_run import of_run
 from conf.schema import Config
 from hlatctl.driver_job import DriverJob
+from hlatctl.report.run_view import view_sweep
 from hlatctl.run.fold import read_state
 from hlatctl.run.journal import JournalWriter
-from hlatctl.run.lease import hold_driver, hold_evaluator
-from hlatctl.run.paths import RunPaths
-from tests.flows.live.conftest import OWN, MakePage, Page
+from hlatctl.run.lease import driver_token, hold_driver, hold_evaluator
+from hlatctl.run.paths import RunPaths, SweepPaths
+from tests.flows.live.conftest import OWN, MakePage, Page, make_sweep
 from tests.hlatctl.conftest import MakeRun
 
 CONTROL = {"Origin": OWN, "X-Hlatctl": "1"}
@@ -182,3 +185,70 @@ def test_nothing_is_changed_or_checked_without_the_pages_own_headers(page: Page,
     for headers in ({}, {"Origin": OWN}, {**CONTROL, "Origin": "http://127.0.0.1:4200"}, {**CONTROL, "Cookie": ""}):
         answer = page.browser.post(f"/api/runs/a/{action}?check=1&set=optimizer.lr=1", headers=headers)
         assert answer.status_code in (401, 403)
+
+
+def sweep_page(make_page: MakePage, folder: Path) -> tuple[SweepPaths, Callable[..., dict[str, Any]]]:
+    """Return a sweep with a trial that runs, one that has ended and one to come, and how a page changes it."""
+    (folder / "runs").mkdir()
+    sweep = make_sweep(folder / "runs", "rates", {0: 3.5, 1: 3.1})
+    with JournalWriter(sweep, "flow") as journal:
+        journal.append("head_started", pid=1, host="node-0", token="")
+        fields: dict[str, Any] = {"axes": [], "settings": {"parallel": 2}, "arms": 4, "trials": 4}
+        journal.append("sweep_extended", argv=[], **fields)
+        trial: dict[str, Any] = {"trial": 2, "run_id": "rates-t0002"}
+        journal.append("trial_asked", arm=2, point={}, seed=None, overrides=[], **trial)
+        journal.append("trial_started", **trial)
+    page = make_page(allow_control=True)
+
+    def act(name: str, status: int = 202, /, **given: Any) -> dict[str, Any]:
+        answer = page.browser.post(f"/api/sweeps/rates/{name}", params=given, headers=CONTROL)
+        assert answer.status_code == status, answer.text
+        return dict(answer.json())
+
+    return sweep, act
+
+
+def test_a_sweep_without_a_driver_is_stopped_by_asking_its_trials_and_says_so(
+    tmp_path: Path, make_page: MakePage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("flows.control.request_stop", lambda run, by, wait_s: asked.append(run.run_id))
+    sweep, act = sweep_page(make_page, tmp_path)
+    assert view_sweep(sweep)[0].status == "interrupted"
+    assert act("stop", 200, check=1)["lines"] == [
+        "Running trials: 1. Each one writes a checkpoint and stops.",
+        "Trials that have not started: 1 of 4. None of them starts.",
+        "You can resume the sweep later.",
+        "Its driver is dead, so the trials are asked directly.",
+    ]
+    assert asked == []
+    assert act("stop")["status"] == "stopped"
+    assert asked == ["rates-t0002"]
+    assert act("stop", 409, check=1)["error"] == "sweep rates: is already stopped"
+
+
+def test_a_sweep_with_a_driver_is_asked_to_stop_and_resumed_only_without_one(
+    tmp_path: Path, make_page: MakePage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, act = sweep_page(make_page, tmp_path)
+    with hold_driver(sweep):
+        with JournalWriter(sweep, "flow") as journal:
+            journal.append("head_started", pid=1, host="node-0", token=driver_token(sweep))
+        assert act("stop")["status"] == "stopping"
+        assert "drives it" in act("resume", 409)["error"]
+    started: list[str] = []
+
+    def start(run: RunPaths) -> SimpleNamespace:
+        started.append(run.run_id)
+        return SimpleNamespace(pid=77)
+
+    monkeypatch.setattr("flows.runtime.programs.start_driver", start)
+    assert act("resume", 200, check=1)["lines"][0] == "Trials that are left: 2 of 4. At most 2 run at the same time."
+    assert (act("resume")["pid"], started) == (77, ["rates"])
+
+
+def test_a_sweep_has_a_name_and_notes_from_the_page(tmp_path: Path, make_page: MakePage) -> None:
+    sweep, act = sweep_page(make_page, tmp_path)
+    act("labels", name="learning rates", note="the corpus is too small")
+    labels = view_sweep(sweep)[0].labels
+    assert (labels.name, [note.text for note in labels.notes]) == ("learning rates", ["the corpus is too small"])
