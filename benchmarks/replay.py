@@ -3,6 +3,9 @@
 Two runs train a small model on this machine, each for ``HLATCTL_BENCH_MINUTES`` (15) with its own random faults: killed
 processes, stopped processes and pre-emptions. Each is then simulated with the faults of its own journal, and the times
 of the other run. ``HLATCTL_BENCH_FOLDER`` names a folder in which such runs are kept, or found and not trained again.
+
+With ``HLATCTL_BENCH_SLURM=1`` they train on two nodes of a Slurm on this machine (``tests.slurm.lab``). The faults are
+then killed processes and cut nodes. Needs root and Slurm.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,7 @@ from conf.of_run import of_run
 from conf.schema import Config, PastFailure, SimulationConfig
 from conf.schema.simulation import FailureKind
 from flows import pretrain
+from flows.drill import faults
 from flows.drill.arena import Arena, Servers
 from flows.drill.pool import FAULTS
 from hlatctl.report.goodput import Goodput, label, measure_goodput
@@ -33,6 +39,8 @@ from hlatctl.run.events import RECOVERY_PHASES
 from hlatctl.run.fold import fold
 from hlatctl.run.journal import DRILL_WRITER, Event, JournalWriter, read_events
 from hlatctl.run.paths import RunPaths
+from tests.e2e.conftest import LIMIT
+from tests.slurm.lab import Lab, running, why_not
 
 _MINUTES = float(os.environ.get("HLATCTL_BENCH_MINUTES", "15"))
 _FOLDER = os.environ.get("HLATCTL_BENCH_FOLDER")
@@ -41,54 +49,80 @@ _GOAL_POINTS = 1.0
 _SHIFTS = 8
 #: Long steps against the time between two, and recoveries that the machine can make in a minute.
 _OVERRIDES = (
-    "experiment=drill cluster=local cluster.nodes=1 cluster.processes_per_node=2 tracking=none backend.compile=false "
-    "recovery.hang_floor_s=20"
+    "experiment=drill tracking=none backend.compile=false recovery.hang_floor_s=20 cluster=local cluster.nodes=1 "
+    "cluster.processes_per_node=2"
 )
+#: Nodes of the Slurm, most of them spare: a node whose power was cut doesn't come back into a job of Slurm's.
+_LAB_NODES = 12
+_ON_SLURM = f"cluster=slurm cluster.nodes=2 cluster.processes_per_node=1 cluster.spare_nodes={_LAB_NODES - 2} {LIMIT}"
 #: Seconds between two faults: at least, and on average in addition to that.
 _LEAST_S, _MEAN_S = 20.0, 40.0
 #: Faults with their weights, and what a simulation calls them.
 _WEIGHTS = {"kill_process": 6, "stop_process": 2, "preempt": 2}
-_KINDS: dict[str, FailureKind] = {"kill_process": "process", "stop_process": "hang", "preempt": "upgrade"}
+_WEIGHTS_ON_SLURM = {"kill_process": 6, "lost_node": 3}
+_KINDS: dict[str, FailureKind] = {
+    "kill_process": "process",
+    "stop_process": "hang",
+    "preempt": "upgrade",
+    "lost_node": "node",
+}
 
 
 def run() -> None:
     """Print both goodputs of each run, and the seconds by category."""
+    on_slurm = bool(os.environ.get("HLATCTL_BENCH_SLURM"))
+    if on_slurm and (reason := why_not()):
+        print(f"skipped: {reason}")
+        return
     with tempfile.TemporaryDirectory(prefix="hlatctl-bench-") as temporary:
         folder = Path(_FOLDER or temporary).absolute()
-        runs = [_trained(folder, name, seed) for seed, name in enumerate(("first", "second"), start=1)]
+        runs = [_trained(folder, name, seed, on_slurm) for seed, name in enumerate(("first", "second"), start=1)]
         for run_, other in (runs, runs[::-1]):
             _compare(run_, other, Path(temporary))
 
 
-def _trained(folder: Path, name: str, seed: int) -> RunPaths:
+def _trained(folder: Path, name: str, seed: int, on_slurm: bool) -> RunPaths:
     run_ = RunPaths(folder / name)
     if run_.config.is_file():
         return run_
-    config = compose([*_OVERRIDES.split(), f"runs_dir={folder}"])
+    with running(_LAB_NODES) if on_slurm else nullcontext() as lab:
+        return _train(folder, name, seed, lab)
+
+
+def _train(folder: Path, name: str, seed: int, lab: Lab | None) -> RunPaths:
+    config = compose([*_OVERRIDES.split(), *(_ON_SLURM.split() if lab else ()), f"runs_dir={folder}"])
     run_ = pretrain.create(config, argv=[], run_id=name)
     with JournalWriter(run_, DRILL_WRITER) as journal:
         arena = Arena(run_, journal)
         try:
             arena.start()
-            _break(arena, Servers(folder, print), random.Random(seed))
+            _break(arena, Servers(folder, print), random.Random(seed), lab)
         finally:
             arena.stop()
     return run_
 
 
-def _break(arena: Arena, servers: Servers, numbers: random.Random) -> None:
+def _break(arena: Arena, servers: Servers, numbers: random.Random, lab: Lab | None) -> None:
+    weights = _WEIGHTS_ON_SLURM if lab else _WEIGHTS
     began_unix_s = arena.state.attempts[0].started_unix_s
     end_unix_s = began_unix_s + 60 * _MINUTES
     while (due_unix_s := time.time() + _LEAST_S + numbers.expovariate(1 / _MEAN_S)) < end_unix_s - _LEAST_S:
         time.sleep(due_unix_s - time.time())
         arena.under_way()
-        fault = numbers.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+        fault = numbers.choices(list(weights), list(weights.values()))[0]
         arena.trying = fault
-        seen = FAULTS.part(fault)(arena, servers, **FAULTS[fault].options)
+        if lab and fault == "lost_node":
+            seen = faults.ended(arena, partial(lab.cut, arena.attempt.hosts[-1]))
+        else:
+            seen = FAULTS.part(fault)(arena, servers, **FAULTS[fault].options)
         print(
-            f"  after {time.time() - began_unix_s:5.0f} s: {fault}, recovered after {seen.recovered_s:.1f} s",
+            f"  after {time.time() - began_unix_s:5.0f} s: {fault}, recovered after {seen.recovered_s:.1f} s, "
+            f"load {os.getloadavg()[0]:.0f}",
             flush=True,
         )
+        for host in lab.dark() if lab else ():
+            if lab and lab.state_of(host).startswith("down"):  # Slurm knows of the cut
+                lab.boot(host)
     time.sleep(max(0.0, end_unix_s - time.time()))
 
 
@@ -104,7 +138,7 @@ def _compare(run_: RunPaths, other: RunPaths, temporary: Path) -> None:
     for number in range(_SHIFTS):
         later_s = period_s * number / _SHIFTS  # where in the interval between two checkpoints a fault comes is chance
         history = [
-            PastFailure(after_s=after_s + later_s, kind=_KINDS[event["fault"]])
+            PastFailure(after_s=after_s + later_s, kind=_KINDS[event["fault"]], node=config.cluster.nodes - 1)
             for after_s, event in zip(at_s, faults, strict=True)
         ]
         simulated = _simulate(config, replace(measured, history=history), wall_s + period_s, temporary)

@@ -6,12 +6,14 @@ which names the job's script and how many nodes it needs:
     round-0001.order      waits; the driver withdraws it by renaming it to round-0001.withdrawn
     round-0001.taken      is running or has run
     round-0001.nodes      the hosts that it got
+    cut                   the hosts that were found cut off, which no round gets any more
     released              no more rounds are taken, because the driver asked for that
     closed                no more rounds are taken, because this program is ending
 
 Either the driver or this program renames an order, never both. Standard library only.
 
 The program chooses a round's nodes from those that the scheduler reports as up, except those that the order excludes.
+While a round runs, it finds nodes that are cut off (``hlatctl.cut_nodes``) and ends the round before Slurm would.
 It ends if the driver releases the nodes, if no order comes for IDLE_S seconds, if too few nodes are left, or if the
 scheduler asked a round to stop because it will soon take the nodes.
 """
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,7 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from hlatctl import node, warm
-from hlatctl.run import files
+from hlatctl.cut_nodes import Watch
+from hlatctl.run import files, processes
 from hlatctl.run.files import DAMAGED
 
 TOKEN_ENV = "HLATCTL_TOKEN"
@@ -41,8 +45,11 @@ NODE_LIST_ENV = "HLATCTL_NODE_LIST"
 _SOON_S, _POLL_S, _SOON_FOR_S = 0.1, 0.5, 60.0
 #: Interval between two queries to a scheduler that does not answer.
 _ASK_AGAIN_S = 5.0
-#: Time for a step of processes that do nothing to end.
+#: Time for a step of processes that do nothing to end, and for a round to end after one of its nodes was cut off.
 _END_S = 10.0
+#: How long to wait for connections of nodes before the next look at a round's end.
+_LOOK_S = 0.1
+_SLURMD_PORT = re.compile(r"^SlurmdPort\s*=\s*(\d+)", re.MULTILINE)
 #: Prefixes of node states (sinfo(1), "NODE STATE CODES") in which a node can't start a round.
 UNUSABLE = ("down", "drain", "fail", "unk", "inval")
 
@@ -60,6 +67,7 @@ class Order:
         avoided: hosts to use only if there are too few others.
         imports: identifies what its processes import, which stays on the nodes for the next round (``hlatctl.warm``);
             empty: it must start anew, and leaves nothing.
+        progress: a file that changes with each step of training.
     """
 
     script: str
@@ -69,6 +77,7 @@ class Order:
     excluded: tuple[str, ...] = ()
     avoided: tuple[str, ...] = ()
     imports: str = ""
+    progress: str = ""
 
     def choose(self, hosts: Sequence[str], unusable: Collection[str] = ()) -> list[str]:
         """Return the hosts of the round, in the given order; empty if there are too few."""
@@ -130,6 +139,7 @@ class Round:
             excluded=tuple(value["excluded"]),
             avoided=tuple(value["avoided"]),
             imports=str(value["imports"]),
+            progress=str(value["progress"]),
         )
 
 
@@ -143,6 +153,28 @@ def rounds(folder: Path) -> list[Round]:
 def ended_file(base: Path) -> Path:
     """Return the file in which a job's script writes, last, its exit code."""
     return base.with_name(f"{base.name}.ended")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutNodes:
+    """The hosts that were found cut off, and why."""
+
+    hosts: tuple[str, ...] = ()
+    why: str = ""
+
+
+def cut_file(base: Path) -> Path:
+    """Return the file with the hosts that were found cut off during a job, if there are any."""
+    return base.with_name(f"{base.name}.cut")
+
+
+def read_cut(path: Path) -> CutNodes:
+    """Return the content of :func:`cut_file`, or of an allocation's file ``cut``."""
+    try:
+        value = files.read_json(path)
+        return CutNodes(hosts=tuple(str(host) for host in value["hosts"]), why=str(value["why"]))
+    except (OSError, *DAMAGED):
+        return CutNodes()
 
 
 def asked_from_outside(base: Path, nodes: int = 1) -> bool:
@@ -226,6 +258,7 @@ class Allocation:
         self._folder, self._idle_s = folder, idle_s
         self._job, self._ends = os.environ["SLURM_JOB_ID"], False
         self._warm = _Warm()
+        self._here = os.environ.get("SLURMD_NODENAME") or processes.node_name()
 
     def run(self) -> int:
         """Run rounds until there is a reason to end."""
@@ -269,8 +302,10 @@ class Allocation:
         if not hosts:
             return False
         # Spare nodes too: one may replace a node of a later round.
-        env = self._warm.prepare(order, [host for host in usable if host not in order.excluded])
-        code = self._run(order, hosts, env)
+        others = [host for host in usable if host not in order.excluded]
+        env = self._warm.prepare(order, others)
+        spare = [host for host in others if host not in hosts]
+        code = self._run(order, hosts, spare, env)
         base = Path(order.script).with_suffix("")
         if not ended_file(base).exists():  # its shell was killed, or the driver abandoned the job
             files.write_json(ended_file(base), {"v": 1, "code": code})
@@ -278,10 +313,25 @@ class Allocation:
             self._warm.saw(base)
         return not asked_from_outside(base, len(hosts))
 
-    def _run(self, order: Order, hosts: Sequence[str], env: dict[str, str]) -> int:
-        env = {**os.environ, **env, TOKEN_ENV: order.token, NODE_LIST_ENV: ",".join(hosts)}
-        code = subprocess.run(("bash", order.script), env=env, check=False).returncode
-        return 128 - code if code < 0 else code
+    def _run(self, order: Order, hosts: Sequence[str], spare: Sequence[str], env: dict[str, str]) -> int:
+        with Watch(
+            hosts, spare=spare, needed=order.nodes, here=self._here, progress=Path(order.progress), addresses=_addresses
+        ) as watch:
+            env = {**os.environ, **env, **watch.env, TOKEN_ENV: order.token, NODE_LIST_ENV: ",".join(hosts)}
+            script = subprocess.Popen(("bash", order.script), env=env)
+            while script.poll() is None:
+                if cut := watch.look(_LOOK_S):
+                    self._note_cut(cut, Path(order.script).with_suffix(""))
+                    _end_round(watch, script)
+        return 128 - script.returncode if script.returncode < 0 else script.returncode
+
+    def _note_cut(self, cut: Sequence[str], base: Path) -> None:
+        """Record which nodes are cut off, for the driver and for the next rounds."""
+        why = f"no answer from {', '.join(cut)}, nor from slurmd there, while other nodes answered; no step was made"
+        print(f"{why}; ending the round", flush=True)
+        known = read_cut(self._folder / "cut").hosts
+        files.write_json(self._folder / "cut", {"v": 1, "hosts": [*known, *cut], "why": why})
+        files.write_json(cut_file(base), {"v": 1, "hosts": list(cut), "why": why})
 
     def _usable(self) -> list[str] | None:
         """Return the job's hosts that can start a round; None if the scheduler does not answer."""
@@ -292,6 +342,7 @@ class Allocation:
             time.sleep(_ASK_AGAIN_S)
             return None
         unusable = {line.split("|")[0] for line in states.splitlines() if line.split("|")[1].startswith(UNUSABLE)}
+        unusable.update(read_cut(self._folder / "cut").hosts)
         return [host for host in hosts.split() if host not in unusable]
 
     def _has(self, name: str) -> bool:
@@ -304,6 +355,35 @@ class Allocation:
     def _end(self, *_: object) -> None:
         """Handle the scheduler's SIGTERM: ask the running round to stop too; it is the last one."""
         self._ends = True
+
+
+def _end_round(watch: Watch, script: subprocess.Popen[bytes]) -> None:
+    """End a round that has lost a node: first what runs on the others, then srun, which would wait for the lost one."""
+    watch.order_end()
+    deadline_s = time.monotonic() + _END_S
+    while watch.connected and time.monotonic() < deadline_s and script.poll() is None:
+        watch.look(_LOOK_S)
+    below = [process for pid in processes.descendants(script.pid) if (process := processes.identify(pid))]
+    script.kill()  # first, or else it would take srun's end for the job's
+    for process in below:
+        processes.send(process, signal.SIGKILL)
+    script.wait()
+
+
+def _addresses(hosts: Collection[str]) -> dict[str, tuple[str, int]]:
+    """Return where slurmd listens on some hosts; empty if the scheduler does not answer."""
+    shown, found = _ask("scontrol", "--oneliner", "show", "node", ",".join(hosts)), dict[str, tuple[str, int]]()
+    for line in (shown or "").splitlines():
+        words = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        port = words.get("Port") or _usual_port()
+        if port and "NodeAddr" in words:
+            found[words["NodeName"]] = words["NodeAddr"], int(port)
+    return found
+
+
+def _usual_port() -> str:
+    match = _SLURMD_PORT.search(_ask("scontrol", "show", "config") or "")
+    return match[1] if match else ""
 
 
 def _ask(*words: str) -> str | None:

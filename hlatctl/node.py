@@ -23,6 +23,8 @@ On the nodes of an allocation, a process may wait that has imported everything (
 -- COMMAND`` starts it. Then this program hands the job over to it. The ranks are not below this program, but the kernel
 ends them with it, and all else is as for a command of its own.
 
+There it also holds a connection that shows that this node is not cut off (``hlatctl.cut_nodes``).
+
 The output of torchrun's ranks goes into one log per node (``hlatctl.node_log``): on the first node to this program's
 own output, on the others to a file next to the job's log.
 """
@@ -48,7 +50,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hlatctl import notices, warm
+from hlatctl import cut_nodes, notices, warm
 from hlatctl.cache.environment import stage
 from hlatctl.node_log import NodeLog
 from hlatctl.run import fence, files, processes, rank_output
@@ -169,6 +171,7 @@ class Node:
         self._starts_ranks = not _LAUNCHERS.isdisjoint(command)
         self._fence = fence.of_job(base)
         self._watch = notices.of_environment()
+        self._link: cut_nodes.Link | None = None  # to the program that keeps this node
 
     def run(self) -> int:
         """Run the command and return its exit code: 128 + n if signal n ended it, 127 if it can't be started."""
@@ -209,6 +212,8 @@ class Node:
         self._over = True
         value = {"code": code, "asked_to_stop": self._asked_to_stop, "oom_kills": killed}
         self._write("exit_code", {**value, "warm": self._warm is not None})
+        if self._link:
+            self._link.close()
         return code
 
     def _run_command(self, own: files.Scratch) -> int:
@@ -221,6 +226,7 @@ class Node:
             files.JOB_FOLDER_ENV: os.fspath(own.path),
             **({rank_output.SOCKET_ENV: os.fspath(log.socket)} if log else {}),
         }
+        env.pop(cut_nodes.WATCH_ENV, None)  # the secret is not for the job
         if self._starts_ranks and (code := self._fork_from_warm(env)):
             return code
         if self._warm:
@@ -277,6 +283,7 @@ class Node:
         if self._watch and not self._watches:
             self._watch.start()
             self._watches = True
+        self._link = cut_nodes.Link.of_environment(node_name())
         if self._asked_to_end:
             self._end_all()
         elif self._asked_to_stop:
@@ -363,6 +370,9 @@ class Node:
     def _obey(self) -> None:
         if self._fence and self._fence.is_closed():
             print(f"{node_name()}: attempt {self._fence.attempt} is over, ending its processes", file=sys.stderr)
+            self._end(signal.SIGQUIT, None)
+        if self._link and self._link.ordered_end():
+            print(f"{node_name()}: another node is cut off, ending this job's processes", file=sys.stderr, flush=True)
             self._end(signal.SIGQUIT, None)
         try:
             order = json.loads(orders(self._base).read_bytes())

@@ -9,6 +9,7 @@ from conf.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, Po
 
 FailureKind = Literal[
     "hardware",
+    "node",
     "process",
     "unfit",
     "collective_timeout",
@@ -37,6 +38,8 @@ class FailureRatesConfig:
 
     hardware: NonNegativeFloat = 0.35
     """A device fails: its process dies and names it, and the host can't train until it is repaired."""
+    node: NonNegativeFloat = 0.0
+    """A node is cut off: it loses its power, its kernel or its network. No job gets it until it is repaired."""
     process: NonNegativeFloat = 0.0
     """A process dies through a fault of software; its host is fit."""
     unfit: NonNegativeFloat = 0.03
@@ -70,7 +73,8 @@ class PastFailure:
     kind: FailureKind
     """A kind of `simulation.failures`."""
     node: NonNegativeInt = 0
-    """Number of its host, from 0; numbers after the last host begin again. Without effect for kinds without a host."""
+    """Place of its host among those of the training job, from 0; numbers after the last one begin again. Without effect
+    for kinds without a host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +106,8 @@ class SimulationConfig:
     """Time until a dead driver is started again."""
     detect_s: NonNegativeFloat = 5.0
     """Time from the end of a process until the driver knows that the attempt has ended."""
+    node_detect_s: NonNegativeFloat = 10.0
+    """Time from the loss of a node until the driver knows that the attempt has ended (decision 120)."""
     leave_s: NonNegativeFloat = 5.0
     """The same after an attempt that ends by itself or was asked to stop, from its last event."""
     end_hung_s: NonNegativeFloat = 5.0

@@ -6,6 +6,7 @@ what each job writes). The cluster outlives a driver that dies, and learns about
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import os
@@ -251,11 +252,16 @@ _S_PER_RATE = 1000 * 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A failure, so long after the previous one; ``kind`` is a field of ``FailureRatesConfig``. Some have no host."""
+    """A failure, so long after the previous one; ``kind`` is a field of ``FailureRatesConfig``. Some have no host.
+
+    Args:
+        place: place of its host among those of the training job at that time; None: it is ``host``.
+    """
 
     kind: str
-    host: str
     after_s: float
+    host: str = ""
+    place: int | None = None
 
 
 def drawn(rates: FailureRatesConfig, hosts: tuple[str, ...], numbers: random.Random) -> Iterator[Failure]:
@@ -271,11 +277,11 @@ def drawn(rates: FailureRatesConfig, hosts: tuple[str, ...], numbers: random.Ran
         yield Failure(kind=kind, host=numbers.choice(hosts), after_s=numbers.expovariate(total_per_s))
 
 
-def replayed(history: Sequence[PastFailure], hosts: tuple[str, ...]) -> Iterator[Failure]:
+def replayed(history: Sequence[PastFailure]) -> Iterator[Failure]:
     """Yield failures that have happened, in order of time."""
     before_s = 0.0
     for past in sorted(history, key=lambda past: past.after_s):
-        yield Failure(kind=past.kind, host=hosts[past.node % len(hosts)], after_s=past.after_s - before_s)
+        yield Failure(kind=past.kind, after_s=past.after_s - before_s, place=past.node)
         before_s = past.after_s
 
 
@@ -309,6 +315,9 @@ class SimulatedCluster:
         #: The time until which each host is broken, or slow.
         self.broken: dict[str, float] = {}
         self.slow: dict[str, float] = {}
+        #: The hosts of these that no job gets.
+        self._cut_off, self._lost = set[str](), dict[str, str]()
+        self._trains_on = self.hosts[: config.cluster.nodes]
         #: The hosts that compute wrong numbers, which nobody knows yet.
         self.wrong: set[str] = set()
         self.no_nodes_until_s = self.disk_full_until_s = start_unix_s
@@ -319,9 +328,7 @@ class SimulatedCluster:
         self._stayed = False
         self._seed = f"{self.settings.seed}/{start_unix_s}"
         history, numbers = self.settings.history, self.random("failures")
-        self._failures = (
-            replayed(history, self.hosts) if history else drawn(self.settings.failures, self.hosts, numbers)
-        )
+        self._failures = replayed(history) if history else drawn(self.settings.failures, self.hosts, numbers)
         self._repairs = self.random("mending")
         self._draws_failures = False
         if self.settings.maintenance_after_s is not None:
@@ -344,6 +351,8 @@ class SimulatedCluster:
     def start(self, job: Job) -> None:
         """Start a simulated job."""
         script = self._scripts[job.name.split("-")[0]]
+        if job.name == TRAIN:
+            self._trains_on = tuple(self.hosts_for(job))
         self.processes[os.fspath(job.launch_dir / job.name)] = Process(
             self.clock, script(self, job), partial(self._ended, job, exit_file(job.launch_dir, job.name))
         )
@@ -356,9 +365,10 @@ class SimulatedCluster:
         return self.processes.get(os.path.join(launch_dir, name))
 
     def hosts_for(self, job: Job) -> list[str]:
-        """Return the hosts of a job: those that it should avoid are used last."""
+        """Return the hosts of a job: those that it should avoid are used last, and then those that it waits for."""
+        gone = self._cut_off.intersection(self.broken_among(self.hosts))
         usable = [host for host in self.hosts if host not in job.excluded_hosts]
-        usable.sort(key=lambda host: host in job.avoided_hosts)
+        usable.sort(key=lambda host: (host in gone, host in job.avoided_hosts))
         return usable[: self.config.cluster.nodes]
 
     def takes_over(self, job: Job) -> bool:
@@ -387,8 +397,19 @@ class SimulatedCluster:
         self.broken[host] = self.clock.now_unix_s() + repaired_after_s
         self.wrong.discard(host)
 
-    def end_with(self, job: Job, log: str, error: HlatctlError | None) -> None:
-        """Write what a job leaves besides its exit code."""
+    def cut_off(self, host: str) -> None:
+        """Let a host be gone until it is repaired; without spare hosts, jobs wait for it."""
+        self.take_out(host)
+        self._cut_off.add(host)
+        gone = self._cut_off.intersection(self.broken_among(self.hosts))
+        too_few = self.config.cluster.nodes - (len(self.hosts) - len(gone))
+        if too_few > 0:
+            back_s = sorted(self.broken[each] for each in gone)[too_few - 1]
+            self.no_nodes_until_s = max(self.no_nodes_until_s, back_s)
+
+    def end_with(self, job: Job, log: str, error: HlatctlError | None, lost: str = "") -> None:
+        """Write what a job leaves besides its exit code, and note the host that it has lost."""
+        self._lost[job.name] = lost
         job.log_dir.mkdir(parents=True, exist_ok=True)
         job.log.write_text(f"simulated: job {job.name}\n{log}", encoding="utf-8")
         if error:
@@ -435,10 +456,14 @@ class SimulatedCluster:
 
     def _break(self, failure: Failure) -> None:
         now_s, settings = self.clock.now_unix_s(), self.settings
+        if failure.place is not None:
+            failure = dataclasses.replace(failure, host=self._trains_on[failure.place % len(self._trains_on)])
         with self.journal(CLUSTER_WRITER) as journal:
             journal.append("failure_simulated", failure=failure.kind, host=failure.host)
         if failure.kind in ("hardware", "unfit"):
             self.take_out(failure.host)
+        elif failure.kind == "node":
+            self.cut_off(failure.host)
         elif failure.kind == "flip_memory":
             self.wrong.add(failure.host)
         elif failure.kind == "straggler":
@@ -471,14 +496,15 @@ class SimulatedCluster:
     def _ended(self, job: Job, file: Path, code: int) -> None:
         if not job.log.is_file():
             self.end_with(job, "", None)
-        file.write_text(f"{code}\n", encoding="utf-8")
+        lost = self._lost.pop(job.name, "")
+        file.write_text(f"{code} {lost}\n", encoding="utf-8")
         if job.stays:
             self._stayed = stays_after(job.stays, code) and code != EXIT_CODES["stop"]
         self.clock.notify(job.name)
 
 
 #: Failures that are raised in the training job.
-_FAULTS_OF_TRAINING = ("hardware", "process", "collective_timeout", "hang", "upgrade", "nan", "straggler")
+_FAULTS_OF_TRAINING = ("hardware", "node", "process", "collective_timeout", "hang", "upgrade", "nan", "straggler")
 #: Failures without a host.
 _EVERYWHERE = ("upgrade", "nan")
 
@@ -522,14 +548,20 @@ class SimulatedLauncher(Launcher):
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """Return ``running`` while it runs here; then the state by its exit code, or ``lost`` without one."""
+        """Return ``running`` while it runs here; then the state by its exit code, or ``lost`` without one.
+
+        After the code, the file names the host that was cut off, as a scheduler does.
+        """
         process = self._process(handle)
         if process and process.alive:
             return Status(state="running")
         try:
-            code = int(exit_file(handle.launch_dir, handle.name).read_text(encoding="utf-8"))
+            ended, *lost = exit_file(handle.launch_dir, handle.name).read_text(encoding="utf-8").split()
+            code = int(ended)
         except (OSError, ValueError):
             return Status(state="lost")
+        if lost:
+            return Status(state="failed", exit_code=code, verdict="node_failed", blamed_hosts=tuple(lost))
         return Status(state="succeeded" if code == 0 else "failed", exit_code=code)
 
     def cancel(self, handle: Handle, *, grace_s: float) -> None:

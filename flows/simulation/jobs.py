@@ -160,7 +160,7 @@ _ABORTED, _FAILED = -6, 1
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a job leaves: its exit code, the end of its log, its error.
+    """What a job leaves: its exit code, the end of its log, its error, and the host that was cut off.
 
     Logs have the real traces of torchrun, the kernel and the trainer, so that a dry run tests
     ``flows.recovery.failure_causes``.
@@ -169,6 +169,7 @@ class Evidence:
     exit_code: int
     log: str = ""
     error: HlatctlError | None = None
+    lost: str = ""
 
 
 def _broken_device(host: str) -> Evidence:
@@ -254,7 +255,7 @@ class Training:
         finally:
             self._over = True
             self._journal.close()
-        self._cluster.end_with(self._job, end.log, end.error)
+        self._cluster.end_with(self._job, end.log, end.error, end.lost)
         return int(end.exit_code)
 
     def _attempt_end(self) -> Any:
@@ -529,6 +530,9 @@ class Training:
         if fault.kind in ("hardware", "process"):
             yield from self._pause(self._settings.detect_s)
             return _broken_device(fault.host) if fault.kind == "hardware" else _killed(fault.host)
+        if fault.kind == "node":
+            yield from self._pause(self._settings.node_detect_s)
+            return Evidence(exit_code=KILLED, lost=fault.host)
         if fault.kind == "collective_timeout":
             yield from self._silence(self._settings.collective_timeout_s)
             yield from self._pause(self._settings.detect_s)

@@ -23,7 +23,7 @@ from hlatctl.units import duration, number
 #: The kind of failure that ends an attempt with a cause; others are ended by people, or by the run itself.
 KIND_OF_CAUSE: dict[str, FailureKind] = {
     "device_failed": "hardware",
-    "node_failed": "hardware",
+    "node_failed": "node",
     "killed": "process",
     "crashed": "process",
     "lost": "process",
@@ -160,11 +160,10 @@ def _recoveries(state: RunState, seen: _Seen, step_s: float) -> dict[str, float 
     start_s = _mean([pair for pair in cold if pair not in upgraded] or cold or warm, _start_s)
     without_nodes_s = None if start_s is None else _mean(upgraded, lambda r: max(0.0, _start_s(r) - start_s))
     # A process that dies does so half a step after the last event, on average.
-    died_s = [
-        max(0.0, (one.detect_s or 0.0) - step_s / 2)
-        for one, _ in direct
-        if KIND_OF_CAUSE.get(one.cause) in ("hardware", "process")
-    ]
+    died_s, cut_s = (
+        [max(0.0, (one.detect_s or 0.0) - step_s / 2) for one, _ in direct if KIND_OF_CAUSE.get(one.cause) in kinds]
+        for kinds in (("hardware", "process"), ("node",))
+    )
     left_s = [one.detect_s or 0.0 for one, _ in direct if KIND_OF_CAUSE.get(one.cause) in ("upgrade", "nan")]
     hung_s = [
         (one.ended_unix_s or 0.0) - (one.decide_s or 0.0) - seen.hung_unix_s[one.number]
@@ -174,6 +173,7 @@ def _recoveries(state: RunState, seen: _Seen, step_s: float) -> dict[str, float 
     placed = [pair for pair in direct if not _waited(*pair, state, seen)]
     return {
         "detect_s": statistics.mean(died_s) if died_s else None,
+        "node_detect_s": statistics.mean(cut_s) if cut_s else None,
         "leave_s": statistics.mean(left_s) if left_s else None,
         "end_hung_s": statistics.mean(hung_s) if hung_s else None,
         "decide_s": _mean(direct, lambda r: r["decide_s"]),

@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,23 @@ PartitionName=urgent Nodes=n[1-{nodes}] MaxTime=60 State=UP PriorityTier=20 Pree
 PartitionName=scavenge Nodes=n[1-{nodes}] MaxTime=60 State=UP PriorityTier=1 PreemptMode=CANCEL GraceTime=60
 PartitionName=apart Nodes={apart} MaxTime=1 State=UP
 """
+
+
+@contextlib.contextmanager
+def running(nodes: int) -> Iterator[Lab]:
+    """Start a cluster for a block; Slurm's commands of this process find it there."""
+    # Not below pytest's folder: that is private, and munge's daemon runs as another user. Paths of sockets are short.
+    folder = Path(tempfile.mkdtemp(prefix="hlatctl-slurm-"))
+    lab, before = Lab(folder, nodes), dict(os.environ)
+    os.environ.update(lab.env)
+    try:
+        lab.start()
+        yield lab
+    finally:
+        lab.stop()
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def why_not() -> str:

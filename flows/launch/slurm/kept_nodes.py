@@ -26,11 +26,12 @@ from flows.launch.slurm import script as scripts
 from flows.launch.slurm.commands import RUNS, WAITS, Queue, SlurmJob, hosts_of, node_states, patiently, scancel, slurm
 from flows.launch.slurm.drivers import fit_next
 from flows.launch.slurm.limits import least_time_s, maintenances, next_maintenance, seconds, useful_s
-from hlatctl.allocation import TOKEN_ENV, UNUSABLE, Order, Round, rounds
+from hlatctl.allocation import TOKEN_ENV, UNUSABLE, Order, Round, read_cut, rounds
 from hlatctl.driver_job import PLACE_ENV
 from hlatctl.run import files
 from hlatctl.run.errors import HlatctlError
 from hlatctl.run.files import DAMAGED
+from hlatctl.run.journal import train_writer
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import TRAIN_JOB
 
@@ -81,6 +82,11 @@ class Folder:
         return Round(folder=self.path, number=max((each.number for each in rounds(self.path)), default=0) + 1)
 
     @property
+    def cut_hosts(self) -> tuple[str, ...]:
+        """Its hosts that were found cut off, which it doesn't use any more."""
+        return read_cut(self.path / "cut").hosts
+
+    @property
     def has_trained(self) -> bool:
         """Whether a training attempt was ever ordered here."""
         return (self.path / "trained").exists()
@@ -127,6 +133,7 @@ def order_of(job: Job, script: Path, token: str, imports: str = "") -> Order:
         excluded=job.excluded_hosts,
         avoided=job.avoided_hosts,
         imports=imports,
+        progress=os.fspath(RunPaths(job.run_dir).journal / f"{train_writer(0)}.jsonl"),
     )
 
 
@@ -192,7 +199,7 @@ class KeptNodes:
         folder = newest(job.launch_dir.parent)
         if folder is None:
             return None
-        row, unusable = self._row_of(folder), _unusable()
+        row, unusable = self._row_of(folder), _unusable(folder)
         if row is None or not fits(folder, row, job, unusable, self._cluster.slurm):
             return None
         hosts = hosts_of(row.nodes) if row.state in RUNS else ()
@@ -243,7 +250,7 @@ class KeptNodes:
         if folder is None:
             return None
         row = self._row_of(folder)
-        if fits(folder, row, job, _unusable(), self._cluster.slurm):
+        if fits(folder, row, job, _unusable(folder), self._cluster.slurm):
             return folder
         folder.release()
         folder.give_up()
@@ -292,5 +299,6 @@ class KeptNodes:
         return patiently(lambda: self._queue.job(folder.job_name, folder.token, now=now))
 
 
-def _unusable() -> set[str]:
-    return {host for host, state in patiently(node_states).items() if state.startswith(UNUSABLE)}
+def _unusable(folder: Folder) -> set[str]:
+    states = patiently(node_states).items()
+    return {*folder.cut_hosts, *(host for host, state in states if state.startswith(UNUSABLE))}

@@ -49,7 +49,7 @@ from flows.launch.slurm.commands import (
 )
 from flows.launch.slurm.kept_nodes import Folder, KeptNodes, round_of
 from flows.launch.slurm.limits import seconds
-from hlatctl.allocation import TOKEN_ENV, Round, asked_from_outside, ended_file
+from hlatctl.allocation import TOKEN_ENV, Round, asked_from_outside, cut_file, ended_file, read_cut
 from hlatctl.cache.environment import Packer
 from hlatctl.run import files
 from hlatctl.run.errors import ConfigError, HlatctlError, LaunchError
@@ -132,7 +132,7 @@ class SlurmLauncher(Launcher):
         handle, token = self.handle(plan), uuid.uuid4().hex
         base = base_of(handle)
         with writing(plan.job):
-            prepare(plan, token, ended_file(base), kept_nodes.round_file(base))
+            prepare(plan, token, ended_file(base), cut_file(base), kept_nodes.round_file(base))
             if self._cluster.stage_environment and plan.job.processes_per_node:
                 self._pack_environment(plan.job)
             if plan.job.keeps_nodes:
@@ -188,9 +188,10 @@ class SlurmLauncher(Launcher):
         code, hosts = _ended(base), round_.hosts() if round_ else hosts_of(row.nodes) if row else ()
         records = node_records(base, len(hosts))
         good = code == 0 and all(record.code == 0 for record in records)
-        down = () if good else self._down(hosts or [record.host for record in records])
+        cut = read_cut(cut_file(base))
+        down = () if good else cut.hosts or self._down(hosts or [record.host for record in records])
         state = self._state(base, row, records) if row else ""
-        return conclude(VERDICTS.get(state, ""), code, records, down, row.reason if row else "", hosts)
+        return conclude(VERDICTS.get(state, ""), code, records, down, cut.why or (row.reason if row else ""), hosts)
 
     def has_ended(self, handle: Handle) -> bool:
         """Return whether the job's script has left its end. Looks ten times a second: storage may be shared."""

@@ -112,12 +112,12 @@ def test_failures_are_drawn_at_their_rates() -> None:
     assert list(drawn(NONE, hosts, random.Random(1))) == []
 
 
-def test_failures_of_a_history_come_at_their_times_on_their_nodes() -> None:
+def test_failures_of_a_history_come_at_their_times_and_places() -> None:
     history = [PastFailure(after_s=90.0, kind="hang", node=1), PastFailure(after_s=30.0, kind="process", node=2)]
-    failures = list(replayed(history, ("a", "b")))
-    assert [(failure.kind, failure.host, failure.after_s) for failure in failures] == [
-        ("process", "a", 30.0),
-        ("hang", "b", 60.0),
+    failures = list(replayed(history))
+    assert [(failure.kind, failure.place, failure.after_s) for failure in failures] == [
+        ("process", 2, 30.0),
+        ("hang", 1, 60.0),
     ]
 
 

@@ -65,6 +65,7 @@ def only(kind: str, per_1000_node_hours: float) -> FailureRatesConfig:
     ("kind", "rate", "cause", "decisions"),
     [
         ("hardware", 8.0, "device_failed", {"restart", "restart_without", "walk_back"}),
+        ("node", 8.0, "node_failed", {"restart", "restart_without", "walk_back"}),
         ("process", 8.0, "killed", {"restart", "walk_back"}),
         ("collective_timeout", 10.0, "collective_timeout", {"restart", "restart_without"}),
         ("hang", 10.0, "hang", {"restart", "restart_without"}),
@@ -91,6 +92,20 @@ def test_a_broken_node_is_replaced_by_a_spare_one(tmp_path: Path) -> None:
     left_out = [event["left_out_hosts"] for event in events if event["kind"] == "attempt_started"]
     assert left_out[0] == []
     assert left_out[-1], "the last attempt did not use a node that had failed"
+
+
+def test_a_lost_node_of_a_history_is_one_that_trains_then_and_comes_back_when_it_is_repaired(tmp_path: Path) -> None:
+    history = [PastFailure(after_s=after_s, kind="node", node=0) for after_s in (600.0, 1200.0, 1800.0, 2400.0)]
+    config = campaign(tmp_path)
+    run = drive(config, cluster(history=history, spare_nodes=3, repair_s=1e6, start_s=60.0, node_detect_s=8.0))
+    ends, begins = (
+        [event for event in read_events(run) if event["kind"] == kind] for kind in ("attempt_ended", "train_started")
+    )
+    assert [event["cause"] for event in ends] == ["node_failed"] * 4 + ["finished"]
+    assert len({*(event["blamed_hosts"][0] for event in ends[:4])}) == 4, "none is lost twice"
+    restarted_s = [after["time_unix_s"] - end["time_unix_s"] for end, after in zip(ends, begins[1:], strict=False)]
+    assert max(restarted_s[:3]) < 100.0 < 1e4 < restarted_s[3], "the fourth loss leaves too few nodes"
+    assert [event["detect_s"] for event in ends[:4]] == pytest.approx([8.0] * 4, abs=25.0), "and a part of a step"
 
 
 def test_a_node_with_wrong_numbers_is_found_by_the_next_check_and_replaced(tmp_path: Path) -> None:
