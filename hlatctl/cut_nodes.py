@@ -50,7 +50,7 @@ _CONNECT_TIMEOUT_S = 2.0
 _ENDED = b"ended\n"
 #: How many other hosts are asked for comparison.
 _COMPARED = 3
-#: Connections beyond one per node that may wait before they have shown that they know the secret, and the length of a line.
+#: Connections beyond one per node that may wait until they have shown that they know the secret; length of a line.
 _STRANGERS, _LINE_BYTES = 64, 512
 
 #: Where slurmd listens on some hosts; hosts that the scheduler doesn't know are left out.
