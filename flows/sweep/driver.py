@@ -149,7 +149,7 @@ class Trial:
     @property
     def process_hours(self) -> float:
         """Hours of training so far, summed over its processes."""
-        ends_s = [(a.ended_unix_s or self.state.last_event_unix_s) - a.started_unix_s for a in self.state.attempts]
+        ends_s = [(a.ended_unix_s or self.state.worked_unix_s) - a.started_unix_s for a in self.state.attempts]
         return self.config.world_size * sum(ends_s) / 3600
 
     @property

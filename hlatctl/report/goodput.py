@@ -28,7 +28,7 @@ from hlatctl.plan.step_time import mean_step_s
 from hlatctl.report.numbers import column, cost_usd, mean, median, process_hours
 from hlatctl.run.errors import DependencyError, install
 from hlatctl.run.events import RECOVERY_PHASES
-from hlatctl.run.journal import TRAIN_WRITER, Event, train_writer
+from hlatctl.run.journal import OPERATOR_WRITER, TRAIN_WRITER, Event, train_writer
 from hlatctl.run.state import TRAIN_JOB, RunState
 from hlatctl.run.steps import SEGMENT_ROWS, StepSeries
 from hlatctl.units import duration, number
@@ -474,7 +474,7 @@ def account(events: Iterable[Event], steps: StepSeries) -> Account:
     Args:
         events: events in order of time; steps among them are ignored.
     """
-    everything, columns = sequence(events, steps)
+    everything, columns = sequence(_without_later_notes(events), steps)
     items = _without_afterlife(everything)
     if not items:
         return Account(seconds={}, wall_s=0.0, training_s=0.0, failures={}, stalls_s=[])
@@ -491,11 +491,23 @@ def account(events: Iterable[Event], steps: StepSeries) -> Account:
     )
 
 
+def _without_later_notes(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield the events without the last ones if people wrote them, such as a note on a run that has ended or died."""
+    held: list[Event] = []
+    for event in events:
+        if event.get("writer") == OPERATOR_WRITER:
+            held.append(event)
+            continue
+        yield from held
+        held.clear()
+        yield event
+
+
 def _without_afterlife(items: list[Item]) -> list[Item]:
-    """Return the items without those after a finished run's end, such as later evaluations, which hold no nodes."""
+    """Return the items without those after the run's end, such as later evaluations, which hold no nodes."""
     end = None
     for index, item in enumerate(items):
-        if item.kind == "run_finished" and item.event.get("outcome") == _FINISHED:
+        if item.kind == "run_finished":
             end = index + 1
         elif item.kind in ("head_started", "attempt_started"):
             end = None
@@ -706,7 +718,7 @@ class Goodput:
     """A run's wall time by category, and the figures derived from it.
 
     Args:
-        wall_s: time from the journal's first event to its newest, or to the end of a finished run.
+        wall_s: time from the journal's first event to its newest that no person wrote, or to the end of the run.
         seconds: time by category, which adds up to ``wall_s``.
         training_s: time from the first attempt's start to the newest attempt's last event.
         up_s: the part of ``training_s`` in which steps followed one another (``_UP``).

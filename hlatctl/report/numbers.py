@@ -46,9 +46,9 @@ def node_hours(state: RunState, config: Config, now_unix_s: float | None = None)
     queue and the time before a driver takes over from a dead one. Evaluations on other nodes are not included.
 
     Args:
-        now_unix_s: count up to this time; None: up to the newest event.
+        now_unix_s: count up to this time; None: up to the newest event that no person wrote.
     """
-    since_s = 0.0 if now_unix_s is None or not state.holds_nodes else now_unix_s - state.last_event_unix_s
+    since_s = 0.0 if now_unix_s is None or not state.holds_nodes else now_unix_s - state.worked_unix_s
     return _held_hours(state, config, lambda value: value(_IN_FORCE_NODES) + value(_SPARE), max(0.0, since_s))
 
 

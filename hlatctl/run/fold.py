@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from hlatctl.run import journal, labels, stopping
 from hlatctl.run.events import RECOVERY_PHASES
 from hlatctl.run.files import DAMAGED, from_plain, read_bytes
-from hlatctl.run.journal import TRAIN_WRITER, Event, JournalTail, Place
+from hlatctl.run.journal import OPERATOR_WRITER, TRAIN_WRITER, Event, JournalTail, Place
 from hlatctl.run.paths import RunPaths
 from hlatctl.run.state import (
     NO_SPARE_NODE,
@@ -231,9 +231,10 @@ def follow(run: RunPaths) -> tuple[RunState, JournalTail]:
 
 def apply(state: RunState, event: Event) -> None:
     """Apply one more event to a state. A damaged event adds a warning instead."""
-    passed_s = event["time_unix_s"] - state.last_event_unix_s
-    if passed_s > 0.0:
-        state.last_event_unix_s = event["time_unix_s"]
+    state.last_event_unix_s = max(state.last_event_unix_s, event["time_unix_s"])
+    passed_s = event["time_unix_s"] - state.worked_unix_s
+    if passed_s > 0.0 and event.get("writer") != OPERATOR_WRITER:  # a person can add a note to a run that is dead
+        state.worked_unix_s = event["time_unix_s"]
         # Nobody knows for how much of the time without a driver the nodes were held.
         if state.has_nodes and event["kind"] != "head_started" and state.holds_nodes:
             state.hold(passed_s)

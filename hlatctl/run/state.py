@@ -398,6 +398,7 @@ class RunState:
         driver: token of the newest driver's lease.
         asked_driver: token of the driver that the newest stop request names; empty: no request.
         stop_by: who made the newest stop request: a user, ``interrupt``, or ``budget``.
+        worked_unix_s: time of the newest event that no person wrote.
         has_nodes: it has asked for the nodes of training and not released them.
         held_s: time for which it has held them, by the attempt's newest amendment (``AttemptState.config_number``): the
             number of nodes can change with it.
@@ -416,6 +417,7 @@ class RunState:
     contract: str = ""
     created_unix_s: float = 0.0
     last_event_unix_s: float = 0.0
+    worked_unix_s: float = 0.0
     stages: dict[str, StageState] = field(default_factory=dict)
     attempts: list[AttemptState] = field(default_factory=list)
     labels: LabelState = field(default_factory=LabelState)

@@ -119,7 +119,7 @@ def test_this_machine_is_free_without_a_price() -> None:
 def test_the_part_of_a_budget_that_is_used() -> None:
     cluster = ClusterConfig(nodes=2, spare_nodes=1, price_usd_per_node_hour=10.0, launcher="slurm")
     config = dataclasses.replace(Config(), cluster=cluster, budget=BudgetConfig(usd=100.0, node_hours=100.0))
-    state = RunState(held_s={0: 3 * 3600.0}, has_nodes=True, last_event_unix_s=1000.0)
+    state = RunState(held_s={0: 3 * 3600.0}, has_nodes=True, worked_unix_s=1000.0)
     assert [one.used for one in spent(state, config)] == [9.0, 90.0]
     text = "budget.usd=100: 90 % is used; the run stops with a checkpoint at 100 %"
     assert warning(state, config, 1000.0) == text

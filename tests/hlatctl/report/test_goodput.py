@@ -344,6 +344,19 @@ def test_time_without_a_driver_is_idle_unless_training_continues(journal: Journa
     assert "between_steps" not in seconds
 
 
+@pytest.mark.parametrize("outcome", ["failed", "stopped", ""])
+def test_notes_and_amendments_after_the_end_are_no_time_of_the_run(journal: Journal, outcome: str) -> None:
+    journal.start(10)
+    journal.step(30, 1)
+    if outcome:  # otherwise the driver is dead
+        journal.end(34, outcome, "stop")
+        journal.add(35, "run_finished", outcome=outcome)
+    before = goodput_of(journal.events)
+    journal.add(900_000, "labelled", writer="operator", note="look at this")
+    journal.add(900_001, "config_amended", writer="operator", number=1, changes={})
+    assert goodput_of(journal.events) == before
+
+
 def test_a_run_that_was_stopped_overnight_is_idle(journal: Journal) -> None:
     journal.start(10)
     journal.step(30, 1)

@@ -29,7 +29,7 @@ def state() -> RunState:
         AttemptState(2, {}, started_unix_s=1600.0, config_number=1),
         AttemptState(3, {}, started_unix_s=1800.0, config_number=3),
     ]
-    return RunState(amendments=amendments, attempts=attempts, last_event_unix_s=2000.0)
+    return RunState(amendments=amendments, attempts=attempts, last_event_unix_s=2000.0, worked_unix_s=2000.0)
 
 
 def test_a_value_is_that_of_its_time(state: RunState) -> None:

@@ -276,3 +276,11 @@ def test_a_request_to_stop_reaches_the_driver_that_it_names_in_any_order_of_even
     assert story.fold().stop_requested
     assert not story.add("head_started", token="third").fold().stop_requested
     assert not story.add("stop_requested", driver="second").fold().stop_requested, "its clock was ahead"
+
+
+def test_nodes_are_held_until_the_last_event_that_no_person_wrote() -> None:
+    story = Story().train(1, 0, 3, 1.0)
+    before = story.fold().held_s
+    assert sum(before.values()) > 0
+    story.add("labelled", note="its driver is dead", writer="operator", time_unix_s=9_000.0)
+    assert story.fold().held_s == before
