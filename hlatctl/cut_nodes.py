@@ -330,8 +330,9 @@ def reachable(addresses: Mapping[str, tuple[str, int]], timeout_s: float) -> set
                     found.add(host)
                 elif code == errno.EINPROGRESS:
                     waiting.register(connection, selectors.EVENT_WRITE, host)
-        while waiting.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
-            for key, _ in waiting.select(left_s):
+        # Also a process that was held up until the deadline looks once.
+        while waiting.get_map() and (ready := waiting.select(max(0.0, deadline_s - time.monotonic()))):
+            for key, _ in ready:
                 asked = key.fileobj
                 assert isinstance(asked, socket.socket)
                 waiting.unregister(asked)
