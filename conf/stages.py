@@ -41,6 +41,9 @@ _NO_WARMUP: dict[str, Any] = {"optimizer.warmup_steps": 0, "optimizer.warmup_tok
 _OF_GRAPHS = (
     "data.mask_across_documents",
     *ROTARY,
+    "parallel.activation_checkpointing",
+    "parallel.activation_memory_budget",
+    "parallel.reshard_after_forward",
     "train.global_batch_size",
     "train.micro_batch_size",
     "train.seq_len",
@@ -172,9 +175,13 @@ def _flat(values: dict[str, Any], prefix: str, here: str) -> Iterator[tuple[str,
         key = f"{prefix}{name}"
         if key in _known():
             if key not in KEYS:
-                raise ConfigError(
-                    f"{here}.{key}={value}: a stage can't change it", hint=f"a stage may set {', '.join(KEYS)}"
-                )
+                hint = f"a stage may set {', '.join(KEYS)}"
+                if key.startswith(("parallel.", "cluster.", "precision.")):
+                    hint = (
+                        f"all stages have the same nodes, layout and precision; `hlatctl amend RUN {key}={value} "
+                        "--at STEP` changes them with a stage, where STEP is the last one of the stage before"
+                    )
+                raise ConfigError(f"{here}.{key}={value}: a stage can't change it", hint=hint)
             yield key, value
         elif isinstance(value, dict) and any(known.startswith(f"{key}.") for known in _known()):
             yield from _flat(value, f"{key}.", here)

@@ -1,7 +1,7 @@
 """The 22 tasks of CORE (DCLM, arXiv 2406.11794): their files, solved examples, delimiters and scores of guessing.
 
 The rows are those of ``core.yaml`` and ``eval_meta_data.csv`` in nanochat's evaluation bundle, with which nanochat's
-published CORE scores were measured. They were transcribed from three public copies that agree; :func:`check_bundle`
+published CORE scores were measured. A public copy of these two files has the same rows; :func:`check_bundle`
 compares them with the bundle's own files. ``eval.tasks.core_task`` renders and scores the items, and
 ``eval.tasks.bundle`` downloads the files.
 """

@@ -173,6 +173,8 @@ def _stage(stage: Stage) -> Figure:
         f"learning rate {first:.3g} to {last:.3g}",
         *([] if step_s is None else [f"{duration(step_s * stage.steps)} at {seconds(step_s)} a step"]),
     ]
+    if step_s is not None and (hours := step_s * stage.steps / 3600 * config.world_size) >= 1:
+        parts.append(f"{hours:,.0f} accelerator-hours")
     return Figure(stage.name, stage.tokens, ", ".join(parts), DERIVED if step_s is None else CALIBRATED)
 
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from conf.schema import Config
 from conf.stages import source_tokens
 from conf.training_rules import learning_rate
 from hlatctl.plan.budget import epochs
@@ -90,8 +91,8 @@ def training_stages(record: Record) -> list[list[str]]:
     for stage in record.config.stages:
         config, weights = stage.config, stage.config.data.source_weights
         first, last = (learning_rate(step, config) for step in (stage.after_step + 1, stage.last_step))
-        names = [s.name or s.path.rstrip("/").rpartition("/")[2] for s in config.data.inputs] or ["all"]
-        shares = (f"{name} {100 * w / sum(weights):.3g} %" for name, w in zip(names, weights, strict=True) if w)
+        named = zip(source_names(config), weights, strict=True)
+        shares = (f"{name} {100 * w / sum(weights):.3g} %" for name, w in named if w)
         rows.append(
             [
                 stage.name,
@@ -103,6 +104,43 @@ def training_stages(record: Record) -> list[list[str]]:
             ]
         )
     return rows
+
+
+SOURCES_OF_STAGES_HEADER = ("stage", "source", "share", "share read", "tokens read", "documents begun")
+
+
+def sources_of_stages(record: Record) -> list[list[str]]:
+    """Return a row for each source that a stage has read, in the order of ``SOURCES_OF_STAGES_HEADER``.
+
+    A stage is counted between the checkpoints at its bounds; the one that is trained, up to the newest checkpoint.
+    Tokens of skipped batches are included.
+    """
+    rows, before = [], record.config.data.source_weights
+    for stage in record.config.stages:
+        weights, begun = stage.config.data.source_weights, record.drawn.get(stage.after_step)
+        reached = max((step for step in record.drawn if stage.after_step < step <= stage.last_step), default=0)
+        ended = record.drawn.get(reached)
+        mixed_anew, before = weights != before, weights
+        if not begun or not ended or not reached:
+            continue
+        tokens = [
+            now.finished_tokens + now.open_tokens - then.open_tokens - (0 if mixed_anew else then.finished_tokens)
+            for then, now in zip(begun, ended, strict=True)
+        ]
+        for name, weight, own, then, now in zip(
+            source_names(record.config), weights, tokens, begun, ended, strict=True
+        ):
+            if weight or own:
+                share, read = weight / sum(weights), own / max(1, sum(tokens))
+                documents = now.documents - then.documents
+                row = [f"{100 * share:.3f} %", f"{100 * read:.3f} %", f"{own:,}", f"{documents:,}"]
+                rows.append([stage.name, name, *row])
+    return rows
+
+
+def source_names(config: Config) -> list[str]:
+    """Return the names of a corpus's sources, by which ``data.weights`` knows them; `all` for a nameless one."""
+    return [s.name or s.path.rstrip("/").rpartition("/")[2] for s in config.data.inputs] or ["all"]
 
 
 def data_facts(record: Record) -> list[tuple[str, str]]:

@@ -77,6 +77,7 @@ def render_page(record: Record, figures: Mapping[str, tuple[str, str]], config_y
         left_out=max(0, len(record.texts) - _TEXTS),
         time={"categories": goodput.time_table(time), "facts": goodput.facts(time)} if time.wall_s else None,
         training_stages=(appendix.TRAINING_STAGES_HEADER, appendix.training_stages(record)),
+        stage_sources=(appendix.SOURCES_OF_STAGES_HEADER, appendix.sources_of_stages(record)),
         amendment_header=AMENDMENTS,
         amendments=[row for amendment in run.amendments for row in amendment_rows(amendment)],
         incidents=(appendix.INCIDENTS_HEADER, appendix.incidents(record)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from hlatctl.report.run_view import read_without_steps
 from hlatctl.report.scores import RunCourses, read_courses
 from hlatctl.report.signals import Signal, of_report
 from hlatctl.run import continuations, files
+from hlatctl.run.checkpoint import Drawn, drawn
 from hlatctl.run.continuations import Kept
+from hlatctl.run.errors import DamagedFileError
 from hlatctl.run.paths import RunPaths, answered, table_name, trace_name
 from hlatctl.run.state import RunState
 from hlatctl.units import size
@@ -67,6 +70,7 @@ class Record:
         signals: signal of each task; empty with fewer than three evaluated milestones.
         looks: profiles and evidence of hangs.
         overlaps: evaluation items in the corpus; None if it was never scanned.
+        drawn: what was drawn from each source until a step, for the steps between stages and the newest checkpoint.
         provenance, dataset: the content of ``provenance.json`` and ``dataset.json``; empty if missing or damaged.
     """
 
@@ -80,6 +84,7 @@ class Record:
     signals: Sequence[Signal] = ()
     looks: Sequence[Look] = ()
     overlaps: Overlaps | None = None
+    drawn: dict[int, list[Drawn]]
     provenance: dict[str, Any]
     dataset: dict[str, Any]
 
@@ -100,9 +105,21 @@ def read_record(run: RunPaths, config: Config) -> Record:
         texts=continuations.history(run, state.milestones),
         looks=looks(run, state),
         overlaps=read_overlaps(run, state),
+        drawn=_drawn(run, state, config),
         provenance=_json(run.provenance),
         dataset=_json(run.dataset),
     )
+
+
+def _drawn(run: RunPaths, state: RunState, config: Config) -> dict[int, list[Drawn]]:
+    """Return what was drawn until the ends of the stages and the newest checkpoint, as far as these are on the disk."""
+    sources = len(config.data.source_weights)
+    found = {0: [Drawn()] * sources} if config.stages else {}
+    for step in sorted({*(stage.last_step for stage in config.stages), *state.checkpoints[-1:]} if found else ()):
+        if step in state.checkpoints:
+            with suppress(DamagedFileError):
+                found[step] = drawn(run.checkpoint(step), sources)
+    return found
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from conf.schema import Config
 from conf.sizes import has_shape, parameters
 from hlatctl.report import ladder, signals
-from hlatctl.report.appendix import TRAINING_STAGES_HEADER, training_stages
+from hlatctl.report.appendix import SOURCES_OF_STAGES_HEADER, TRAINING_STAGES_HEADER, sources_of_stages, training_stages
 from hlatctl.report.baselines import PERCENT
 from hlatctl.report.compare import Cell
 from hlatctl.report.goodput import Price, prices
@@ -141,6 +141,8 @@ def render(record: Record, figures: Mapping[str, str] | None = None) -> str:
     if stages := training_stages(record):
         parts.append("## Stages of training\n")
         parts.append(table([*TRAINING_STAGES_HEADER], stages))
+        if read := sources_of_stages(record):
+            parts.append(table([*SOURCES_OF_STAGES_HEADER], read))
     if run.amendments:
         parts.append("## Amendments\n")
         parts.append(table(AMENDMENTS, [row for amendment in run.amendments for row in amendment_rows(amendment)]))

@@ -193,6 +193,41 @@ def read_rank_states(checkpoint: Path) -> RankStates:
         return states
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """What all rows have drawn from one source of the corpus.
+
+    Args:
+        documents: documents begun since the run's begin.
+        finished_tokens: tokens of the finished ones, since the weights of the sources changed last.
+        open_tokens: tokens drawn of those that are open.
+    """
+
+    documents: int = 0
+    finished_tokens: int = 0
+    open_tokens: int = 0
+
+
+def drawn(checkpoint: Path, sources: int) -> list[Drawn]:
+    """Return what a checkpoint's rows have drawn from each source. A row's numbers are those of the loader's state.
+
+    Raises:
+        DamagedFileError: the states are missing or can't be read.
+    """
+    rows = read_rank_states(checkpoint).loader
+    with reading(checkpoint / RANK_STATES):
+        totals = [[0, 0, 0] for _ in range(sources)]
+        for _, token, *counts in rows:
+            opened = counts.pop() if len(counts) % 2 else None
+            for source, (documents, tokens) in enumerate(zip(counts[::2], counts[1::2], strict=True)):
+                totals[source][0] += documents
+                totals[source][1] += tokens
+            if opened is not None:
+                totals[opened][0] += 1
+                totals[opened][2] += token
+        return [Drawn(*total) for total in totals]
+
+
 def events_about(run: RunPaths, step: int) -> list[Event]:
     """Return the events of a run in order of time, without those of other steps."""
     of_step = re.compile(rb'"step": ?%d[,}]' % step)

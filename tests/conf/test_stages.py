@@ -128,6 +128,7 @@ def test_max_steps_ends_a_run_in_any_stage() -> None:
         ([a(512), a(512)], "train.stages[1].name=a: another stage has this name"),
         ([a(512, optimizer={"rate": 1})], "train.stages[0].set.optimizer.rate: unknown key"),
         ([a(512, **{"optimizer.name": "muon"})], "train.stages[0].set.optimizer.name=muon: a stage can't change it"),
+        ([a(512, **{"cluster.nodes": 2})], "`hlatctl amend RUN cluster.nodes=2 --at STEP`"),
         ([a(512, optimizer={"lr": "high"})], "train.stages[0].set.optimizer.lr='high': must be a number"),
         ([a(512, optimizer={"lr": -1.0})], "train.stages[0].set.optimizer.lr=-1.0: must be greater than 0"),
         (
@@ -146,7 +147,7 @@ def test_max_steps_ends_a_run_in_any_stage() -> None:
 def test_a_stage_that_cannot_be_is_refused(stages: list[StageConfig], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         validate(replace(staged(*stages), eval=EvalConfig(enabled=False)))
-    assert message in caught.value.message
+    assert message in f"{caught.value.message}\n{caught.value.hint}"
     assert caught.value.hint
 
 

@@ -146,10 +146,10 @@ export class LineChart extends Frame {
     pen.setLineDash(DASHES[dash] || []);
     Object.assign(pen, { strokeStyle: color, fillStyle: color, lineWidth: 1 });
     if (from !== undefined) {
-      const left = Math.max(across.at(from), across.start);
-      pen.fillRect(left, top, across.at(to) - left, -up.length);
+      const left = Math.max(across.at(from), across.start), right = Math.min(across.at(to), across.start + across.length);
+      pen.fillRect(left, top, right - left, -up.length);
       Object.assign(pen, { fillStyle: themeColours().quiet, textAlign: "left", textBaseline: "top" });
-      if (label) pen.fillText(label, left + 4, top + 3);
+      if (label && pen.measureText(label).width + 8 <= right - left) pen.fillText(label, left + 4, top + 3);
     } else {
       pen.beginPath();
       if (y === undefined) for (const end of [top, up.start]) pen.lineTo(across.at(x), end);

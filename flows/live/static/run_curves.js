@@ -200,9 +200,8 @@ export class CurvesTab {
   bands(data) {
     const stages = this.details?.training_stages || [], last = data.steps.length - 1;
     const at = (step) => data.xs[Math.min(last, lowerBound(data.steps, step))];
-    const isWide = (from, to) => at(to) - at(from) >= 0.12 * (data.xs[last] - data.xs[0]);
     return stages.filter(({ from_step }) => last >= 0 && from_step <= data.steps[last]).map(({ name, from_step, to_step }, index) => ({
-      from: at(from_step), to: at(Math.max(to_step, data.steps[0])), color: faint("#8a8f98", index % 2 ? 0.14 : 0.04), label: isWide(from_step, to_step) ? name : "",
+      from: at(from_step), to: at(Math.max(to_step, data.steps[0])), color: faint("#8a8f98", index % 2 ? 0.14 : 0.04), label: name,
     }));
   }
 

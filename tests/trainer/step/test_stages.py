@@ -14,6 +14,8 @@ import pytest
 from conf.load import load
 from conf.schema import SourceConfig, StageConfig
 from conf.training_rules import EXIT_CODES, learning_rate
+from hlatctl.report.appendix import sources_of_stages
+from hlatctl.report.record import read_record
 from hlatctl.run.checkpoint import checkpoint_steps, read_rank_states
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
@@ -31,6 +33,7 @@ STAGES = [
         set={
             "train": {"seq_len": 64, "global_batch_size": 2},
             "model": {"rope_scaling": "yarn", "rope_original_seq_len": 32},
+            "parallel.activation_checkpointing": "full",
         },
     ),
 ]
@@ -123,4 +126,8 @@ def test_a_source_of_several_stages_goes_on_where_it_was(undisturbed: RunPaths) 
     assert shapes == [(4, 32)] * 14 + [(2, 64)] * 6
     assert tokens[0] == {"corpus.jsonl": 6 * 128}, "its share of the first stage is all"
     assert min(tokens[1].values()) > 0
+    rows = sources_of_stages(read_record(undisturbed, load(undisturbed.config)))
+    counted = {(stage, source): int(read) for stage, source, _, _, read, _ in rows}
+    names = [stage.name for stage in STAGES]
+    assert counted == {(names[at], name): read for at, own in enumerate(tokens) for name, read in own.items()}
     assert {n for (name, *_), n in read.items() if name == "corpus.jsonl"} == {1}, "no token was read twice"
