@@ -12,6 +12,7 @@ BENCHMARKS = (
     "loader_speed",
     "tokenize_speed",
     "trainer_speed",
+    "coordinates",
     "gpu",
     "titan_overhead",
     "checkpoint_stall",

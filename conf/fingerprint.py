@@ -40,6 +40,7 @@ _NO_GRAPH_KEYS = (
     "model.score_flops_per_token",
     "model.initializer_range",
     "model.scaled_initialization",
+    "model.mup_base_width",
 )
 #: PyTorch/XLA also traces the optimizer's step and the communication between processes.
 _WHOLE_STEP_KEYS = (

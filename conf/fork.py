@@ -26,7 +26,14 @@ ROTARY = (
     "model.rope_original_seq_len",
 )
 #: Keys of the model that don't affect its tensors.
-_FREE_MODEL = ("model.name", *ROTARY, "model.rms_norm_eps", "model.initializer_range", "model.scaled_initialization")
+_FREE_MODEL = (
+    "model.name",
+    *ROTARY,
+    "model.rms_norm_eps",
+    "model.initializer_range",
+    "model.scaled_initialization",
+    "model.mup_base_width",
+)
 #: Formats whose checkpoints have the same tensors.
 SAME_TENSORS = (frozenset({"fp32", "mixed", "fp8"}), frozenset({"bf16_sr", "bf16"}))
 

@@ -15,8 +15,8 @@ from hlatctl.run.files import DAMAGED
 
 #: File in every checkpoint with the ``model`` keys of its configuration.
 MODEL = "model.json"
-#: Keys that don't describe the weights: a label, and how random weights are drawn.
-_FREE_KEYS = ("name", "initializer_range", "scaled_initialization")
+#: Keys that don't describe the weights: a label, how random weights are drawn, and how learning rates follow the width.
+_FREE_KEYS = ("name", "initializer_range", "scaled_initialization", "mup_base_width")
 
 
 def check_initial_weights(config: Config) -> None:

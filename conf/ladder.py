@@ -14,7 +14,7 @@ from typing import Any
 from conf import folders
 from conf.compose import compose
 from conf.schema import Config, LadderConfig, ModelConfig, SweepConfig
-from conf.sizes import multiplied_parameters
+from conf.sizes import flops_per_token, multiplied_parameters
 from conf.space import Axis, Space, expand, parse_override, settings_of
 from hlatctl.run.errors import ConfigError
 
@@ -24,6 +24,8 @@ LEAST_RUNGS = 3
 _LEAST_STEPS = 50
 #: The feed-forward layer's width is a multiple of this.
 _MULTIPLE = 8
+#: Powers of the parameters for learning rate and batch (OLMo's ladder, arXiv 2412.04403).
+_OLMO = (-1 / 3, 2 / 3)
 #: Settings of a sweep that have no meaning for rungs, whose sizes differ.
 _OF_SWEEPS = ("sampler", "trials", "direction", "pruner", "startup_trials")
 #: Keys that the rule sets.
@@ -89,17 +91,18 @@ def _check_settings(settings: SweepConfig) -> None:
 def _rungs(ladder: LadderConfig, target: Config, overrides: list[str], folder: Path) -> list[dict[str, str]]:
     """Return the values of every rung, by compute."""
     _check_target(target)
-    _check_sizes(ladder)
+    _check_sizes(ladder, target)
     for key in ladder.set:
         if key.startswith(_BY_RULE):
             raise ConfigError(f"ladder.set: {key} follows from the ladder's rule", hint=f"remove {key} from ladder.set")
     shared = {key: _text(value) for key, value in ladder.set.items()}
     for key in shared:
         _value_of(target, key)
+    length = target.train.seq_len
     base = compose([*overrides, *(f"{key}={value}" for key, value in shared.items())], folder) if shared else target
-    most = multiplied_parameters(target.model)
-    ratios = ladder.tokens_per_parameter or [target.total_tokens / most]
-    found = []
+    most, whole = multiplied_parameters(target.model), flops_per_token(target.model, length) * target.total_tokens
+    limit = ladder.max_compute_fraction
+    found: list[tuple[int, dict[str, str]]] = []
     for index, size in enumerate(ladder.sizes):
         model = _model(ladder, size, target.model)
         parameters = multiplied_parameters(model)
@@ -109,22 +112,32 @@ def _rungs(ladder: LadderConfig, target: Config, overrides: list[str], folder: P
                 f"fewer than the target's {most:,}",
                 hint=f"sizes below {_size(ladder, target.model)}, or a larger target",
             )
-        for ratio in ratios:
-            tokens = max(1, round(ratio * parameters))
-            point = {
+        ratios = ladder.tokens_per_parameter or [target.total_tokens / most]
+        for tokens in ladder.tokens or [max(1, round(ratio * parameters)) for ratio in ratios]:
+            work = flops_per_token(model, length) * tokens
+            if limit is not None and work > limit * whole:
+                continue
+            values = {
                 **shared,
                 **_shape(model, target.model),
                 **_training(ladder, index, parameters, tokens, base, target),
             }
-            _check_rung(size, tokens, int(point["train.global_batch_size"]) * target.train.seq_len, target)
-            found.append((parameters * tokens, point))
-    if max(work for work, _ in found) >= most * target.total_tokens:
+            _check_rung(size, tokens, int(values["train.global_batch_size"]) * length, target)
+            found.append((work, values))
+    found.sort(key=lambda one: one[0])
+    if len(found) < LEAST_RUNGS:
+        raise ConfigError(
+            f"ladder.max_compute_fraction={limit}: leaves {len(found)} rungs, and a law with {LEAST_RUNGS} constants "
+            f"needs at least {LEAST_RUNGS}",
+            hint="raise it, or list smaller ladder.sizes or ladder.tokens",
+        )
+    if found[-1][0] >= whole:
         raise ConfigError(
             f"train.tokens={target.train.tokens}: the target must have more compute than every rung, whose largest has "
-            f"{max(work for work, _ in found) / (most * target.total_tokens):.3g} times the target's",
-            hint="more train.tokens, or smaller ladder.sizes or ladder.tokens_per_parameter",
+            f"{found[-1][0] / whole:.3g} times the target's",
+            hint="more train.tokens, smaller ladder.sizes, or ladder.max_compute_fraction=0.03",
         )
-    return [point for _, point in sorted(found, key=lambda one: one[0])]
+    return [values for _, values in found]
 
 
 def _check_target(target: Config) -> None:
@@ -146,10 +159,26 @@ def _check_target(target: Config) -> None:
             )
 
 
-def _check_sizes(ladder: LadderConfig) -> None:
+def _check_sizes(ladder: LadderConfig, target: Config) -> None:
     sizes, ratios = ladder.sizes, ladder.tokens_per_parameter
-    rungs = len(sizes) * max(1, len(ratios))
-    listed: tuple[tuple[str, list[Any]], ...] = (("sizes", sizes), ("tokens_per_parameter", ratios))
+    if ratios and ladder.tokens:
+        raise ConfigError(
+            f"ladder.tokens={ladder.tokens} and ladder.tokens_per_parameter={ratios}: both set the rungs' tokens",
+            hint="remove one of them",
+        )
+    by_powers = not ladder.lr and ladder.lr_by_parameters is None
+    if target.model.mup_base_width is not None and ladder.by != "width" and by_powers:
+        raise ConfigError(
+            f"ladder.by={ladder.by} and model.mup_base_width={target.model.mup_base_width}: muP keeps the best "
+            "learning rate at every width, but not at every depth",
+            hint="ladder.by=width; or set ladder.lr_by_parameters, or ladder.lr for each size",
+        )
+    rungs = len(sizes) * max(1, len(ratios or ladder.tokens))
+    listed: tuple[tuple[str, list[Any]], ...] = (
+        ("sizes", sizes),
+        ("tokens_per_parameter", ratios),
+        ("tokens", ladder.tokens),
+    )
     for name, values in listed:
         if twice := next((value for value in values if values.count(value) > 1), None):
             raise ConfigError(f"ladder.{name}={values}: lists {twice} twice")
@@ -225,8 +254,12 @@ def _training(
     """
     size = parameters / multiplied_parameters(target.model)
     length = tokens / target.total_tokens
-    lr = target.optimizer.lr * size**ladder.lr_by_parameters * length**ladder.lr_by_tokens
-    batch = target.train.global_batch_size * size**ladder.batch_by_parameters * length**ladder.batch_by_tokens
+    has_one_rate = target.model.mup_base_width is not None and ladder.by == "width"
+    lr_power, batch_power = (0.0, 0.0) if has_one_rate else _OLMO
+    lr_power = lr_power if ladder.lr_by_parameters is None else ladder.lr_by_parameters
+    batch_power = batch_power if ladder.batch_by_parameters is None else ladder.batch_by_parameters
+    lr = target.optimizer.lr * size**lr_power * length**ladder.lr_by_tokens
+    batch = target.train.global_batch_size * size**batch_power * length**ladder.batch_by_tokens
     replicas, micro = base.data_parallel_size, base.train.micro_batch_size
     least = replicas * (micro or 1)
     sequences = ladder.batch[index] if ladder.batch else max(replicas, round(batch / replicas) * replicas)

@@ -76,6 +76,27 @@ def _rotary(model: ModelConfig) -> Iterator[ConfigError]:
         )
 
 
+def _mup(config: Config) -> Iterator[ConfigError]:
+    model = config.model
+    if model.mup_base_width is None:
+        return
+    here, off = f"model.mup_base_width={model.mup_base_width}", "set model.mup_base_width=null"
+    others = {
+        f"model.module={model.module}": model.module is not None,
+        f"model.num_experts={model.num_experts}": model.num_experts > 0,
+        f"model.kv_lora_rank={model.kv_lora_rank}": model.kv_lora_rank is not None,
+    }
+    for other in (name for name, is_set in others.items() if is_set):
+        yield not_together(here, other, "its rules are those of dense models with grouped-query attention", hint=off)
+    if model.tie_embeddings:
+        yield not_together(
+            here,
+            "model.tie_embeddings=true",
+            "the learning rate of an output projection follows the width, that of an embedding doesn't",
+            hint="set model.tie_embeddings=false",
+        )
+
+
 def _latent(config: Config) -> Iterator[ConfigError]:
     model = config.model
     here = f"model.kv_lora_rank={model.kv_lora_rank}"
@@ -436,6 +457,15 @@ def of_torchtitan(config: Config) -> Iterator[ConfigError]:
             "torchtitan has llama3 for LLaMA and latent attention, and yarn for latent attention (DeepSeek-V3) only",
             hint="set backend=torch_native, or extend the context with model.rope_theta",
         )
+    decay, stages = config.optimizer.decay, parallel.pipeline_parallel_size
+    if model.mup_base_width is not None and decay != "all" and stages > 1:
+        yield not_together(
+            f"model.mup_base_width={model.mup_base_width}",
+            f"optimizer.decay={decay}",
+            f"{here} needs parameters of every kind in each of its {stages} pipeline stages, and only one has an "
+            "embedding",
+            hint="set optimizer.decay=all, or parallel.pipeline_parallel_size=1",
+        )
     if model.module is None and model.num_experts and model.kv_lora_rank is None:
         yield from _qwen_mixture(config)
 
@@ -530,6 +560,7 @@ def _indivisible(key: str, value: int, other_key: str, other: int, *, hint: str 
 #: Each yields an error for every rule that the configuration breaks.
 RULES: tuple[Callable[[Config], Iterator[ConfigError]], ...] = (
     _model,
+    _mup,
     _module,
     _experts,
     _backend,

@@ -181,7 +181,7 @@ class BackendKind(Row):
     torch_xla: bool = False
     optimizers: tuple[str, ...] = ()
     data_parallel: tuple[str, ...] = ("replicate", "zero1", "fsdp")
-    ignores: tuple[str, ...] = (*_OF_TORCHTITAN, *_OF_NATIVE, "recovery.corruption_check_steps")
+    ignores: tuple[str, ...] = (*_OF_TORCHTITAN, *_OF_NATIVE, "model.mup_base_width", "recovery.corruption_check_steps")
     package: str = ""
     own_settings: str = ""
     counts: str = ""

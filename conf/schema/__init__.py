@@ -294,16 +294,22 @@ class LadderConfig:
     tokens_per_parameter: list[PositiveFloat] = field(default_factory=list)
     """Tokens of each size, for each of its parameters without the input embedding; every value is a rung of every size.
     Empty: the target's ratio."""
+    tokens: list[PositiveInt] = field(default_factory=list)
+    """Tokens of each size, instead of `tokens_per_parameter`; every value is a rung of every size."""
+    max_compute_fraction: Annotated[float, Range(gt=0, lt=1)] | None = None
+    """Leave out rungs with more than this share of the target's compute, such as 0.03. None: keep all."""
     lr: list[PositiveFloat] = field(default_factory=list)
     """Peak learning rate of each size. Empty: the target's, by the two powers."""
-    lr_by_parameters: float = -0.3333
-    """Power of (parameters / target's parameters) that the learning rate is multiplied with (OLMo's ladder: -1/3)."""
+    lr_by_parameters: float | None = None
+    """Power of (parameters / target's parameters) that the learning rate is multiplied with. None: -1/3 (OLMo's
+    ladder), or 0 if `by=width` and the target has `model.mup_base_width`: one learning rate suits all widths."""
     lr_by_tokens: float = 0.0
     """The same of (tokens / target's tokens)."""
     batch: list[PositiveInt] = field(default_factory=list)
     """train.global_batch_size of each size. Empty: the target's, by the two powers."""
-    batch_by_parameters: float = 0.6667
-    """Power of (parameters / target's parameters) that the batch is multiplied with (OLMo's ladder: 2/3)."""
+    batch_by_parameters: float | None = None
+    """Power of (parameters / target's parameters) that the batch is multiplied with. None: 2/3 (OLMo's ladder), or 0
+    where `lr_by_parameters` is 0 by default, because the best learning rate also depends on the batch."""
     batch_by_tokens: float = 0.0
     """The same of (tokens / target's tokens)."""
     set: dict[str, Any] = field(default_factory=dict)

@@ -104,6 +104,10 @@ class ModelConfig:
     """Standard deviation of the initial weights (HLAT's scripts)."""
     scaled_initialization: bool = True
     """Divide the initial weights of both output projections of layer l by sqrt(2 l) (HLAT)."""
+    mup_base_width: PositiveInt | None = None
+    """Maximal update parametrization (muP): the `hidden_size` at which `optimizer.lr` and `initializer_range` hold. At
+    other widths, the initial weights and learning rates of layers and output projection follow from it, so one learning
+    rate suits all widths. None: they don't depend on the width."""
 
     @property
     def head_width(self) -> int:
@@ -136,6 +140,11 @@ class ModelConfig:
     def shared_width(self) -> int:
         """Width of a mixture's shared experts together."""
         return self.num_shared_experts * self.expert_width
+
+    @property
+    def width_factor(self) -> float:
+        """The width as a multiple of `mup_base_width`; 1 without muP."""
+        return self.hidden_size / (self.mup_base_width or self.hidden_size)
 
     def is_mixture(self, layer: int) -> bool:
         """Whether a layer (0-based) has experts."""

@@ -422,7 +422,7 @@ def _first(values: Mapping[str, Any], *names: str) -> Any:
 
 def _check_equal(ours: ModelConfig, theirs: ModelConfig, described: Path | None, folder: Path) -> None:
     """Refuse a config.json of another model. It may have fewer rows of the vocabulary."""
-    free = ("name", "initializer_range", "scaled_initialization", "vocab_size")
+    free = ("name", "initializer_range", "scaled_initialization", "mup_base_width", "vocab_size")
     other = asdict(theirs)
     differing = [
         f"{key}={value} ({folder.name}: {other[key]})"

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from statistics import NormalDist
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from conf.parametrization import initial_std
 from conf.schema import ModelConfig
 from trainer.model.decoder import Llama, Parts, slice_dim
 
@@ -77,7 +77,8 @@ def fill_slice(
 
     Norms are 1. Other parameters are normal with standard deviation ``initializer_range``. With
     ``scaled_initialization`` it is divided by sqrt(2 l) for the two projections into the residual stream of layer l,
-    counted from 1 (HLAT, arXiv 2404.10630, section 3.3).
+    counted from 1 (HLAT, arXiv 2404.10630, section 3.3). With ``mup_base_width`` it also follows the width
+    (:func:`conf.parametrization.initial_std`).
 
     Args:
         part: the rows, of any dtype, on any device.
@@ -87,9 +88,7 @@ def fill_slice(
     if name.endswith("norm.weight"):
         part.fill_(1.0)
         return
-    std = config.initializer_range
-    if config.scaled_initialization and name.endswith(("attention.o.weight", "mlp.down.weight")):
-        std /= math.sqrt(2 * (int(name.split(".")[1]) + 1))
+    std = initial_std(name, config)
     key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big", signed=True)
     rows, columns, width = _place(name, shape, parts)
     rows = rows[first_row : first_row + part.shape[0]]

@@ -20,7 +20,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.adamw import adamw
 
-from conf.schema import Config, OptimizerConfig
+from conf.parametrization import rate_factor
+from conf.schema import Config, ModelConfig, OptimizerConfig
 from trainer.model.initial import GAMMA, mixed
 from trainer.parallel.tensor import ShardSpec
 
@@ -156,6 +157,13 @@ class ParameterShard:
         return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=size, stride=stride)
 
 
+class _Factors(NamedTuple):
+    """What the learning rate of a parameter is multiplied with: for its step, and for its decay."""
+
+    rate: float
+    decay: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Block:
     """Flat aliases of a weight, its two moments and its gradient, with the first one's place in all gradients."""
@@ -163,7 +171,7 @@ class _Block:
     old: list[Tensor]
     gradient: Tensor
     place: int
-    decay: float
+    factors: _Factors
 
 
 class AdamW:
@@ -178,6 +186,7 @@ class AdamW:
         fused: use PyTorch's fused kernel.
         compile_backend: of torch.compile, for updates that are rounded stochastically; None: don't compile them.
         others: parameters that a derived class updates; they have no second moment.
+        model: the model, from which the learning rate of each parameter follows; None: all have the same.
     """
 
     def __init__(
@@ -185,13 +194,14 @@ class AdamW:
         shards: Mapping[str, ParameterShard],
         config: OptimizerConfig,
         *,
+        model: ModelConfig | None = None,
         stochastic_rounding: bool = False,
         seed: int = 0,
         fused: bool = True,
         compile_backend: str | None = None,
         others: Collection[str] = (),
     ) -> None:
-        self._config, self._stochastic, self._seed = config, stochastic_rounding, seed
+        self._config, self._model, self._stochastic, self._seed = config, model, stochastic_rounding, seed
         self._shards = dict(sorted(shards.items(), key=lambda item: item[1].replication))
         self._values = {name: local(shard.parameter.detach()) for name, shard in self._shards.items()}
         first = next(iter(self._values.values()))
@@ -235,7 +245,7 @@ class AdamW:
         Args:
             options: further arguments of the class.
         """
-        return cls(shards, config.optimizer, **options)
+        return cls(shards, config.optimizer, model=config.model, **options)
 
     def zero_grad(self) -> None:
         """Clear the gradients."""
@@ -324,7 +334,7 @@ class AdamW:
 
     def _step_torch(self, lr: float, divisor: Tensor | None = None, skip: Tensor | None = None) -> None:
         config = self._config
-        for group in self._groups:
+        for factors, group in self._groups:
             adamw(
                 **group,
                 grad_scale=divisor,
@@ -335,7 +345,8 @@ class AdamW:
                 amsgrad=False,
                 beta1=config.beta1,
                 beta2=config.beta2,
-                lr=lr,
+                lr=lr * factors.rate,
+                weight_decay=factors.decay / factors.rate,  # PyTorch multiplies it by the learning rate
                 eps=config.eps,
                 maximize=False,
             )
@@ -352,7 +363,7 @@ class AdamW:
     def loaded(self, step_count: int) -> None:
         """Set the number of updates after a checkpoint has been read into :meth:`tensors`."""
         self._updates.fill_(step_count)
-        for group in self._groups:
+        for _, group in self._groups:
             for counter in group["state_steps"]:
                 counter.fill_(step_count)
 
@@ -360,24 +371,29 @@ class AdamW:
         decays = self._config.decay == "all" or not name.endswith("norm.weight")
         return self._config.weight_decay if decays else 0.0
 
-    def _grouped(self, *, fused: bool) -> tuple[dict[str, Any], ...]:
-        """Return the arguments of PyTorch's function for each decay.
+    def _factors_of(self, name: str) -> _Factors:
+        return _Factors(rate_factor(name, self._model) if self._model else 1.0, self._decay_of(name))
+
+    def _grouped(self, *, fused: bool) -> tuple[tuple[_Factors, dict[str, Any]], ...]:
+        """Return the arguments of PyTorch's function for the parameters with the same factors.
 
         PyTorch's class would import its compiler, which takes as long as the rest of PyTorch.
         """
         # Only the fused kernel reads the counter on the device; the others would wait for it at each update.
         device = self.gradients.device if fused else torch.device("cpu")
-        names = sorted(self._moments["exp_avg_sq"], key=self._decay_of)
+        names = sorted(self._moments["exp_avg_sq"], key=self._factors_of)
         return tuple(
-            {
-                "params": [self._values[name] for name in group],
-                "grads": [self._gradients[name] for name in group],
-                "exp_avgs": [self._moments["exp_avg"][name] for name in group],
-                "exp_avg_sqs": [self._moments["exp_avg_sq"][name] for name in group],
-                "state_steps": [torch.zeros((), dtype=torch.float32, device=device) for _ in group],
-                "weight_decay": decay,
-            }
-            for decay, members in itertools.groupby(names, key=self._decay_of)
+            (
+                factors,
+                {
+                    "params": [self._values[name] for name in group],
+                    "grads": [self._gradients[name] for name in group],
+                    "exp_avgs": [self._moments["exp_avg"][name] for name in group],
+                    "exp_avg_sqs": [self._moments["exp_avg_sq"][name] for name in group],
+                    "state_steps": [torch.zeros((), dtype=torch.float32, device=device) for _ in group],
+                },
+            )
+            for factors, members in itertools.groupby(names, key=self._factors_of)
             for group in (list(members),)
         )
 
@@ -388,19 +404,23 @@ class AdamW:
             tensors = (self._values[name], self._moments["exp_avg"][name], second, gradient)
             for start in range(0, gradient.numel(), entries):
                 *old, part = (_alias(tensor, start, entries) for tensor in tensors)
-                yield _Block(old=old, gradient=part, place=int(part.storage_offset()), decay=self._decay_of(name))
+                place, factors = int(part.storage_offset()), self._factors_of(name)
+                yield _Block(old=old, gradient=part, place=place, factors=factors)
 
     def _step_bfloat16(self, lr: float, number: int, divisor: Tensor | None, skip: Tensor | None) -> None:
         """Compute the update in FP32, and round weights and moments to BF16."""
         config, skips = self._config, None if skip is None else skip.bool()
         on_device = functools.partial(torch.full, (), device=self.gradients.device)
-        rate, kept = on_device(lr), {decay: on_device(1.0 - lr * decay) for decay in (0.0, config.weight_decay)}
+        of_factors = {
+            factors: (on_device(lr * factors.rate), on_device(1.0 - lr * factors.decay))
+            for factors in {block.factors for block in self._blocks}
+        }
         scales = [_one_minus_power(beta, self._updates + 1) for beta in (config.beta1, config.beta2)]
         key = int.from_bytes(hashlib.sha256(f"{self._seed}/{number}".encode()).digest()[:8], "big", signed=True)
         counters = (self._counters + on_device(key)).unbind() if self._stochastic else [None] * len(self._blocks)
         self._divide(divisor)
         for block, counter in zip(self._blocks, counters, strict=True):
-            numbers = (rate, kept[block.decay], *scales)
+            numbers = (*of_factors[block.factors], *scales)
             self._update(block.old, block.gradient, numbers, counter, skips, config)
 
 

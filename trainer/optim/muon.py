@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from conf.parametrization import rate_factor
 from conf.schema import Config, ModelConfig, OptimizerConfig
 from hlatctl.run import peers
 from trainer.model.decoder import mlp_blocks
@@ -269,7 +270,9 @@ class Muon(AdamW):
     ) -> None:
         pieces = _pieces_of(shards)
         matrices = [matrix for name in sorted(shards) for matrix in _matrices_of(name, shards[name], pieces, model)]
-        super().__init__(shards, config, others={matrix.parameter for matrix in matrices}, **options)
+        super().__init__(shards, config, model=model, others={matrix.parameter for matrix in matrices}, **options)
+        #: The factor of the learning rate of each parameter that packs matrices.
+        self._rates = {m.parameter: rate_factor(m.parameter, model, orthogonalized=True) for m in matrices}
         self._exchange = MatrixExchange(matrices, pieces)
         #: Each matrix's number, and its rows in this process's shard of the parameter.
         self._numbers = {matrix: number for number, matrix in enumerate(matrices, 1)}
@@ -306,7 +309,7 @@ class Muon(AdamW):
         return orthogonalize(whole, self._config.newton_schulz_steps)
 
     def _move(self, matrix: Matrix, update: Tensor, lr: float) -> None:
-        scale = _ADAMW_RMS * math.sqrt(max(matrix.shape))
+        scale = _ADAMW_RMS * math.sqrt(max(matrix.shape)) * self._rates[matrix.parameter]
         kept = self._of(matrix, self._values).float() * (1.0 - lr * self._decay_of(matrix.parameter))
         self._put(matrix, self._values, kept - update.float() * (lr * scale))
 

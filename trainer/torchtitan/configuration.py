@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.devices import DEVICES
 from conf.load import dotted_keys
+from conf.parametrization import rate_factor
 from conf.schema import Config
 from conf.sizes import stage_layers
 from conf.training_rules import learning_rate
@@ -72,6 +73,10 @@ _WITHOUT_EFFECT = (
     "metrics.save_tb_folder",
     "training.enable_cpu_offload",  # needs processes that are connected by host and device
 )
+
+
+#: torchtitan's names of the matrices of a dense model's layers, and of its output projection.
+_MATRICES = r"(attention\..*w[qkvo]|feed_forward\.w[123]|lm_head)\.weight$"
 
 
 def trainer_config(config: Config) -> Trainer.Config:
@@ -178,23 +183,29 @@ def _recomputation(config: Config) -> Any:
 def _optimizer(config: Config) -> Any:
     from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 
-    settings = config.optimizer
-    options = {"lr": settings.lr, "betas": (settings.beta1, settings.beta2), "eps": settings.eps}
-    decays = {".*": settings.weight_decay}
+    settings, model = config.optimizer, config.model
+    options = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
+    #: Factor of the learning rate, and decay, by a pattern of names; the first one that matches counts.
+    groups = {".*": (1.0, settings.weight_decay)}
+    if model.mup_base_width is not None:  # dense, so these are all matrices
+        groups = {_MATRICES: (rate_factor("head.weight", model), settings.weight_decay), **groups}
     if settings.decay == "all_but_norms":
-        decays = {r"norm\.weight$": 0.0, **decays}
+        groups = {r"norm\.weight$": (1.0, 0.0), **groups}
     return OptimizersContainer.Config(
         param_groups=[
             ParamGroupConfig(
-                pattern=pattern, optimizer_name="AdamW", optimizer_kwargs={**options, "weight_decay": decay}
+                pattern=pattern,
+                optimizer_name="AdamW",
+                # PyTorch multiplies the decay by the group's learning rate.
+                optimizer_kwargs={"lr": settings.lr * factor, **options, "weight_decay": decay / factor},
             )
-            for pattern, decay in decays.items()
+            for pattern, (factor, decay) in groups.items()
         ],
         implementation="fused" if DEVICES[config.backend.device].fused_adamw else "foreach",
     )
 
 
-def rate_factor(config: Config, updates: int) -> float:
+def share_of_peak(config: Config, updates: int) -> float:
     """Return the learning rate of the update after ``updates`` others, as a share of the peak."""
     return learning_rate(updates + 1, config) / config.optimizer.lr
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from conf.parametrization import initial_std
 from conf.schema import Config, ModelConfig
 from hlatctl.run.errors import ConfigError, DependencyError, suggest
 from hlatctl.units import one_line
@@ -117,7 +118,7 @@ class _Parts:
 
     def __init__(self, model: ModelConfig) -> None:
         self.model = model
-        self.linear = _normal(model.initializer_range)
+        self.linear = _normal(initial_std("layers.0.attention.qkv.weight", model))
 
     def norm(self, width: int) -> Any:
         from torchtitan.models.common import RMSNorm
@@ -126,8 +127,7 @@ class _Parts:
 
     def output(self, layer: int) -> dict[str, Any]:
         """Return the initializer of a projection into the residual stream (``model.scaled_initialization``)."""
-        scale = (2 * (layer + 1)) ** -0.5 if self.model.scaled_initialization else 1.0
-        return _normal(self.model.initializer_range * scale)
+        return _normal(initial_std(f"layers.{layer}.mlp.down.weight", self.model))
 
     def rope(self, kind: str, width: int) -> Any:
         from torchtitan.models import common
@@ -251,7 +251,8 @@ class _Parts:
         from torchtitan.models.common.param_init import skip_param_init
 
         model = self.model
-        embedding = {"weight": skip_param_init} if model.tie_embeddings else self.linear
+        embedding = {"weight": skip_param_init} if model.tie_embeddings else _normal(model.initializer_range)
+        head = _normal(initial_std("head.weight", model))
         return kind.Config(
             dim=model.hidden_size,
             vocab_size=model.vocab_size,
@@ -259,7 +260,7 @@ class _Parts:
                 num_embeddings=model.vocab_size, embedding_dim=model.hidden_size, param_init=embedding
             ),
             norm=self.norm(model.hidden_size),
-            lm_head=Linear.Config(in_features=model.hidden_size, out_features=model.vocab_size, param_init=self.linear),
+            lm_head=Linear.Config(in_features=model.hidden_size, out_features=model.vocab_size, param_init=head),
             enable_weight_tying=model.tie_embeddings,
             layers=layers,
         )

@@ -44,7 +44,7 @@ from trainer.step import training
 from trainer.step.corruption import Subject
 from trainer.step.monitor import MonitorEvent
 from trainer.torchtitan import float8, torch_2_13
-from trainer.torchtitan.configuration import rate_factor, trainer_config
+from trainer.torchtitan.configuration import share_of_peak, trainer_config
 from trainer.torchtitan.data import Loader, NoTokenizer, micro_batches
 from trainer.torchtitan.process import Process
 
@@ -65,7 +65,7 @@ class Rates(LRSchedulersContainer):
             """Return the schedulers of these optimizers."""
             config = self._of
             assert config is not None
-            return Rates(optimizers, lambda updates: rate_factor(config, updates))
+            return Rates(optimizers, lambda updates: share_of_peak(config, updates))
 
 
 class Metrics(MetricsProcessor):
@@ -352,7 +352,7 @@ class Training(training.Training):
 
     def _set(self, settings: list[dict[str, Any]]) -> None:
         """Set them again, because an amendment may have changed them, with the rates of the next update."""
-        factor, known = rate_factor(self.config, self.engine.step), iter(settings)
+        factor, known = share_of_peak(self.config, self.engine.step), iter(settings)
         for scheduler in self.engine.lr_schedulers:
             rates = [base * factor for base in scheduler.base_lrs]
             for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):

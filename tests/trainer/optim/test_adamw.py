@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from conf.schema import OptimizerConfig
+from conf.schema import ModelConfig, OptimizerConfig
 from trainer.optim import adamw
 from trainer.optim.adamw import AdamW, ParameterShard, local, rounded_stochastically
 
@@ -115,6 +115,23 @@ def test_noise_depends_on_seed_and_step_alone() -> None:
     assert torch.equal(train(1), train(1))
     assert not torch.equal(train(1), train(2))
     assert not torch.equal(train(2**64 - 2), train(2**64 - 1)), "every seed that a configuration may have is one"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_with_mup_a_matrix_moves_less_the_wider_the_model_and_decays_the_same(dtype: torch.dtype) -> None:
+    model = ModelConfig(hidden_size=256, mup_base_width=64)
+    names = ("embedding.weight", "layers.0.mlp.down.weight", "head.weight", "norm.weight")
+
+    def moved(gradient: float, decay: float) -> list[float]:
+        weights = {name: nn.Parameter(torch.ones(8, dtype=dtype)) for name in names}
+        shards = {name: ParameterShard(parameter=weight) for name, weight in weights.items()}
+        optimizer = AdamW(shards, OptimizerConfig(weight_decay=decay), model=model)
+        optimizer.gradients.fill_(gradient)
+        optimizer.step(lr=0.25, number=1)
+        return [round(float((1.0 - weight.detach().float()).mean()), 4) for weight in weights.values()]
+
+    assert moved(1.0, 0.0) == [0.25, 0.0625, 0.0625, 0.25]
+    assert moved(0.0, 0.5) == [0.125] * 4, "a step of AdamW is lr x decay, without the factor of the width"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 
-from conf.schema import BackendConfig, Config, ParallelConfig, PrecisionConfig
+from conf.parametrization import initial_std, rate_factor
+from conf.schema import BackendConfig, Config, ModelConfig, ParallelConfig, PrecisionConfig
 from hlatctl.run.errors import ConfigError
 
 pytest.importorskip("torchtitan", reason="the extra `torchtitan` is not installed")
@@ -41,6 +43,28 @@ def test_a_setting_that_can_not_pass_through_is_refused_with_its_owner_or_a_sugg
         trainer_config(Config(backend=BackendConfig(name="torchtitan", device="cpu", torchtitan=settings)))
     assert caught.value.message.startswith(f"backend.torchtitan.{message}")
     assert hint in caught.value.hint
+
+
+def test_with_mup_every_parameter_has_the_rate_the_decay_and_the_initial_size_of_the_native_engine() -> None:
+    model = ModelConfig(hidden_size=256, intermediate_size=512, num_layers=2, mup_base_width=64, qk_norm="head")
+    config = Config(model=model, backend=BackendConfig(name="torchtitan", device="cpu"))
+    titan = trainer_config(config)
+    with torch.device("meta"):
+        whole = titan.model_spec.model.build()
+    whole.to_empty(device="cpu")
+    with torch.no_grad():
+        whole.init_weights(buffer_device=None)
+    native = {"tok_embeddings": "embedding", "lm_head": "head", "wo": "attention.o", "w2": "mlp.down"}
+    for name, parameter in whole.named_parameters():
+        group = next(group for group in titan.optimizer.param_groups if re.search(group.pattern, name))
+        owner = name.split(".")[-2]
+        layer = f"layers.{name.split('.')[1]}." if name.startswith("layers") else ""
+        ours = name if name.endswith("norm.weight") else f"{layer}{native.get(owner, 'attention.qkv')}.weight"
+        settings = group.optimizer_kwargs
+        assert settings["lr"] == config.optimizer.lr * rate_factor(ours, model), name
+        assert settings["lr"] * settings["weight_decay"] == pytest.approx(config.optimizer.lr * 0.1), name
+        if not name.endswith("norm.weight"):
+            assert float(parameter.std()) == pytest.approx(initial_std(ours, model), rel=0.05), name
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
