@@ -367,7 +367,7 @@ export function extent(traces, letter, log = false, inside = null) {
     for (let at = 0; at < values.length; at += 1) {
       const value = values[at];
       if (typeof value === "string") return null;
-      if (value === null || !Number.isFinite(value) || (log && value <= 0) || (inside && (x[at] < inside[0] || x[at] > inside[1]))) continue;
+      if (value === null || !Number.isFinite(value) || trace.y?.[at] === null || (log && value <= 0) || (inside && (x[at] < inside[0] || x[at] > inside[1]))) continue;
       if (value < low) low = value;
       if (value > high) high = value;
     }

@@ -228,9 +228,9 @@ export class CompareView {
     return true;
   }
 
-  /** The y range without the runs' first steps, unless the whole range is asked for. */
+  /** The y range without the runs' first steps, unless the whole range is asked for, or a logarithmic axis shows them. */
   cut(key, lines) {
-    if (!isSteep(key) || this.params.start === "1" || this.params.zoom) return null;
+    if (!isSteep(key) || this.params.start === "1" || this.params.logx === "1" || this.params.zoom) return null;
     return withoutStart(lines.map((line) => line.y));
   }
 

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { Chart, LEGEND, stroke, symbolOf, themeColours } from "./charts.js";
-import { bdi, choice, fill, h, nobr, runLink, table } from "./dom.js";
+import { bdi, choice, fill, h, keyName, nobr, runLink, table } from "./dom.js";
 import * as text from "./format.js";
 import { escaped } from "./metrics.js";
 
@@ -25,7 +25,7 @@ const MOST_BARS = 12;
 export function settings({ runs, config }) {
   const none = runs.length > 1 ? "No setting differs." : "Select a second run to see which settings differ.";
   if (!config.length || runs.length < 2) return h("section", {}, h("h2", {}, "Settings"), h("p", { class: "empty" }, none));
-  const rows = config.map(({ key, values }) => [h("code", {}, bdi(key)), ...values.map((value) => bdi(text.setting(value), { class: "value" }))]);
+  const rows = config.map(({ key, values }) => [keyName(key), ...values.map((value) => bdi(text.setting(value), { class: "value" }))]);
   return h("section", {}, h("h2", {}, "Settings that differ"), table("Settings that differ", ["setting", ...runs.map((row) => runLink(row))], rows, { class: "wide" }));
 }
 

@@ -50,6 +50,9 @@ export function bdi(text, props = {}) {
   return h("bdi", props, text);
 }
 
+/** Return the name of a setting. A narrow column breaks it after a dot or an underscore. */
+export const keyName = (key) => h("code", { class: "key" }, h("bdi", {}, key.split(/(?<=[._])/).flatMap((part) => [part, h("wbr")])));
+
 /** Return a short text that is never broken into lines. */
 export const nobr = (text) => bdi(text, { class: "nobr" });
 

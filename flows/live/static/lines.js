@@ -120,7 +120,8 @@ export class LineChart extends Frame {
       const at = Math.round(this.scales.x.at(value)) + 0.5;
       pen.moveTo(at, TOP);
       pen.lineTo(at, floor);
-      pen.fillText(xTicks.ticktext[index], at, floor + 5);
+      const half = pen.measureText(xTicks.ticktext[index]).width / 2;
+      pen.fillText(xTicks.ticktext[index], Math.min(at, width - half), floor + 5);
     });
     pen.textAlign = "right";
     pen.textBaseline = "middle";
@@ -159,13 +160,13 @@ export class LineChart extends Frame {
     pen.setLineDash([]);
   }
 
-  /** Markers; one above or below the range is at its edge, so that the tallest is seen. */
+  /** Markers; one beyond the range is not drawn, or at its edge (`atEdge`), so that the tallest is seen. */
   markers(pen, { x: xs, y: ys, marker, line }) {
     const { x, y } = this.scales, [top, floor] = [y.start + y.length, y.start];
     xs.forEach((value, index) => {
-      const at = x.at(value);
-      if (!known(ys[index]) || !(at >= x.start - 1 && at <= x.start + x.length + 1)) return;
-      symbol(pen, at, Math.min(floor, Math.max(top, y.at(ys[index]))), { color: line?.color, ...marker });
+      const at = x.at(value), wanted = y.at(ys[index]), up = Math.min(floor, Math.max(top, wanted));
+      if (!known(ys[index]) || !(at >= x.start - 1 && at <= x.start + x.length + 1) || (up !== wanted && !marker.atEdge)) return;
+      symbol(pen, at, up, { color: line?.color, ...marker });
     });
   }
 

@@ -178,9 +178,9 @@ export class CurvesTab {
     this.charts.get(key).pin.focus();
   }
 
-  /** The y range without the run's first steps, unless the whole range is asked for. */
+  /** The y range without the run's first steps, unless the whole range is asked for, or a logarithmic axis shows them. */
   cut(key, data) {
-    if (!isSteep(key) || this.params.start === "1" || this.params.zoom) return null;
+    if (!isSteep(key) || this.params.start === "1" || this.params.logx === "1" || this.params.zoom) return null;
     const { y, low, high } = data.series[key];
     return withoutStart([y, low, high]);
   }
@@ -264,7 +264,7 @@ function spikes(data, { color }) {
   if (!found.length) return [];
   return [{
     type: "scatter", mode: "markers", name: "spike", x: found.map(({ x }) => x), y: found.map(({ y }) => y),
-    marker: { color, size: 5, symbol: "triangle-up" },
+    marker: { color, size: 5, symbol: "triangle-up", atEdge: true },
   }];
 }
 
@@ -273,6 +273,6 @@ function skipped(data, key, { color }) {
   if (!xs.length) return [];
   return [{
     type: "scatter", mode: "markers", name: "skipped", x: xs, y: xs.map((x) => valueAt(data.xs, data.series[key].y, x)),
-    marker: { color, size: 6, symbol: "x-thin", line: { width: 1.5, color } },
+    marker: { color, size: 6, symbol: "x-thin", atEdge: true, line: { width: 1.5, color } },
   }];
 }

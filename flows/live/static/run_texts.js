@@ -1,7 +1,7 @@
 /** Texts of a run: samples that the model generated, logs, the documents of a step, and its settings. */
 
 import { get, runPath } from "./api.js";
-import { bdi, choice, fill, h, table } from "./dom.js";
+import { bdi, choice, fill, h, keyName, table } from "./dom.js";
 import * as text from "./format.js";
 
 export class SamplesTab {
@@ -137,7 +137,8 @@ export class SettingsTab {
     const signature = JSON.stringify([config, amendments]);
     if (this.signature === signature) return;
     const amended = amendments.flatMap((each) => each.changes.map(({ key }) => key)), command = row.overrides.map((each) => each.split("=")[0].replace(/^[+~]+/, ""));
-    Object.assign(this, { signature, config, sources: [["Amended", new Set(amended)], ["Changed on the command line", new Set(command)], ["Other than the default", new Set(changed)]] });
+    const before = new Map(amendments.flatMap((each) => each.changes.map((change) => [change.key, change.before])).reverse());
+    Object.assign(this, { signature, config, before, sources: [["Amended", new Set(amended)], ["Changed on the command line", new Set(command)], ["Other than the default", new Set(changed)]] });
     this.draw();
   }
 
@@ -145,7 +146,8 @@ export class SettingsTab {
     const query = this.filter.value.toLowerCase();
     const kept = Object.entries(this.config).filter(([key, value]) => `${key} ${text.setting(value)}`.toLowerCase().includes(query));
     const source = (name) => this.sources.find(([, names]) => names.has(name))?.[0];
-    const rows = (found) => found.map(([name, value]) => [h(source(name) ? "strong" : "span", {}, h("code", {}, bdi(name))), bdi(text.setting(value))]);
+    const rows = (found) => found.map(([name, value]) => [h(source(name) ? "strong" : "span", {}, keyName(name)),
+      h("span", {}, bdi(text.setting(value)), this.before.has(name) && h("small", {}, ` was ${text.setting(this.before.get(name))}`))]);
     if (query) return fill(this.found, table("Settings", ["setting", "value"], rows(kept)));
     const listed = (title, found, open) => found.length > 0 && h("details", { open }, h("summary", {}, `${title} (${text.whole(found.length)})`), table(title, ["setting", "value"], rows(found)));
     const topics = [...new Set(kept.map(([name]) => topicOf(name)))];

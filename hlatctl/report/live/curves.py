@@ -35,6 +35,8 @@ AXES = {"step": "", "tokens": "tokens", "time": "s", "flops": "FLOPs"}
 DEFAULT_POINTS, MOST_POINTS = 1500, 20_000
 #: Newest steps without a finite loss that are named.
 _MOST_SKIPPED = 2000
+#: Tallest spikes that are marked.
+_MOST_SPIKES = 2000
 #: Places of a journal that a preview reads, bytes of each, and the least number of steps found.
 _SAMPLES, _SAMPLE_BYTES, _LEAST_SAMPLED = 500, 4096, 50
 _WHOLE = ("step", "tokens")
@@ -284,11 +286,14 @@ def _milestones(steps: StepColumns, state: RunState, axis: np.ndarray[Any, Any])
 
 
 def _spikes(steps: StepColumns, state: RunState, axis: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
-    """Return the newest spikes with the gradient norm of their own steps, which a point of many steps doesn't show."""
-    numbers = [int(spike["step"]) for spike in state.spikes[-_MOST_SKIPPED:]]
-    norms = _at(steps, steps["grad_norm"], numbers)
-    places = _at(steps, axis, numbers)
-    return [{"x": x, "y": norm} for x, norm in zip(places, norms, strict=True) if x is not None]
+    """Return the tallest spikes with the gradient norm of their own steps, which a point of many steps doesn't show."""
+    numbers = np.array([int(spike["step"]) for spike in state.spikes], np.int64)
+    rows = np.searchsorted(steps["step"], numbers)
+    rows = rows[np.isin(numbers, steps["step"][rows[rows < steps.length]])]
+    norms = steps["grad_norm"][rows]
+    if len(rows) > _MOST_SPIKES:
+        rows = np.sort(rows[np.argsort(np.nan_to_num(norms, nan=-1.0))[-_MOST_SPIKES:]])
+    return [{"x": x, "y": norm} for x, norm in zip(axis[rows], steps["grad_norm"][rows], strict=True)]
 
 
 def _at(steps: StepColumns, axis: np.ndarray[Any, Any], wanted: list[int]) -> list[float | None]:
