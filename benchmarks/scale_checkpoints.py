@@ -38,9 +38,9 @@ from trainer.checkpoint.shards import (
     Chunk,
     ShardIndex,
     StoredChunk,
-    _header,
     compose,
     file_name,
+    header_of,
     read_header,
     write_shard,
 )
@@ -160,7 +160,7 @@ def _costs(folder: Path, ranks: int) -> Iterator[tuple[str, tuple[float, str]]]:
     """Yield each cost with its seconds and what it is about."""
     shards: dict[str, list[StoredChunk]] = {}
     for rank in range(ranks):
-        header, shards[file_name(rank + 1)] = _header(_shard(rank, ranks))
+        header, shards[file_name(rank + 1)] = header_of(dict(_shard(rank, ranks)))
         path = folder / file_name(rank + 1)
         path.write_bytes(header)
         os.truncate(path, max(chunk.begin + chunk.nbytes for chunk in shards[path.name]))  # sparse

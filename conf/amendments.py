@@ -102,6 +102,7 @@ RULES: tuple[AmendmentRule, ...] = (
     AmendmentRule("checkpoint.keep_every_tokens", "at_once", _NOTHING),
     AmendmentRule("checkpoint.when_busy", "at_once", _NOTHING),
     AmendmentRule("checkpoint.survived_after_steps", "at_once", _NOTHING),
+    AmendmentRule("checkpoint.memory_every_steps", "next_attempt", _NOTHING),
     AmendmentRule("checkpoint.fast_dir", "next_attempt", _NOTHING),
     AmendmentRule("checkpoint.remote_url", "next_attempt", "copies of later checkpoints"),
     AmendmentRule("checkpoint.remote_keep", "at_once", _NOTHING),

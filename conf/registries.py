@@ -26,6 +26,7 @@ class LauncherKind(Row):
         settings: group of keys that only this launcher reads, such as ``cluster.slurm.``.
         simulation: ``simulation(run, config)`` returns the cluster (``flows.runtime.context.Simulation``) of such jobs.
         copies_graphs: each job may get nodes without the graphs that were compiled before, and copies them there.
+        keeps_memory: what a node has in /dev/shm is still there in the next attempt that runs on it.
         check: ``check(config)`` yields the checks of the cluster for `hlatctl doctor --cluster`.
         drill: ``drill(config)`` returns a ``flows.drill.arena.Reach``; empty: jobs can't be disturbed on purpose.
         drivers: ``drivers()`` returns a ``flows.launch.base.Drivers``; empty: a driver can't be a job.
@@ -39,6 +40,7 @@ class LauncherKind(Row):
     settings: str = ""
     simulation: str = ""
     copies_graphs: bool = False
+    keeps_memory: bool = False
     check: str = ""
     drill: str = ""
     drivers: str = ""
@@ -53,12 +55,16 @@ LAUNCHERS = Registry(
     LauncherKind,
     {
         "local": LauncherKind(
-            code="flows.launch.local:LocalLauncher.of", jobs_run="here", drill="flows.drill.arena:Here"
+            code="flows.launch.local:LocalLauncher.of",
+            jobs_run="here",
+            keeps_memory=True,
+            drill="flows.drill.arena:Here",
         ),
         "slurm": LauncherKind(
             code="flows.launch.slurm.launcher:SlurmLauncher.of",
             settings="cluster.slurm.",
             copies_graphs=True,
+            keeps_memory=True,
             check="flows.cluster_checks:check_cluster",
             drill="flows.drill.arena:OnSlurm",
             drivers="flows.launch.slurm.drivers:SlurmDrivers",
@@ -76,6 +82,7 @@ LAUNCHERS = Registry(
         "simulated": LauncherKind(
             code="flows.simulation.cluster:SimulatedLauncher",
             jobs_run="nowhere",
+            keeps_memory=True,
             simulation="flows.simulation.jobs:simulated_cluster",
             check="flows.cluster_checks:check_cluster",
         ),
@@ -141,7 +148,7 @@ _NXD_BF16 = StateBytes(weights=2, gradients=2, moment=2)
 
 
 #: Keys that only some backends read.
-_OF_NATIVE = ("optimizer.ema_decay",)
+_OF_NATIVE = ("optimizer.ema_decay", "checkpoint.memory_every_steps")
 _OF_TORCHTITAN = ("parallel.expert_parallel_size", "backend.torchtitan")
 
 

@@ -18,6 +18,10 @@ COMPUTE_BYTES = {"fp32": FP32_BYTES, "mixed": BF16_BYTES, "fp8": BF16_BYTES, "bf
 #: CPU process; equal random states are stored once), and the header of its shard and the list of its blocks: about 240
 #: bytes per tensor, of which a process of 70B in 8 stages has 180.
 CHECKPOINT_BYTES_PER_PROCESS = 64 << 10
+#: Copies of a share in memory: the newest complete one, and the one that is being made.
+MEMORY_COPIES = 2
+#: Size of /dev/shm on Linux, unless it is mounted with another one (tmpfs(5)).
+SHARED_MEMORY_FRACTION = 0.5
 #: ``checkpoint.fast_dir`` contains the newest verified checkpoint and the one that is being written.
 FAST_CHECKPOINTS = 2
 
@@ -343,3 +347,11 @@ def fast_dir_bytes(config: Config, existing: int = 0) -> int:
     if config.checkpoint.fast_dir is None:
         return 0
     return checkpoint_bytes(config) * max(1, FAST_CHECKPOINTS - existing)
+
+
+def memory_copies_bytes(config: Config) -> int:
+    """Return the memory of a node that the copies of ``checkpoint.memory_every_steps`` need: its own, its partner's."""
+    if config.checkpoint.memory_every_steps is None:
+        return 0
+    nodes = config.cluster.nodes
+    return MEMORY_COPIES * min(2, nodes) * -(-checkpoint_bytes(config) // nodes)

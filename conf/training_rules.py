@@ -63,11 +63,17 @@ class CheckpointPolicy:
 
     def next_save(self, step: int) -> int:
         """Return the first step after ``step`` with a reason to save; ``step`` is not the last one."""
-        config = self._config
-        every_steps, every_tokens = config.checkpoint.every_steps, config.checkpoint.keep_every_tokens
-        candidates = [(step // every_steps + 1) * every_steps, config.total_steps]
-        candidates += [milestone for milestone in self._milestones if milestone > step]
-        candidates += [stage.last_step for stage in config.stages if stage.last_step > step]
+        config, every_steps = self._config, self._config.checkpoint.every_steps
+        stages = (stage.last_step for stage in config.stages if stage.last_step > step)
+        return min((step // every_steps + 1) * every_steps, self.next_lasting(step), *stages)
+
+    def next_lasting(self, step: int) -> int:
+        """Return the first step after ``step`` with a checkpoint that something else needs: an evaluation, or a person.
+
+        A restart that jumped over it would leave it out.
+        """
+        config, every_tokens = self._config, self._config.checkpoint.keep_every_tokens
+        candidates = [config.total_steps, *(milestone for milestone in self._milestones if milestone > step)]
         if every_tokens:
             candidates.append(config.step_reaching((config.tokens_at(step) // every_tokens + 1) * every_tokens))
         return min(candidates)

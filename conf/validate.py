@@ -23,6 +23,7 @@ from conf.listing import is_url
 from conf.registries import BACKENDS, LAUNCHERS, OPTIMIZERS, SCHEDULES
 from conf.schema import Config, EvalConfig
 from conf.schema.data import is_named
+from conf.sizes import SHARED_MEMORY_FRACTION, memory_copies_bytes
 from conf.stages import stage_errors
 from hlatctl.cache.trust import require_own
 from hlatctl.run.errors import ConfigError, nearest, unset
@@ -246,11 +247,39 @@ def _checkpoints(config: Config) -> Iterator[ConfigError]:
             "of a checkpoint on its own disk",
             hint="set checkpoint.fast_dir=null",
         )
+    yield from _memory_copies(config)
     remote_url = config.checkpoint.remote_url
     if remote_url is not None and not re.fullmatch(r"[a-z0-9+]+://[^\s?#]+", remote_url):
         yield ConfigError(
             f"checkpoint.remote_url={remote_url}: must be the URL of a folder in object storage",
             hint="use one such as s3://bucket/folder, or set checkpoint.remote_url=null",
+        )
+
+
+def _memory_copies(config: Config) -> Iterator[ConfigError]:
+    every, off = config.checkpoint.memory_every_steps, "set checkpoint.memory_every_steps=null"
+    if every is None:
+        return
+    key = f"checkpoint.memory_every_steps={every}"
+    if not LAUNCHERS[config.cluster.launcher].keeps_memory:
+        keeping = ", ".join(name for name, row in LAUNCHERS.built_in.items() if row.keeps_memory)
+        yield ConfigError(
+            f"{key}: cluster.launcher={config.cluster.launcher} keeps nothing in a node's memory between attempts; "
+            f"these do: {keeping}",
+            hint=off,
+        )
+    if every >= config.checkpoint.every_steps:
+        yield ConfigError(
+            f"{key}: must be less than checkpoint.every_steps={config.checkpoint.every_steps}, because a restart takes "
+            "the newest of both",
+            hint=f"{off}, or use a smaller number or a larger checkpoint.every_steps",
+        )
+    needed, there = memory_copies_bytes(config), config.cluster.hardware.node_memory_bytes
+    if there is not None and needed > there * SHARED_MEMORY_FRACTION:
+        yield ConfigError(
+            f"{key}: the copies need {needed} bytes of each node, more than half of "
+            f"cluster.hardware.node_memory_bytes={there}",
+            hint=f"{off}, or use more nodes",
         )
 
 

@@ -21,7 +21,7 @@ from flows.launch.base import launcher_for
 from flows.runtime.context import is_simulated, live_training
 from hlatctl.cache.remote import CONFIG, Copy, complete_copies
 from hlatctl.cache.store import Objects
-from hlatctl.run import files, runs, sweep
+from hlatctl.run import files, memory, runs, sweep
 from hlatctl.run.checkpoint import MANIFEST, folder_steps, why_invalid
 from hlatctl.run.errors import (
     CheckpointError,
@@ -147,6 +147,7 @@ def remove(run: RunPaths) -> None:
         with _held(run):
             run.root.rename(hidden)
         shutil.rmtree(hidden)
+        memory.remove_all(run)
     except OSError as error:
         raise cannot_write(str(run.root), error, hint=hint_of(error) or "`hlatctl rm` removes what is left") from None
 

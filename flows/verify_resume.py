@@ -174,6 +174,7 @@ def _prepare(run: RunPaths, again: RunPaths, config: Config, base: int, *, save_
         keep_every_tokens=None,
         remote_url=None,
         fast_dir=None,
+        memory_every_steps=None,
     )
     quiet = replace(
         config,

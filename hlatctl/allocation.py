@@ -35,8 +35,9 @@ from typing import Any
 
 from hlatctl import node, warm
 from hlatctl.cut_nodes import Watch
-from hlatctl.run import files, processes
+from hlatctl.run import files, memory, processes
 from hlatctl.run.files import DAMAGED
+from hlatctl.run.paths import RunPaths
 
 TOKEN_ENV = "HLATCTL_TOKEN"
 #: The nodes of a round, as Slurm writes lists; a script that is submitted by hand runs on all nodes of its job.
@@ -275,6 +276,7 @@ class Allocation:
                 time.sleep(_SOON_S if time.monotonic() - free_since < _SOON_FOR_S else _POLL_S)
         self._close()
         self._warm.end()
+        self._forget()
         return 0
 
     def _waiting(self) -> tuple[Round, Order] | None:
@@ -344,6 +346,15 @@ class Allocation:
         unusable = {line.split("|")[0] for line in states.splitlines() if line.split("|")[1].startswith(UNUSABLE)}
         unusable.update(read_cut(self._folder / "cut").hosts)
         return [host for host in hosts.split() if host not in unusable]
+
+    def _forget(self) -> None:
+        """Remove the run's copies from the memory of the nodes (``hlatctl.run.memory``)."""
+        copies = memory.of_run(RunPaths(self._folder.parent.parent))
+        if copies.exists() and (hosts := self._usable()):
+            placed = (f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", f"--nodelist={','.join(hosts)}")
+            words = ("srun", "--overlap", "--no-kill", *placed, "rm", "-rf", "--", os.fspath(copies))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(words, timeout=_END_S, check=False, stdin=subprocess.DEVNULL)
 
     def _has(self, name: str) -> bool:
         return (self._folder / name).exists()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -96,6 +96,22 @@ def host_groups(*timeouts: timedelta) -> list[dist.ProcessGroup]:
         for group in groups:
             _exchange(group)
     return groups
+
+
+def pairs_group(sends: Iterable[int], receives: Iterable[int]) -> dist.ProcessGroup:
+    """Create a group as :func:`host_groups` does, in which this process can also send to, and receive from, some ranks.
+
+    Each rank that this one sends to names it in ``receives``.
+    """
+    with peers.connecting(HOST_PROCESS_GROUP), _connecting_when_needed():
+        group: dist.ProcessGroup = dist.new_group(backend=HOST_PROCESS_GROUP, timeout=TIMEOUT, group_desc=_HOSTS)
+        _exchange(group)
+        works = [dist.isend(torch.zeros(1), rank, group) for rank in sends]
+        works += [dist.irecv(torch.zeros(1), rank, group) for rank in receives]
+        for work in works:
+            if work is not None:
+                work.wait()
+    return group
 
 
 @contextmanager

@@ -24,6 +24,8 @@ class HardwareConfig:
     """Memory of the device; a run that needs more is refused."""
     memory_bytes_per_s: PositiveFloat | None = None
     """Bandwidth of that memory."""
+    node_memory_bytes: PositiveInt | None = None
+    """Host memory of a node; copies in memory that need more than half of it are refused. None: unknown."""
     link_bytes_per_s: PositiveFloat | None = None
     """Bandwidth from one process to the others of its node."""
     network_bytes_per_s: PositiveFloat | None = None

@@ -126,6 +126,8 @@ class CheckpointConfig:
     """What a save does while the previous one is still being written: `wait`, or `skip` (reported)."""
     survived_after_steps: PositiveInt = 20
     """Finite optimizer steps after a checkpoint before the journal records that it survived."""
+    memory_every_steps: PositiveInt | None = None
+    """Optimizer steps between copies to the memory of the nodes, from which a restart loses less; none: no copies."""
     fast_dir: str | None = None
     """Folder on the node's own disk to write to first, before copying to the run directory. None: no such folder."""
     remote_url: str | None = None

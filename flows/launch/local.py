@@ -19,10 +19,11 @@ from typing import Any, Self
 from conf.schema import Config
 from flows.launch.base import Handle, Job, JobPlan, Launcher, Status, export_lines, quote, writing
 from hlatctl import node
-from hlatctl.run import files, processes
+from hlatctl.run import files, memory, processes
 from hlatctl.run.errors import ERROR_FILE_ENV, LaunchError
 from hlatctl.run.files import DAMAGED
 from hlatctl.run.following import Following, following_file
+from hlatctl.run.paths import RunPaths
 from hlatctl.run.processes import Identity
 
 
@@ -187,7 +188,8 @@ class LocalLauncher(Launcher):
         return False
 
     def release(self, run_dir: Path) -> None:
-        """End what an ended job has left for the next one."""
+        """End what an ended job has left for the next one, and remove the run's copies in memory."""
+        memory.remove_all(RunPaths(run_dir))
         if self._stays and self._stays[1].run_dir == run_dir and self.has_ended(self._stays[0]):
             self._end(self._stays[0])
             self._stays = None

@@ -14,6 +14,7 @@ from typing import Literal
 from conf.schema import RecoveryConfig
 from flows.recovery.failure_causes import NODE_CAUSES, Cause, Ending, without_hosts
 from hlatctl.run.errors import LaunchError
+from hlatctl.run.events import IN_MEMORY
 from hlatctl.run.pace import median_step_s, newest_steps
 from hlatctl.run.state import AttemptState, RunState
 
@@ -121,12 +122,15 @@ def failing_step(attempt: AttemptState) -> int:
 
 
 def restarts_without_progress(state: RunState) -> int:
-    """Return the number of newest attempts in a row without a checkpoint beyond all earlier ones."""
+    """Return the number of newest attempts in a row without a checkpoint, or a step in memory, beyond earlier ones."""
     best, count = 0, 0
     counting = len(state.attempts) - len(history(state))
     for number, attempt in enumerate(state.attempts):
-        progress = attempt.newest_checkpoint > best
-        best = max(best, attempt.newest_checkpoint)
+        # What an attempt continues from memory, the one before it has not done in vain.
+        kept = (attempt.resumed_from_step or 0) if attempt.starting.get("restored_from") in IN_MEMORY else 0
+        reached = max(attempt.newest_checkpoint, kept)
+        progress = reached > best
+        best = max(best, reached)
         count = 0 if progress or number < counting else count + 1
     return count
 

@@ -227,7 +227,8 @@ class Attempt:
         if found is not None:
             cause, seconds = found
             step, warm = (newest.resumed_from_step or 0) + 1, bool(newest.starting.get("warm"))
-            event: dict[str, Any] = {"cause": cause, "warm": warm, "step": step, **seconds}
+            source = newest.starting.get("restored_from")
+            event: dict[str, Any] = {"cause": cause, "warm": warm, "restored_from": source, "step": step, **seconds}
             ctx.event("recovered", **event)
             ctx.message(f"attempt {newest.number}: {recovery_text(event)}")
 

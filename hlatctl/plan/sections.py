@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from conf.schema import Config
 from conf.sizes import (
     FAST_CHECKPOINTS,
+    MEMORY_COPIES,
     checkpoint_bytes,
     checkpoints_kept,
     fast_dir_bytes,
     flops_per_token,
     has_shape,
+    memory_copies_bytes,
     parameters,
     runs_dir_bytes,
 )
@@ -354,6 +356,7 @@ def _volume(config: Config, time: StepTime | None) -> list[Figure]:
     if fast:
         text = f"{size(fast)} ({FAST_CHECKPOINTS} at once)"
         stored.insert(1, Figure("checkpoints in checkpoint.fast_dir", fast, text, DERIVED))
+    stored += _in_memory(config, None if time is None else time.total_s)
     loader, every_s, rate = volumes.loader_tokens_per_s, volumes.checkpoint_every_s, volumes.checkpoint_bytes_per_s
     if loader is None or every_s is None or rate is None:
         return [*checkpoint, *stored]
@@ -365,6 +368,21 @@ def _volume(config: Config, time: StepTime | None) -> list[Figure]:
         Figure("written in time at", rate, rates, CALIBRATED),
         *stored,
     ]
+
+
+def _in_memory(config: Config, step_s: float | None) -> list[Figure]:
+    """Return what ``checkpoint.memory_every_steps`` costs a node."""
+    every, needed = config.checkpoint.memory_every_steps, memory_copies_bytes(config)
+    if every is None:
+        return []
+    nodes = config.cluster.nodes
+    of = f"{MEMORY_COPIES} of its own" + f", {MEMORY_COPIES} of its partner's" * (nodes > 1)
+    lines = [Figure("copies in a node's memory", needed, f"{size(needed)} ({of})", DERIVED)]
+    if nodes > 1 and step_s is not None:
+        rate = checkpoint_bytes(config) / nodes / (every * step_s)
+        text = f"{size(rate)}/s on average, every {duration(every * step_s)}"
+        lines.append(Figure("sent to the partner node", rate, text, CALIBRATED))
+    return lines
 
 
 def _trust(compose: Compose, cluster: str) -> list[Figure]:

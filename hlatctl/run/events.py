@@ -131,11 +131,22 @@ RECOVERY_PHASES = {
 }
 
 
+#: Values of `restored_from` in `train_started` if training didn't start from storage, in words.
+IN_MEMORY = {"memory": "memory", "partner": "a partner's memory"}
+
+
 def recovery_text(event: Event) -> str:
     """Return the time of a recovery, and its parts, as text."""
     parts = {name: float(event.get(name) or 0.0) for name in RECOVERY_PHASES}
     known = (f"{name.removesuffix('_s').replace('_', ' ')} {duration(part)}" for name, part in parts.items() if part)
-    return f"{duration(sum(parts.values()))} from the last event to the first step: {', '.join(known)}"
+    whole = duration(sum(parts.values()))
+    return f"{whole} from the last event to the first step{_in_memory(event)}: {', '.join(known)}"
+
+
+def _in_memory(event: Event) -> str:
+    """Return where copies in memory were that training started from, as text; empty: it started from storage."""
+    where = IN_MEMORY.get(str(event.get("restored_from")))
+    return f" (from {where})" if where else ""
 
 
 #: The events of a run's journal, in the order of a run.
@@ -239,14 +250,16 @@ OF_RUNS: dict[str, Kind] = {
         "number (of one device; null: unknown); added_skips list (batches that `data_changed` events have excluded so "
         "far); groups_s number (rank 0 met the others and made the process groups); load_s number (after that, until "
         "training could start: model, checkpoint, data); warm flag (its processes were forked from a program that an "
-        "earlier attempt had started); log_freq whole (steps between two that are journalled; null: 1); attention text "
+        "earlier attempt had started); restored_from text (`nothing`: weights of no checkpoint of its own; `storage`; "
+        "`memory`: copies in the memory of its nodes; `partner`: some of these came from another node; null: "
+        "`storage`); log_freq whole (steps between two that are journalled; null: 1); attention text "
         "(kernel of attention, such as `FA3`; null: the device's usual one)",
-        lambda e: f"attempt {e['attempt']}: training starts from step {e['resumed_from_step']}",
+        lambda e: f"attempt {e['attempt']}: training starts from step {e['resumed_from_step']}{_in_memory(e)}",
     ),
     "recovered": _kind(
         "flow: the first step after a restart. Its times follow one another, and add up to the time from the last "
         "event before the end to this step",
-        "cause text (of the end); step whole; warm flag (as in `train_started`); "
+        "cause text (of the end); step whole; warm flag (as in `train_started`); restored_from text (the same); "
         + "; ".join(f"{name} number ({meaning})" for name, meaning in RECOVERY_PHASES.items()),
         lambda e: f"attempt {e['attempt']}: recovered from {e['cause']}, {recovery_text(e)}",
     ),

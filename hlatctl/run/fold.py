@@ -412,7 +412,7 @@ def _train_started(state: RunState, event: Event) -> None:
         attempt.resumed_from_step = resumed
         attempt.log_freq = max(1, event.get("log_freq") or 1)
         attempt.began_unix_s = event["time_unix_s"]
-        attempt.starting = {name: event.get(name) for name in ("groups_s", "load_s", "warm")}
+        attempt.starting = {name: event.get(name) for name in ("groups_s", "load_s", "warm", "restored_from")}
     state.peak_flops_per_s = event.get("peak_flops_per_s")
 
 
@@ -433,7 +433,7 @@ def _step(state: RunState, event: Event) -> None:
 def _recovered(state: RunState, event: Event) -> None:
     attempt = _attempt_of(state, event)
     if attempt:
-        attempt.recovery = {name: event.get(name) for name in ("cause", "warm", *RECOVERY_PHASES)}
+        attempt.recovery = {name: event.get(name) for name in ("cause", "warm", "restored_from", *RECOVERY_PHASES)}
 
 
 def _compile_cache(state: RunState, event: Event) -> None:

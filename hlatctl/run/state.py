@@ -59,7 +59,7 @@ class AttemptState:
         train_events: number of events that its processes have written.
         newest_train_unix_s: time of the newest of them by rank 0's clock, like the next two.
         began_unix_s, first_step_unix_s: when training started, and when its first step ended; None: not yet.
-        starting: ``groups_s``, ``load_s`` and ``warm`` of its ``train_started`` event.
+        starting: ``groups_s``, ``load_s``, ``warm`` and ``restored_from`` of its ``train_started`` event.
         detect_s, decide_s: of its ``attempt_ended`` event; None: unknown.
         recovery: its ``recovered`` event; empty if it has none.
         stragglers: events that name a slow process.

@@ -28,6 +28,7 @@ from conf.sizes import (
     fast_dir_bytes,
     flops_per_token,
     layer_parameters,
+    memory_copies_bytes,
     parameters,
     process_layers,
     process_stages,
@@ -219,3 +220,12 @@ def test_the_fast_folder_has_two_checkpoints_at_once() -> None:
     assert fast_dir_bytes(config) == 2 * checkpoint_bytes(config)
     assert fast_dir_bytes(config, existing=1) == checkpoint_bytes(config)
     assert fast_dir_bytes(Config()) == 0
+
+
+def test_a_nodes_memory_has_two_copies_of_its_own_share_and_two_of_its_partners() -> None:
+    checkpoint = CheckpointConfig(memory_every_steps=10)
+    config = Config(checkpoint=checkpoint, cluster=ClusterConfig(nodes=4))
+    assert memory_copies_bytes(config) == pytest.approx(checkpoint_bytes(config), abs=4)
+    alone = Config(checkpoint=checkpoint)
+    assert memory_copies_bytes(alone) == 2 * checkpoint_bytes(alone), "it has no partner"
+    assert memory_copies_bytes(Config()) == 0

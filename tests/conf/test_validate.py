@@ -295,6 +295,24 @@ def test_the_defaults_are_valid() -> None:
             "checkpoint.fast_dir=/nvme: with cluster.nodes=2 no node would have all files",
         ),
         (
+            {"checkpoint__memory_every_steps": 100},
+            "checkpoint.memory_every_steps=100: must be less than checkpoint.every_steps=100",
+        ),
+        (
+            {"checkpoint__memory_every_steps": 10, "cluster__launcher": "kubernetes"},
+            "checkpoint.memory_every_steps=10: cluster.launcher=kubernetes keeps nothing in a node's memory between "
+            "attempts; these do: local, slurm, simulated\nhint: set checkpoint.memory_every_steps=null",
+        ),
+        (
+            {"checkpoint__memory_every_steps": 10, "backend__name": "nxd"},
+            "checkpoint.memory_every_steps=10: backend.name=nxd doesn't read this key",
+        ),
+        (
+            {"checkpoint__memory_every_steps": 10, "cluster__hardware__node_memory_bytes": 1 << 20},
+            "checkpoint.memory_every_steps=10: the copies need 69757952 bytes of each node, more than half of "
+            "cluster.hardware.node_memory_bytes=1048576",
+        ),
+        (
             {"tokenizer__path": "hf://org/model"},
             "tokenizer.path=hf://org/model: must be a path, not a URL\n"
             "hint: copy or mount it where every node can read it, and set tokenizer.path to that path",

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conf.load import load
 from hlatctl.cache import remote
-from hlatctl.run import files, processes
+from hlatctl.run import files, memory, processes
 from hlatctl.run.checkpoint import checkpoint_steps
 from hlatctl.run.errors import TrainingError, run_main
 from hlatctl.run.files import JOB_FOLDER_ENV
@@ -46,6 +46,8 @@ def train(run: RunPaths, job: dict[str, Any]) -> None:
 
     One process, ``stop_rank``, is asked to stop. One, ``kill_rank``, is killed in the middle of a step, ``kill_step``.
     From step ``wrong_step`` on, the first layer of one, ``wrong_rank``, is wrong by another factor each time.
+    All end after a step, ``dies_after``, as if killed. With ``nodes``, the processes are on nodes of these names, whose
+    memory is below a folder, ``memory``.
     """
     from conf.registries import BACKENDS
     from trainer.backends import make_backend
@@ -59,6 +61,10 @@ def train(run: RunPaths, job: dict[str, Any]) -> None:
     monitor._PRODUCT_SIZES = monitor._PRODUCT_SIZES[-1:]  # the smallest one
     monitor._PRODUCT_SHARE = float("inf") if job.get("product") else 1e-3
     journal = train_journal(run, backend, attempt)
+    if nodes := job.get("nodes"):
+        here = backend.world_size // len(nodes)
+        memory.ROOT = Path(job["memory"])
+        os.environ |= {"LOCAL_WORLD_SIZE": str(here), processes.NODE_NAME_ENV: nodes[backend.rank // here]}
     training = BACKENDS.part(config.backend.name, "training")(config, run, backend, journal, attempt=attempt)
     if isinstance(training, Training):
         readers = sum(backend.gather(isinstance(training.batches, Loader)))
@@ -71,12 +77,33 @@ def train(run: RunPaths, job: dict[str, Any]) -> None:
         _kill_within(training, job["kill_step"])
     if job.get("wrong_rank") == backend.rank:
         _spoil(training, job["wrong_step"])
+    if "dies_after" in job:
+        _die_after(training, job["dies_after"])
     try:
         assert training.run() == job.get("code", 0)
     except TrainingError:
         assert "wrong_rank" in job
+    except _DiedError:
+        assert "dies_after" in job
     if journal:
         journal.close()
+
+
+class _DiedError(Exception):
+    pass
+
+
+def _die_after(training: Any, step: int) -> None:
+    start = training._start_step
+
+    def start_or_die() -> None:
+        training.checkpoints._memory.wait()  # otherwise one that isn't sent yet would skip the next one
+        if training.step > step:
+            training.checkpoints.wait()
+            raise _DiedError
+        start()
+
+    training._start_step = start_or_die
 
 
 def _spoil(training: Any, step: int) -> None:
@@ -358,7 +385,7 @@ _WORK = {
 
 
 def _do(job: dict[str, Any]) -> Any:
-    os.environ.update(job.get("env", {}))
+    os.environ.update({"LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], **job.get("env", {})})
     # It may hold the device mesh of an earlier job, which FSDP of PyTorch 2.14 refuses. PyTorch 2.9 has another name.
     getattr(tensor_debug, "_clear_sharding_prop_cache", lambda: None)()
     return _WORK[job["work"]](RunPaths(Path(job["run"])), job)

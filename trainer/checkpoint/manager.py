@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -23,19 +24,24 @@ from torch import Tensor
 from conf.initial_weights import check_initial_weights, damaged
 from conf.schema import Config
 from conf.sizes import checkpoint_bytes
-from conf.training_rules import BLOCKING, SaveReason
-from hlatctl.run import files
+from conf.training_rules import BLOCKING, CheckpointPolicy, SaveReason
+from hlatctl.run import files, memory
 from hlatctl.run.checkpoint import RankStates, read_rank_states
 from hlatctl.run.errors import DISK_FULL, StorageError
 from hlatctl.run.files import reading
+from hlatctl.run.fold import read_state
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
 from trainer.backends.base import Backend, Member
+from trainer.checkpoint.memory import Limits, MemoryCopies
 from trainer.checkpoint.remote import Chosen, Fetcher, Uploader
 from trainer.checkpoint.together import Together, on_rank0
 from trainer.checkpoint.trust import CheckpointRecords, Tiers, Verifier
 from trainer.checkpoint.writer import STATE, Save, Shards, Storage, Writer
 
+#: What an attempt starts from: no checkpoint of its own, a checkpoint, or copies in the memory of the nodes, of which
+#: some came from another node (``partner``).
+RestoredFrom = Literal["nothing", "storage", "memory", "partner"]
 #: A save also leaves this much space free, for the journal.
 _SPARE_BYTES = 1 << 20
 
@@ -73,7 +79,7 @@ class CheckpointManager:
         attempt: int = 0,
         storage: Storage | None = None,
     ) -> None:
-        self._config, self._run, self._backend = config, run, backend
+        self._config, self._run, self._backend, self._attempt = config, run, backend, attempt
         self._storage = storage or Shards(cast(Backend, backend))
         self._tiers = Tiers(config, run, attempt)
         self._records = CheckpointRecords(config, run, self._tiers, journal)
@@ -85,6 +91,12 @@ class CheckpointManager:
         if config.checkpoint.remote_url is not None:
             self._uploader = Uploader(config, run, backend, self._records)
             self._fetcher = Fetcher(config, run, backend, self._tiers, self._records)
+        self._memory: MemoryCopies | None = None
+        if config.checkpoint.memory_every_steps and attempt:
+            self._memory = MemoryCopies(config, run, backend, attempt)
+        #: Where :meth:`choose` has found what the attempt starts from.
+        self.restored_from: RestoredFrom = "nothing"
+        self._told_of_memory = ""
         self._writer = Writer(
             config, backend, self._storage, self._tiers, self._records, self._together, self._verifier, self._uploader
         )
@@ -124,6 +136,32 @@ class CheckpointManager:
         if reason in BLOCKING:
             self.wait()
 
+    def copies_after(self, step: int) -> bool:
+        """Return whether a step is copied to memory."""
+        every = self._config.checkpoint.memory_every_steps
+        return self._memory is not None and every is not None and step % every == 0
+
+    def copy_to_memory(
+        self, tensors: dict[str, Tensor], step: int, shared: dict[str, Any], own: dict[str, Any]
+    ) -> None:
+        """Copy a step to the memory of this node and of its partner, during training; a failure is a warning."""
+        assert self._memory
+        self._tell_of_memory(self._memory.copy(tensors, step, shared, own), f"step {step} is not copied to memory")
+
+    def leave_memory(self) -> None:
+        """Remove the copies in memory at an orderly end: the next attempt starts from a checkpoint."""
+        if self._memory:
+            self._memory.remove()
+
+    def _tell_of_memory(self, why: str, what: str) -> None:
+        """Warn of each reason once."""
+        if why and why != self._told_of_memory:
+            self._told_of_memory = why
+            message = f"checkpoint.memory_every_steps={self._config.checkpoint.memory_every_steps}: {what}: {why}"
+            self._records.note("warning", message=message)
+            if self._backend.rank == 0:
+                print(f"warning: {message}", file=sys.stderr, flush=True)
+
     def wait(self) -> None:
         """Wait until the checkpoint is written. Raises a StorageError if it could not be written."""
         self._writer.join()
@@ -159,28 +197,63 @@ class CheckpointManager:
         if self._config.checkpoint.mode == "async":
             # Allocate now, so that too little memory is an error before training, and the first save is fast.
             self._host = self._storage.reserve(tensors)
+        restored = self._restore(tensors, chosen)
+        if self._memory:
+            self._memory.begin(tensors)
+            self._tell_of_memory(self._memory.problem, "no step is copied to memory")
+        return restored
+
+    def _restore(self, tensors: dict[str, Tensor], chosen: Chosen) -> Restored | None:
         if chosen is None:
             return None
+        if self._memory and self._memory.chosen:
+            state, ranks = self._memory.chosen.state, RankStates.of(self._memory.load(tensors))
+            return Restored(step=chosen[0], shared=state, loader=ranks.loader, rng=ranks.rng_for(self._backend.rank))
         step, folder = chosen[0], Path(chosen[1])
         self._storage.read(tensors, folder, self._together)
         shared, states = self._together.on_rank0(lambda: _states(folder))
+        self.restored_from = "storage"
         ranks = RankStates(**states)
         return Restored(step=step, shared=shared, loader=ranks.loader, rng=ranks.rng_for(self._backend.rank))
 
     def choose(self, max_step: int | None = None) -> Chosen:
         """Return step and folder of the newest checkpoint that all ranks find valid; None if none was ever written.
 
-        It is fetched if the remote folder has a newer one. Raises a CheckpointError if checkpoints were written and
+        It is fetched if the remote folder has a newer one. A step that is in the nodes' memory is chosen if it is newer
+        than all checkpoints. Raises a CheckpointError if checkpoints were written and
         none is valid.
 
         Args:
             max_step: ignore newer checkpoints.
         """
+        in_memory = self._newest_in_memory(max_step)
         if self._fetcher is None or self._uploader is None:
-            return self._newest_valid(max_step)
-        chosen, missing = self._fetcher.choose(lambda: self._newest_valid(max_step), max_step)
-        self._uploader.offer(missing)
+            return in_memory or self._newest_valid(max_step)
+        chosen, missing = self._fetcher.choose(lambda: in_memory or self._newest_valid(max_step), max_step)
+        self._uploader.offer([step for step in missing if not in_memory or step != in_memory[0]])
         return chosen
+
+    def _newest_in_memory(self, max_step: int | None) -> Chosen:
+        if self._memory is None:
+            return None
+        self._together.on_rank0(self._records.start)
+        step = self._memory.choose(Limits(**self._on_rank0(lambda: asdict(self._limits(max_step)))))
+        if step is None:
+            return None
+        self.restored_from = self._memory.restored_from
+        return step, os.fspath(memory.of_node(self._run))
+
+    def _limits(self, max_step: int | None) -> Limits:
+        """Return which copies in memory may be used: newer ones than all checkpoints that may be.
+
+        A restart must not jump over a step whose checkpoint is needed, and was not complete.
+        """
+        state, listed = read_state(self._run), (step for step, _ in self._tiers.copies())
+        most = sys.maxsize if max_step is None else max_step
+        newest = max((step for step in (*state.checkpoints, *listed) if step <= most), default=self._config.fork.step)
+        most = min(most, CheckpointPolicy(self._config).next_lasting(newest) - 1)
+        usable = memory.usable(state, self._attempt)
+        return Limits(after=newest, up_to=[(attempt, min(step, most)) for attempt, step in usable.items()])
 
     def _newest_valid(self, max_step: int | None) -> Chosen:
         self._together.on_rank0(self._records.start)

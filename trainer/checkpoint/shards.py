@@ -65,23 +65,27 @@ def chunks_of(tensor: Any) -> list[Chunk]:
     return [Chunk(values=values, offsets=tuple(place.offsets), shape=shape)]
 
 
-def chunks_to_write(tensors: Mapping[str, Tensor]) -> dict[str, Chunk]:
-    """Return the block of each tensor that this process writes. Processes with equal blocks share the work.
+def writers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return which of the replicas of each tensor's block writes it, by its number among them, in order of names.
 
     Processes that share a block share all other blocks of that kind too. So each of them assigns the blocks to
     them, largest first, each to the process with the fewest bytes, and all get the same result.
     """
     loads: dict[tuple[str, ...], list[int]] = {}
-    mine = {}
+    found = {}
     for name in sorted(tensors, key=lambda name: (-_nbytes(tensors[name]), name)):
-        axes, replica, replicas = _replicas(tensors[name])
+        axes, _, replicas = _replicas(tensors[name])
         load = loads.setdefault(axes, [0] * replicas)
-        writer = load.index(min(load))
-        load[writer] += _nbytes(tensors[name])
-        if writer == replica:
-            mine[name] = tensors[name]
-    written = {name: _written(tensor) for name, tensor in mine.items()}
-    return {name: chunk for name, chunk in sorted(written.items()) if chunk is not None}
+        found[name] = load.index(min(load))
+        load[found[name]] += _nbytes(tensors[name])
+    return dict(sorted(found.items()))
+
+
+def chunks_to_write(tensors: Mapping[str, Tensor]) -> dict[str, Chunk]:
+    """Return the block of each tensor that this process writes. Processes with equal blocks share the work."""
+    mine = (name for name, writer in writers(tensors).items() if writer == _replicas(tensors[name])[1])
+    written = ((name, _written(tensors[name])) for name in mine)
+    return {name: chunk for name, chunk in written if chunk is not None}
 
 
 def _written(tensor: Tensor) -> Chunk | None:
@@ -190,11 +194,11 @@ def write_shard(path: Path, chunks: Mapping[str, Chunk]) -> ShardFile:
 
     Raises an OSError if it can't be written.
     """
-    names = sorted(chunks, key=lambda name: (-chunks[name].values.element_size(), name))
-    header, stored = _header([(name, chunks[name]) for name in names])
+    header, stored = header_of(chunks)
     digest, size = hashlib.sha256(), 0
     with path.open("xb") as file:
-        for block in itertools.chain([memoryview(header)], (_bytes_of(chunks[name].values) for name in names)):
+        values = (_bytes_of(chunks[chunk.tensor].values) for chunk in stored)
+        for block in itertools.chain([memoryview(header)], values):
             for start in range(0, len(block), _BLOCK_BYTES):
                 part = block[start : start + _BLOCK_BYTES]
                 file.write(part)
@@ -245,7 +249,9 @@ def _stored(name: str, entry: dict[str, Any], offsets: dict[str, Any], data: int
     return chunk
 
 
-def _header(chunks: list[tuple[str, Chunk]]) -> tuple[bytes, list[StoredChunk]]:
+def header_of(blocks: Mapping[str, Chunk]) -> tuple[bytes, list[StoredChunk]]:
+    """Return the header of a shard with these blocks, and where each one is in the file, in the file's order."""
+    chunks = sorted(blocks.items(), key=lambda item: (-item[1].values.element_size(), item[0]))
     offsets = {name: {_OFFSETS: list(chunk.offsets)} for name, chunk in chunks}
     entries: dict[str, Any] = {_METADATA: {"format": "pt", "DCP_VERSION": "1.0", _SHARDING: json.dumps(offsets)}}
     begin = 0

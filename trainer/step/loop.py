@@ -124,11 +124,14 @@ class Training(training.Training):
                 outcome = self._finish_steps(leave=self.backend.steps_ahead)
                 if self.config.ends_stage(self.step):
                     outcome = outcome or "amend"
-                is_checked = self.is_checked(self.step)
-                if outcome or is_checked or self._reason_to_save(outcome):
+                is_checked, is_copied = self.is_checked(self.step), self.checkpoints.copies_after(self.step)
+                if outcome or is_checked or is_copied or self._reason_to_save(outcome):
                     outcome = self._finish_steps(leave=0) or outcome  # never save a step that may not be finite
                 if is_checked and not outcome:
                     self.check_for_corruption(self.step)
+                if is_copied and not outcome:
+                    tensors, updates = self.optimizer.tensors(), self.optimizer.step_count
+                    self.copy_to_memory(tensors, self.step, optimizer_steps=updates)
                 reason = self._reason_to_save(outcome)
                 if reason:
                     self.save(self.optimizer.tensors(), self.step, reason, optimizer_steps=self.optimizer.step_count)

@@ -279,6 +279,7 @@ class Training:
             added_skips=self.added_skips,
             groups_s=startup.since("imported", "connected"),
             load_s=startup.since("connected"),
+            restored_from=self.checkpoints.restored_from,
             warm=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0",
             **fields,
         )
@@ -425,24 +426,29 @@ class Training:
 
     def save(self, tensors: dict[str, Any], step: int, reason: SaveReason, *, optimizer_steps: int) -> None:
         """Save a checkpoint; see :meth:`CheckpointManager.save`."""
-        self.checkpoints.save(
-            tensors,
-            step=step,
-            tokens=self.config.tokens_at(step),
-            reason=reason,
-            shared={
-                "optimizer_steps": optimizer_steps,
-                "monitor": self.monitor.state,
-                "dataset_fingerprint": str(self.dataset["fingerprint"]),
-            },
-            own={"loader": self.batches.state if self.member.is_replica_leader else [], "rng": rng_state()},
-        )
+        shared, own = self._states(optimizer_steps)
+        tokens = self.config.tokens_at(step)
+        self.checkpoints.save(tensors, step=step, tokens=tokens, reason=reason, shared=shared, own=own)
+
+    def copy_to_memory(self, tensors: dict[str, Any], step: int, *, optimizer_steps: int) -> None:
+        """Copy a step to memory; see :meth:`CheckpointManager.copy_to_memory`."""
+        self.checkpoints.copy_to_memory(tensors, step, *self._states(optimizer_steps))
+
+    def _states(self, optimizer_steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the state that all ranks share, and this rank's own."""
+        shared = {
+            "optimizer_steps": optimizer_steps,
+            "monitor": self.monitor.state,
+            "dataset_fingerprint": str(self.dataset["fingerprint"]),
+        }
+        return shared, {"loader": self.batches.state if self.member.is_replica_leader else [], "rng": rng_state()}
 
     def end(self, step: int, outcome: Outcome | None) -> int:
         """Journal the end of training after a step, and return the process's exit code."""
         if outcome != "rollback" and step >= self.config.total_steps:
             outcome = "finished"
         assert outcome is not None
+        self.checkpoints.leave_memory()
         self.note("train_stopped", durable=True, step=step, tokens=self.config.tokens_at(step), reason=outcome)
         return EXIT_CODES[outcome]
 

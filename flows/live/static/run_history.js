@@ -69,6 +69,9 @@ const PHASES = ["detect", "decide", "retry", "place", "start", "groups", "load",
 const part = (recovery, name) => recovery[`${name}_s`] || 0;
 const seconds = (recovery) => PHASES.reduce((sum, name) => sum + part(recovery, name), 0);
 
+/** Where training started from, unless that is storage. */
+const IN_MEMORY = { memory: ", from memory", partner: ", from a partner's memory" };
+
 /** From the end of an attempt to the first step of the next one, as bars of one scale: the newest of many. */
 function recoveries(tries, most) {
   const bars = tries.slice(-40).reverse().map(({ attempt, recovery }) => {
@@ -80,7 +83,7 @@ function recoveries(tries, most) {
         from += part(recovery, name);
         return part(recovery, name) > 0 && h("span", { "data-phase": name, style: { left: `${left}%`, width: `${Math.max(100 * part(recovery, name) / most, 0.3)}%` } });
       })),
-      h("small", {}, bdi(`${text.duration(seconds(recovery))} after ${recovery.cause}${recovery.warm ? ", warm" : ""}`)));
+      h("small", {}, bdi(`${text.duration(seconds(recovery))} after ${recovery.cause}${recovery.warm ? ", warm" : ""}${IN_MEMORY[recovery.restored_from] ?? ""}`)));
   });
   return [h("h3", {}, "Recoveries"), h("ol", { class: "timeline" }, bars),
     h("p", { class: "scale phases" }, PHASES.map((name) => h("span", { "data-phase": name }, name.replace("_", " "))))];
