@@ -22,7 +22,7 @@ from hlatctl.report.scores import Course
 from hlatctl.run.evaluations import skipped_in_words
 from hlatctl.run.labels import MARK, REPORT
 from hlatctl.run.paths import RunPaths
-from hlatctl.units import count, duration, size, tags_text, utc, value_text
+from hlatctl.units import count, duration, number, size, tags_text, utc, value_text
 
 #: Maximum rows of scores; the tables have all.
 _MOST_SCORES = 8
@@ -46,7 +46,7 @@ def headline(record: Record) -> list[Fact]:
         ("cost", cost),
         ("MFU", _percent(run.mfu_fraction)),
         ("goodput", _goodput(record)),
-        ("training loss", _change(run.first_loss, run.last_loss)),
+        ("training loss", _training_loss(record)),
         ("validation loss", "" if run.validation_loss is None else f"{run.validation_loss:.4f} nats per token"),
         *(ladder.facts(made, ladder.result_of_run(record.state)) if (made := record.state.forecast) else ()),
         *_scores(record.courses.courses),
@@ -103,9 +103,13 @@ def _value(course: Course, cell: Cell) -> str:
     return f"{cell.value:.{digits}f}{error}{unit}"
 
 
-def _change(first: float | None, last: float | None) -> str:
-    means = f"means of up to {LOSS_WINDOW_STEPS} steps"  # the first step alone has a much larger loss
-    return f"{last:.4f}, from {first:.4f} ({means})" if first is not None and last is not None else ""
+def _training_loss(record: Record) -> str:
+    """Return the loss of the newest step, as lists of runs show it, and means, which one step doesn't change."""
+    run, newest = record.numbers, record.state.last_step
+    if newest is None or run.first_loss is None or run.last_loss is None:
+        return ""
+    means = f"means of up to {LOSS_WINDOW_STEPS} steps: first {run.first_loss:.4f}, last {run.last_loss:.4f}"
+    return f"{number(newest, 'loss'):.4f} at step {newest['step']:,}; {means}"
 
 
 def _percent(fraction: float | None) -> str:

@@ -9,7 +9,10 @@ import { list } from "./state.js";
 const MOST_SETTINGS = 4, LEAST_SHARE = 0.1;
 /** Most columns of one kind that the dialog offers. */
 const MOST_OFFERED = 60;
-const WIDTH = 92;
+/** The name's share of the width, as the style has it. */
+const NAME_SHARE = 0.18;
+/** Least and largest width of a column of values; its title decides, at so many pixels a letter. */
+const WIDTH = 92, MOST_WIDTH = 180, LETTER = 9;
 
 const number = (key, title, label, show, options = {}) => ({
   key, title, width: 74, class: "c-number", label, optional: true, has: (row) => row[key] !== null && row[key] !== undefined, cell: (row) => show(row[key]), ...options,
@@ -33,7 +36,7 @@ const BASE = [
 /** The last two; between them and the others are those of settings, tags and scores. */
 const LAST = [
   { key: "about", title: "Tags, note, settings", unsorted: true, phone: true, class: "c-differs", least: 180 },
-  { key: "created", title: "Created", width: 130, class: "c-created", hint: (row) => text.time(row.created_unix_s), cell: (row) => text.shortTime(row.created_unix_s) },
+  { key: "created", title: "Created", width: 146, class: "c-created", hint: (row) => text.time(row.created_unix_s), cell: (row) => text.shortTime(row.created_unix_s) },
 ];
 const ALL = [...BASE, ...LAST];
 
@@ -58,7 +61,7 @@ function ofKey(key) {
   const column = dynamic(key), cut = column.name.lastIndexOf(".") + 1;
   const show = (value) => (typeof value === "number" ? text.number(value) : value);
   return {
-    key, width: WIDTH, class: "c-value", rises: column.kind !== "score", title: [cut > 0 && h("small", {}, bdi(column.name.slice(0, cut))), bdi(column.name.slice(cut))],
+    key, width: Math.min(MOST_WIDTH, Math.max(WIDTH, 24 + LETTER * Math.max(column.name.length - cut, 0.8 * cut))), class: "c-value", rises: column.kind !== "score", title: [cut > 0 && h("small", {}, bdi(column.name.slice(0, cut))), bdi(column.name.slice(cut))],
     says: column.name, hint: (row, rows) => values(rows || [row], column).join("\n"),
     cell: (row, rows) => {
       const found = values(rows || [row], column);
@@ -76,8 +79,11 @@ function spread(found) {
 
 const values = (rows, column) => [...new Set(rows.map((row) => dynamicValue(row, column)).filter((value) => value !== undefined))];
 
-/** Return the least width of a table with these columns, in pixels. */
-export const leastWidth = (shown) => 36 + 220 + shown.reduce((sum, { width, least }) => sum + (width || least), 0);
+/** Return the least width of a table with these columns, in pixels. The name has a share of it, at least 220 pixels. */
+export function leastWidth(shown) {
+  const others = 36 + shown.reduce((sum, { width, least }) => sum + (width || least), 0);
+  return Math.max(others + 220, Math.ceil(others / (1 - NAME_SHARE)));
+}
 
 /** Return a cell of a run, or of a group: then `rows` are its runs. */
 export function cell(column, row, rows, settings) {

@@ -103,6 +103,7 @@ function goodput(found) {
   if (!found) return null;
   const parts = Object.entries(found.seconds).filter(([, seconds]) => seconds > 0);
   return section("Goodput",
+    h("p", { class: "summary" }, `The bars are shares of the whole ${text.duration(found.wall_s)} of the run, with preparation, evaluation and waiting. Goodput and uptime count from the start of the first attempt to the end of training.`),
     h("ul", { class: "shares" }, parts.map(([name, seconds]) => h("li", {}, h("span", {}, bdi(name.replaceAll("_", " "))),
       h("span", { class: "lane" }, h("span", { "data-share": name, style: { left: "0", width: `${Math.max(100 * seconds / found.wall_s, 0.3)}%` } })),
       h("small", {}, `${text.percent(seconds / found.wall_s)} · ${text.duration(seconds)}`)))),

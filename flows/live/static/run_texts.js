@@ -79,6 +79,7 @@ export class LogsTab {
       const atEnd = this.lines.scrollHeight - this.lines.scrollTop - this.lines.clientHeight < 40 || !this.lines.textContent;
       this.message.textContent = found.files.length ? `The last ${text.counted(found.lines.length, "line")} of ${found.file}.` : "This run has no logs.";
       this.lines.textContent = found.lines.join("\n");
+      this.lines.hidden = !found.files.length;
       if (atEnd) this.lines.scrollTop = this.lines.scrollHeight;
     } catch (error) {
       this.message.textContent = `${error.message} ${error.hint || ""}`;
