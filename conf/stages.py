@@ -197,11 +197,14 @@ def _known() -> frozenset[str]:
 def _with(config: Config, index: int, values: dict[str, Any]) -> Config:
     try:
         changed = with_changes(config, values)
+        of_run = {error.message for error in violations(config)}  # they are no stage's
         for error in violations(changed):
-            raise error
+            if error.message not in of_run:
+                raise error
         return changed
     except ConfigError as error:
-        raise ConfigError(f"train.stages[{index}].set.{error.message}", hint=error.hint) from None
+        hint = error.hint or "`hlatctl config keys` says what each key accepts"
+        raise ConfigError(f"train.stages[{index}].set.{error.message}", hint=hint) from None
 
 
 def _alone(config: Config, steps: int) -> Config:

@@ -179,3 +179,10 @@ def test_a_source_is_named_by_its_path_or_the_end_of_it() -> None:
     assert DataConfig(sources=named, weights={"web": 2}).source_weights == [0, 0]
     assert DataConfig(sources=SOURCES).source_weights == [1, 3]
     assert DataConfig().source_weights == [1]
+
+
+def test_a_wrong_value_outside_of_the_stages_is_not_a_stages() -> None:
+    config = replace(THREE, optimizer=replace(THREE.optimizer, name="unknown"), eval=EvalConfig(enabled=False))
+    with pytest.raises(ConfigError, match=r"^optimizer.name=unknown: not known"):
+        validate(config)
+    assert [stage.name for stage in config.stages] == ["pre", "mid", "long"]

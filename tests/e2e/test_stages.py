@@ -1,4 +1,4 @@
-"""The three stages of an experiment, whose training is killed right after a boundary, and an undisturbed twin."""
+"""The three stages of an experiment, whose training is killed twice at a boundary, and an undisturbed twin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 _EXPERIMENT = "olmo3_like"
 #: Steps of each stage of the experiment, whose tokens would take minutes.
-_STEPS = (3, 30, 4)
+_STEPS = (3, 22, 2)
 
 
 def _shortened(experiment: str) -> str:
@@ -48,7 +48,7 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
     driver.kill()
 
 
-def test_a_kill_after_a_boundary_changes_no_loss(
+def test_kills_after_a_boundary_and_in_its_first_step_change_no_loss(
     driver: Driver, tmp_path: Path, train_here: Callable[[RunPaths, int], int]
 ) -> None:
     cli = driver.cli
@@ -65,6 +65,9 @@ def test_a_kill_after_a_boundary_changes_no_loss(
     driver.until(lambda: any(event["step"] >= 5 for event in driver.events("step")))
     (pid,) = cli.trainer_pids("staged")
     os.kill(pid, signal.SIGKILL)
+    driver.until(lambda: any(event["attempt"] == 3 for event in driver.events("train_started")))
+    (pid,) = cli.trainer_pids("staged")
+    os.kill(pid, signal.SIGKILL)
     output = driver.end()
     assert driver.process is not None
     assert driver.process.returncode == 0, output
@@ -73,16 +76,17 @@ def test_a_kill_after_a_boundary_changes_no_loss(
     assert [(a.cause, a.resumed_from_step) for a in state.attempts] == [
         ("stage", 0),
         ("killed", 3),
+        ("killed", 3),
         ("stage", 3),
-        ("finished", 33),
+        ("finished", 25),
     ]
-    assert state.checkpoints == [3, 30, 33, 37], "the last step of each stage is kept, and the newest of the others"
+    assert state.checkpoints == [3, 20, 25, 27], "the last step of each stage is kept, and the newest of the others"
 
     def train_all(run: RunPaths, attempt: int) -> int:
         while (code := train_here(run, attempt)) == EXIT_CODES["amend"]:
             attempt += 1
         return code
 
-    expected = undisturbed_losses(driver.run, tmp_path, train_all, steps=37)
+    expected = undisturbed_losses(driver.run, tmp_path, train_all, steps=27)
     assert cli.losses("staged") == expected
-    assert "long_context (3 of 3, steps 34 to 37)" in cli.run("status", "staged").stdout
+    assert "long_context (3 of 3, steps 26 to 27)" in cli.run("status", "staged").stdout

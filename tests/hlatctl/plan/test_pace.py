@@ -69,6 +69,7 @@ def test_the_time_left_counts_the_steps_of_later_stages_by_their_own_size() -> N
     config = staged()
     state = fold(attempt(1, 0, [1.0] * 6))
     left_s = training_left_s(state, config)
+    assert left_s is not None
     assert left_s == pytest.approx(4 + 10 * 0.5 + 10 * 2, rel=0.04), "attention makes long sequences a bit slower"
     assert left_s > 29
     assert training_left_s(state, config, 15) == pytest.approx(4 + 5 * 0.5)
