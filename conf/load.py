@@ -226,7 +226,7 @@ def _decode_value(expected: Any, value: Any, key: str) -> Any:
             raise _type_error(key, value, "a group of keys")
         _, item_type = typing.get_args(expected)
         return {str(name): _decode_value(item_type, item, f"{key}.{name}") for name, item in value.items()}
-    if expected is int and isinstance(value, str) and key.partition("[")[0].endswith("tokens"):
+    if expected is int and isinstance(value, str) and re.sub(r"\[\d+\]$", "", key).endswith("tokens"):
         return token_count(value, key)
     if isinstance(value, int) and abs(value) > _MAX_INT:
         raise ConfigError(f"{key}={str(value)[:30]}…: is out of range, must be below 2^64")

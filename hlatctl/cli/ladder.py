@@ -29,10 +29,10 @@ from hlatctl.cli.common import (
     write,
 )
 from hlatctl.cli.drivers import Detach, DriverAs, submit_of
+from hlatctl.cli.sweep import start
 from hlatctl.cli.train import drive
 from hlatctl.run.errors import ConfigError
-from hlatctl.run.labels import WARNING, change, write_label
-from hlatctl.run.processes import user_name
+from hlatctl.run.labels import change
 from hlatctl.units import count, counted, duration
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def ladder(
     """Train smaller models, and forecast a larger one from them.
 
     The configuration is the larger model, the target. The ladder.* keys describe the smaller ones, the rungs:
-    ladder.sizes, ladder.by, ladder.tokens_per_parameter and how learning rate and batch follow. When all rungs have
+    ladder.sizes, ladder.by, ladder.tokens_per_parameter and how learning rate and batch follow. With
+    model.mup_base_width, one learning rate serves all widths. When all rungs have
     ended, the forecast of the target's loss and scores is recorded. --target trains the target after that, and `status`
     and the report compare the result with the forecast. A ladder is a sweep: `status`, `stop`, `resume` and
     `sweep-report` take its id, and the sweep.* keys set sweep.parallel, sweep.seeds and sweep.objective.
@@ -89,14 +90,7 @@ def ladder(
     if plan:
         _print_plan(prepared, as_json=as_json)
         return
-    submit = submit_of(prepared.cluster, driver_as, detach=detach)
-    if dry_run:
-        say(WARNING)
-    say(prepared.plan.text())
-    confirm(prepared.plan.expense, prepared.cluster, "the ladder", yes=yes, dry_run=dry_run)
-    made = create.make(prepared, sweep_id=ladder_id, argv=sys.argv)
-    write_label(made, labels, by=user_name())
-    drive(made, detach=detach, submit=submit)
+    start(prepared, ladder_id, labels, "the ladder", yes=yes, detach=detach, driver_as=driver_as)
 
 
 def _train_target(name: str, runs_dir: Path | None, *, yes: bool, detach: bool, driver_as: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,8 +25,11 @@ from hlatctl.cli.common import (
 )
 from hlatctl.cli.drivers import Detach, DriverAs, submit_of
 from hlatctl.cli.train import drive
-from hlatctl.run.labels import WARNING, change, write_label
+from hlatctl.run.labels import WARNING, Change, change, write_label
 from hlatctl.run.processes import user_name
+
+if TYPE_CHECKING:
+    from flows.sweep.create import Prepared
 
 
 def sweep(
@@ -57,11 +60,32 @@ def sweep(
         _extend(extend, overrides or [], runs_dir, yes=yes, detach=detach, driver_as=driver_as)
         return
     prepared = create.prepare(with_runs_dir(overrides, runs_dir), folder=Path.cwd(), simulated=dry_run)
+    start(prepared, sweep_id, labels, "the sweep", yes=yes, detach=detach, driver_as=driver_as)
+
+
+def start(
+    prepared: Prepared,
+    sweep_id: str | None,
+    labels: Change,
+    what: str,
+    *,
+    yes: bool,
+    detach: bool,
+    driver_as: str | None,
+) -> None:
+    """Create and drive a sweep or a ladder that was prepared, after its price is confirmed.
+
+    Args:
+        labels: name, tags and note, as ``hlatctl.run.labels.change`` returns them.
+        what: what is confirmed, such as ``the sweep``.
+    """
+    from flows.sweep import create
+
     submit = submit_of(prepared.cluster, driver_as, detach=detach)
-    if dry_run:
+    if prepared.simulated:
         say(WARNING)
     say(prepared.plan.text())
-    confirm(prepared.plan.expense, prepared.cluster, "the sweep", yes=yes, dry_run=dry_run)
+    confirm(prepared.plan.expense, prepared.cluster, what, yes=yes, dry_run=prepared.simulated)
     made = create.make(prepared, sweep_id=sweep_id, argv=sys.argv)
     write_label(made, labels, by=user_name())
     drive(made, detach=detach, submit=submit)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from conf.parametrization import rate_factor
+from conf.registries import OPTIMIZERS
 from conf.schema import Config
 from conf.sizes import (
     FAST_CHECKPOINTS,
@@ -225,10 +227,26 @@ def _run(config: Config) -> list[Figure]:
         Figure("FLOPs in all", flops, f"{flops:.3g}", DERIVED),
         Figure("steps", config.total_steps, steps, DERIVED),
         Figure("tokens", config.total_tokens, f"{config.total_tokens:,}", DERIVED),
+        *_rates(config),
         Figure("nodes", config.cluster.nodes, f"{config.cluster.nodes} of {config.cluster.name}", GIVEN),
         Figure("processes", config.world_size, layout, DERIVED),
         Figure("milestones", len(config.milestones), milestones or "none", DERIVED),
     ]
+
+
+def _rates(config: Config) -> list[Figure]:
+    """Return the learning rate of matrices, if it follows the width."""
+    model, peak = config.model, config.optimizer.lr
+    if model.mup_base_width is None:
+        return []
+    orthogonalizes = OPTIMIZERS[config.optimizer.name].orthogonalizes
+    matrices = peak * rate_factor("layers.0.mlp.down.weight", model, orthogonalized=orthogonalizes)
+    head = peak * rate_factor("head.weight", model)
+    text = (
+        f"{matrices:.3g} for the matrices of layers and {head:.3g} for the output projection, at "
+        f"{model.width_factor:.4g} times the base width; {peak:.3g} for all others"
+    )
+    return [Figure("peak learning rates (muP)", matrices, text, DERIVED)]
 
 
 def _memory(config: Config, need: Memory) -> list[Figure]:

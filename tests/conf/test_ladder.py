@@ -72,6 +72,30 @@ def test_sizes_times_ratios_with_tables_seeds_and_other_values_of_the_rungs(tmp_
     assert all(a != b for a, b in itertools.pairwise(space.points))
 
 
+def test_tokens_of_each_size_up_to_a_share_of_the_target_s_compute(tmp_path: Path) -> None:
+    from hlatctl.plan.budget import total_flops
+
+    sizes = ["ladder.by=width", "ladder.sizes=[16,32,48]", "ladder.tokens=[200K,400K,800K]"]
+    everything = configs(parse([*WIDER, *sizes], tmp_path))
+    assert len(everything) == 10
+    *rungs, target = configs(parse([*WIDER, *sizes, "ladder.max_compute_fraction=0.06"], tmp_path))
+    limit = 0.06 * total_flops(target)
+    assert rungs == [config for config in everything[:-1] if total_flops(config) <= limit]
+    assert 3 <= len(rungs) < 9
+    assert {config.train.tokens for config in rungs} == {200_000, 400_000, 800_000}
+
+
+def test_with_mup_one_learning_rate_and_one_batch_serve_all_widths(tmp_path: Path) -> None:
+    mup = [*WIDER, "model.mup_base_width=32", "ladder.sizes=[16,32,48]"]
+    *rungs, target = configs(parse([*mup, "ladder.by=width"], tmp_path))
+    assert {(config.optimizer.lr, config.train.global_batch_size) for config in rungs} == {(8e-3, 8)}
+    assert {config.model.mup_base_width for config in (*rungs, target)} == {32}
+    *rungs, _ = configs(parse([*mup, "ladder.by=width", "ladder.batch_by_parameters=0.5"], tmp_path))
+    assert len({config.train.global_batch_size for config in rungs}) > 1, "a value that is set counts"
+    with pytest.raises(ConfigError, match=r"ladder\.by=shape and model\.mup_base_width=32: .* not at every depth"):
+        parse([*mup[:-1], "ladder.sizes=[1,2,3]"], tmp_path)
+
+
 def test_the_ready_made_ladder_has_a_target_of_thirty_times_its_rungs(tmp_path: Path) -> None:
     from hlatctl.plan.budget import total_flops
 

@@ -39,6 +39,17 @@ OLMO_TARGETS = [
     (13_202_396_160, 5_000_088_518_656, 2.4376, 0.6599, 0.8337),
 ]
 
+#: Marin's mixtures of experts, the best run of each budget (github.com/marin-community/marin, v16 in
+#: experiments/grug/moe/README.md): FLOPs, macro loss on Paloma, bits per byte on C4.
+MARIN = [
+    (1e18, 3.5273, 1.0658),
+    (3e18, 3.3398, 1.0122),
+    (1e19, 3.1494, 0.9541),
+    (3e19, 3.0066, 0.9123),
+    (1e20, 2.8509, 0.8665),
+    (3e20, 2.7222, 0.8289),
+]
+
 
 def size(parameters: float, tokens: float) -> Size:
     return Size(parameters=parameters, tokens=tokens, flops=6 * parameters * tokens)
@@ -64,6 +75,22 @@ def test_chinchillas_points_give_the_law_that_was_published_for_them() -> None:
     assert found["E"] == pytest.approx(1.8172, abs=0.001)
     assert [found["alpha"], found["beta"]] == pytest.approx([0.3478, 0.3658], abs=0.002)
     assert [found["A"], found["B"]] == pytest.approx([482.01, 2085.43], rel=0.04)
+
+
+def test_marins_budgets_give_the_law_that_was_published_for_them_and_forecast_the_next_one() -> None:
+    runs = [Size(parameters=math.sqrt(flops), tokens=math.sqrt(flops) / 6, flops=flops) for flops, *_ in MARIN]
+    next_one = Size(parameters=math.sqrt(1e21), tokens=math.sqrt(1e21) / 6, flops=1e21)
+    bits = forecast(runs, [row[2] for row in MARIN], next_one)
+    assert bits.law.name == "compute"
+    published = {"E": 0.4814, "gamma": 0.0915}
+    for name, value in published.items():
+        constant = bits.constants[name]
+        assert constant.low is not None
+        assert constant.high is not None
+        assert constant.low < value < constant.high, name
+    assert bits.loss.value == pytest.approx(0.7923, rel=0.001), "measured at 1e21 FLOPs"
+    loss = forecast(runs, [row[1] for row in MARIN], next_one).loss.value
+    assert loss == pytest.approx(2.599, rel=0.001), "measured at 1e21 FLOPs; their law, with E set to 1.6, says 2.606"
 
 
 def test_olmos_rungs_forecast_the_loss_and_the_accuracy_of_models_with_hundreds_of_times_their_compute() -> None:

@@ -175,3 +175,10 @@ def test_the_measurement_is_part_of_no_fingerprint() -> None:
     before = dataclasses.asdict(config)
     measured(config, speed)
     assert dataclasses.asdict(config) == before
+
+
+def test_with_mup_the_plan_has_the_learning_rates_that_follow_the_width() -> None:
+    figures = sections(compose(["experiment=ladder_tiny", "model.mup_base_width=32"]), compose)[1].figures
+    rates = next(figure for figure in figures if figure.name == "peak learning rates (muP)")
+    assert rates.value == pytest.approx(5e-3 / 3)
+    assert rates.text.endswith("at 3 times the base width; 0.005 for all others")
