@@ -101,10 +101,12 @@ export class CompareView {
     if (this.closed || this.asked !== asked) return;
     const failed = results.map((result, index) => result.status === "rejected" && `${ids[index]}: ${result.reason.message}`);
     const none = results.length && [...curves.values()].every((each) => !each.whole?.steps.length) ? "None of these runs has trained a step yet." : "";
-    this.message.textContent = ids.length ? [...failed, none].filter(Boolean).join(" ") : "No run is selected. Select runs in the list, then choose Compare.";
+    const isReading = [...curves.values()].some((each) => each.whole?.preview) && "This server reads some of these runs for the first time. Until then, you see some of their steps.";
+    this.message.textContent = ids.length ? [...failed, none, isReading].filter(Boolean).join(" ") : "No run is selected. Select runs in the list, then choose Compare.";
     Object.assign(this, { curves, every });
     for (const [id, each] of curves) this.steps.set(id, each.whole ? each.whole.steps.at(-1) || 0 : 0);
     await this.refresh();
+    if (isReading) this.timer ||= setTimeout(() => { this.timer = 0; this.load(false); }, EXTEND_MS);
     if (withTables && ids.length) await this.loadTables();
   }
 

@@ -39,6 +39,8 @@ _MOST_SKIPPED = 2000
 _MOST_SPIKES = 2000
 #: Places of a journal that a preview reads, bytes of each, and the least number of steps found.
 _SAMPLES, _SAMPLE_BYTES, _LEAST_SAMPLED = 500, 4096, 50
+#: A smaller journal, of about 50,000 steps, has no preview: it is read in two seconds.
+_LEAST_BYTES = 16 << 20
 _WHOLE = ("step", "tokens")
 _DRAWN = tuple(metric.name for metric in STEP_METRICS if metric.drawn and metric.kept)
 _STORED: dict[str, Any] = {"step": np.int64, "tokens": np.int64, TIME: np.float64, **dict.fromkeys(_DRAWN, np.float32)}
@@ -167,7 +169,7 @@ def curves(steps: StepColumns, state: RunState, config: Config | None, request: 
 
 
 def preview(opened: OpenRun, request: CurvesRequest) -> dict[str, Any] | None:
-    """Return curves of a few steps of a run that is still being read; None if it has too few.
+    """Return curves of a few steps of a long run that is still being read; None for a short one.
 
     They have no milestones and spikes, and a step between two points may be further from them than it seems.
     """
@@ -191,7 +193,10 @@ def _sampled(run: RunPaths) -> Iterator[Event]:
         if not files:
             return
         with max(files, key=lambda path: path.stat().st_size).open("rb", buffering=0) as file:
-            last = max(0, os.fstat(file.fileno()).st_size - _SAMPLE_BYTES)
+            size_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes < _LEAST_BYTES:
+                return
+            last = max(0, size_bytes - _SAMPLE_BYTES)
             for number in range(_SAMPLES + 1):
                 for line in os.pread(file.fileno(), _SAMPLE_BYTES, last * number // _SAMPLES).split(b"\n")[1:-1]:
                     event = None if no_steps(line) else parse_line(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -174,7 +175,10 @@ def test_columns_that_grow_equal_those_read_at_once() -> None:
     assert len(curves(grown, RunState(steps=steps), None, CurvesRequest(points=20))["xs"]) == 20
 
 
-def test_a_run_that_is_still_being_read_has_a_preview_without_superseded_steps(make_run: MakeRun) -> None:
+def test_a_run_that_is_still_being_read_has_a_preview_without_superseded_steps(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[preview.__module__], "_LEAST_BYTES", 0)
     opened = OpenRun(make_run())
     with opened.lock:  # as if another thread read it
         assert not opened.read_within(0.0)
@@ -191,7 +195,16 @@ def test_a_run_that_is_still_being_read_has_a_preview_without_superseded_steps(m
     assert opened.state.step == 306
 
 
-def test_a_run_with_few_steps_has_no_preview(make_run: MakeRun) -> None:
-    run = make_run()
-    (run.journal / "train-rank00000.jsonl").write_bytes(b"")
-    assert preview(OpenRun(run), CurvesRequest()) is None
+def test_a_short_run_has_no_preview(make_run: MakeRun) -> None:
+    assert preview(OpenRun(make_run()), CurvesRequest()) is None
+
+
+def test_of_too_many_spikes_the_tallest_are_marked(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, tall = make_run(), 400
+    with JournalWriter(run, train_writer(0), 2) as train:
+        for step, norm in ((tall, 9.0), (401, 0.4), (402, 5.0)):
+            train.append("step", step=step, tokens=step * 8192, loss=2.0, grad_norm=norm)
+            train.append("gradient_spike", step=step, grad_norm=norm, mean=0.4)
+        train.append("gradient_spike", step=900, grad_norm=99.0, mean=0.4)  # its step doesn't count
+    monkeypatch.setattr(sys.modules[preview.__module__], "_MOST_SPIKES", 1)
+    assert [(spike["x"], float(spike["y"])) for spike in _curves(run)["spikes"]] == [(tall, 9.0)]
