@@ -326,6 +326,8 @@ class SimulatedCluster:
         self._has_driver = True
         #: The newest job of preflight or training has left its imports to the next one.
         self._stayed = False
+        #: Attempt and step of the newest copy in the memory of the nodes; None: there is none.
+        self.copied: tuple[int, int] | None = None
         self._seed = f"{self.settings.seed}/{start_unix_s}"
         history, numbers = self.settings.history, self.random("failures")
         self._failures = replayed(history) if history else drawn(self.settings.failures, self.hosts, numbers)
@@ -379,6 +381,12 @@ class SimulatedCluster:
         """End a job that does not end by itself; it leaves nothing to the next one."""
         process.kill()
         self._stayed = False
+
+    def forget_copies(self) -> None:
+        """Lose the copies in memory with a node, unless a partner has them and a spare node takes its place."""
+        nodes = self.config.cluster.nodes
+        if nodes == 1 or len(self.hosts) - len(self.broken_among(self.hosts)) < nodes:
+            self.copied = None
 
     def broken_among(self, hosts: Sequence[str]) -> list[str]:
         """Return those of these hosts that are broken now, in the order in which they broke."""

@@ -35,10 +35,11 @@ from flows.launch.base import Job
 from flows.simulation.cluster import KILLED, TRAIN, Fault, JobScript, Script, SimulatedCluster
 from hlatctl.cache.store import MANIFEST as CACHE_MANIFEST
 from hlatctl.plan.step_time import corruption_check_cost_steps, step_time_s
-from hlatctl.run import files
+from hlatctl.run import files, memory
 from hlatctl.run.checkpoint import MANIFEST, Manifest, checkpoint_steps
 from hlatctl.run.contract import SIMULATED
 from hlatctl.run.errors import DISK_FULL, NONFINITE, HlatctlError, PreflightError, StorageError, TrainingError
+from hlatctl.run.fold import read_state
 from hlatctl.run.journal import eval_writer, train_writer
 from hlatctl.run.paths import RunPaths, step_name
 
@@ -113,8 +114,12 @@ def _stall_s(config: Config, settings: SimulationConfig) -> float:
     """Return the seconds that training waits for a checkpoint: for the copy to host memory, or for the files."""
     if config.checkpoint.mode == "sync":
         return _save_s(config, settings)
-    per_node_bytes = checkpoint_bytes(config) / config.cluster.nodes
-    return per_node_bytes / settings.host_copy_bytes_per_s
+    return _share_s(config, settings)
+
+
+def _share_s(config: Config, settings: SimulationConfig) -> float:
+    """Return the seconds in which each node copies its share of a checkpoint to host memory, or from there."""
+    return checkpoint_bytes(config) / config.cluster.nodes / settings.host_copy_bytes_per_s
 
 
 def _groups_s(ranks: int) -> float:
@@ -245,7 +250,10 @@ class Training:
         self._curves = Curves(self._config, cluster.random(f"curves/{self._attempt}"))
         self._step, self._since_s, self._over = 0, 0.0, False
         self._checkpoints = checkpoint_steps(cluster.run)
-        self._thinning = -(-self._config.total_steps // (self._settings.step_events or self._config.total_steps))
+        #: Steps between two copies in memory, each of which has an event; 0: there are none.
+        self._copy_steps = self._config.checkpoint.memory_every_steps or 0
+        thinning = -(-self._config.total_steps // (self._settings.step_events or self._config.total_steps))
+        self._thinning = -(-thinning // max(1, self._copy_steps)) * max(1, self._copy_steps)
 
     def script(self) -> Script:
         """Return the script."""
@@ -287,15 +295,18 @@ class Training:
         broken = self._cluster.broken_among(self._hosts)
         if broken:
             raise _EndedError(_broken_device(broken[0]))
-        self._step = self._first = self._checkpoint()
+        saved, copied = self._checkpoint(), self._in_memory()
+        self._step = self._first = max(saved, copied)
         self._config = self._config.during(self._first + 1)
         self._step_s, self._policy = _planned_step_s(self._config, self._settings), CheckpointPolicy(self._config)
         loads_from_s = self._clock.now_unix_s()
         load_s = self._settings.load_s
         if load_s is None:
             load_s = _save_s(self._config, self._settings) if self._first else 0.0
+        if copied:
+            load_s = _share_s(self._config, self._settings)
         yield from self._pause(load_s)
-        if self._first:
+        if self._first and not copied:
             path = os.fspath(self._cluster.run.checkpoint(self._first))
             self._journal.append("checkpoint_verified", step=self._first, path=path)
         stage = self._config.stage_at(self._first + 1)
@@ -314,7 +325,20 @@ class Training:
             groups_s=min(_groups_s(self._config.world_size) if groups_s is None else groups_s, start_s),
             load_s=self._clock.now_unix_s() - loads_from_s,
             warm=is_warm,
+            restored_from="memory" if copied else "storage" if self._first else "nothing",
         )
+
+    def _in_memory(self) -> int:
+        """Return the step that the nodes have in memory, if the attempt may continue from there; 0: none."""
+        copied, run = self._cluster.copied, self._cluster.run
+        if copied is None or _MAX_CHECKPOINT_STEP in self._job.argv:
+            return 0
+        (attempt, step), newest = copied, self._checkpoint()
+        last = min(memory.usable(read_state(run), self._attempt).get(attempt, 0), self._lasting(newest) - 1)
+        return step if newest < step <= last else 0
+
+    def _lasting(self, step: int) -> int:
+        return CheckpointPolicy(self._config).next_lasting(step)
 
     def _checkpoint(self) -> int:
         """Return the step of the checkpoint to load; 0: none."""
@@ -331,7 +355,7 @@ class Training:
                 step_s = self._settings.first_step_s
             self._since_s = self._clock.now_unix_s()
             try:
-                yield (target - self._step) * (step_s + self._settings.between_steps_s)
+                yield (target - self._step) * (step_s + self._between_s)
             except Fault as fault:
                 self._catch_up(target, step_s)
                 if not self._survives(fault):
@@ -349,6 +373,12 @@ class Training:
             if self._step == dies_after:
                 yield from self._pause(self._settings.detect_s)
                 raise _EndedError(Evidence(exit_code=KILLED))
+
+    @property
+    def _between_s(self) -> float:
+        """Seconds between two steps, with the time that a copy to memory takes of each."""
+        copy_s = _share_s(self._config, self._settings) / self._copy_steps if self._copy_steps else 0.0
+        return self._settings.between_steps_s + copy_s
 
     def _pauses(self) -> bool:
         """Return whether the attempt ends at this milestone, as the driver orders a real trainer to do."""
@@ -401,8 +431,15 @@ class Training:
         raise _EndedError(Evidence(exit_code=error.exit_code, error=error))
 
     def _catch_up(self, target: int, step_s: float, *, whole: bool = False) -> None:
-        spent_s, each_s = self._clock.now_unix_s() - self._since_s, step_s + self._settings.between_steps_s
-        made = target - self._step if whole else int(spent_s / each_s)
+        spent_s, each_s = self._clock.now_unix_s() - self._since_s, step_s + self._between_s
+        reached = target if whole else self._step + int(spent_s / each_s)
+        copied = reached - reached % self._copy_steps if self._copy_steps else 0
+        if copied > self._step:
+            self._note_steps(copied - self._step, step_s)
+            self._cluster.copied = (self._attempt, copied)
+        self._note_steps(reached - self._step, step_s)
+
+    def _note_steps(self, made: int, step_s: float) -> None:
         if not made:
             return
         self._step += made
@@ -527,6 +564,8 @@ class Training:
         """Simulate the end of the attempt by a fault, and return its evidence."""
         if fault.kind not in ("nan", "upgrade", "stop"):
             self._over = True  # nothing commits a checkpoint any more
+        if fault.kind == "hardware":
+            self._cluster.forget_copies()
         if fault.kind in ("hardware", "process"):
             yield from self._pause(self._settings.detect_s)
             return _broken_device(fault.host) if fault.kind == "hardware" else _killed(fault.host)

@@ -179,6 +179,11 @@ class Lab:
         outer.kill()
         outer.wait()
 
+    def memory(self, node: str) -> Path:
+        """A node's /dev/shm, which its power cut empties."""
+        (slurmd,) = self._inner(node)
+        return Path(f"/proc/{slurmd}/root/dev/shm")
+
     def dark(self) -> list[str]:
         """The nodes whose power is cut."""
         return [node for node in self.nodes if node not in self._outer]

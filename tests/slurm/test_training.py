@@ -7,10 +7,12 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from flows.recovery.node_ledger import Entry, record
+from hlatctl.run import files, memory
 from hlatctl.run.fold import read_state
 from hlatctl.run.paths import nodes_file
 from tests.e2e.conftest import LIMIT, Cli, Paced
@@ -68,6 +70,38 @@ def test_a_run_survives_what_a_cluster_does_to_it(driver: Driver, lab: Lab, cli:
     _drive_from_jobs_that_end(driver, lab, cli)
     assert driver.events("attempt_ended")[4]["cause"] == "stopped"
     cli.losses(driver.run.run_id)  # every repeated step has its first loss
+
+
+def test_a_cut_node_costs_no_step_that_its_partner_has_in_memory(driver: Driver, lab: Lab, cli: Cli) -> None:
+    """There is no checkpoint, and a spare node takes its place. All losses are those of a run without a fault."""
+    short = ("train.max_steps=150", "checkpoint.every_steps=500", "eval.enabled=false", "tracking.enabled=false")
+    driver.train(*short, "cluster.spare_nodes=1", "checkpoint.memory_every_steps=4")
+    driver.until(lambda: bool(driver.events("step")))
+    first, second = read_state(driver.run).attempts[-1].hosts
+    folder = lab.memory(first) / memory.of_run(driver.run).relative_to(memory.ROOT) / first
+
+    def step_of_partner() -> int:
+        steps = [0]
+        for path in folder.glob("*-000001-*.json"):
+            with suppress(OSError):  # the next step replaces it
+                steps.append(files.read_json(path)["step"])
+        return max(steps)
+
+    driver.until(lambda: step_of_partner() >= 20)
+    copied = step_of_partner()
+    lab.cut(second)
+    twin = Driver(cli, f"{driver.run.run_id}-twin")  # while Slurm finds out
+    twin.train(*short, "cluster.launcher=local", "cluster.nodes=1", "cluster.processes_per_node=2")
+    driver.until(lambda: bool(driver.events("recovered")))
+    driver.end()
+    started = driver.events("train_started")[1]
+    assert started["restored_from"] == "partner"
+    assert started["resumed_from_step"] >= copied - 4, "the newest one that both had"
+    assert driver.events("run_finished")[-1]["outcome"] == "finished"
+    assert not (lab.memory(first) / memory.of_run(driver.run).relative_to(memory.ROOT)).exists()
+    lab.boot(second)
+    twin.end()
+    assert cli.losses(driver.run.run_id) == cli.losses(twin.run.run_id)
 
 
 def _reject_a_node_that_slurm_does_not_know(cli: Cli) -> None:

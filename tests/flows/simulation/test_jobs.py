@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -20,7 +21,7 @@ from flows.simulation.cluster import CLUSTER_WRITER
 from hlatctl.report import simulation_profile
 from hlatctl.report.goodput import measure_goodput
 from hlatctl.run.errors import TrainingError
-from hlatctl.run.fold import fold
+from hlatctl.run.fold import fold, read_state
 from hlatctl.run.journal import read_events
 from hlatctl.run.paths import RunPaths
 
@@ -250,3 +251,23 @@ def test_a_recorded_drill_has_nearly_the_goodput_of_the_real_run(tmp_path: Path)
     assert found.training_s == pytest.approx(782, rel=0.03)
     assert found.ettr_fraction == pytest.approx(0.8341, abs=0.02)
     assert found.uptime_fraction == pytest.approx(0.8607, abs=0.03)
+
+
+def test_with_copies_in_memory_a_lost_node_costs_the_steps_since_the_newest_copy(tmp_path: Path) -> None:
+    """Without a spare node, they are lost with the nodes that the run gives up."""
+    redone = []
+    for copies, spare in ((None, 4), (20, 4), (20, 0)):
+        config = campaign(tmp_path / f"{copies}-{spare}")
+        cluster_of = dataclasses.replace(config.cluster, spare_nodes=spare)
+        checkpoint = dataclasses.replace(config.checkpoint, memory_every_steps=copies)
+        settings = cluster(only("hardware", 8.0), spare_nodes=spare)
+        run = drive(dataclasses.replace(config, cluster=cluster_of, checkpoint=checkpoint), settings)
+        attempts = read_state(run).attempts
+        pairs = [  # an attempt, and the next one
+            pair for pair in itertools.pairwise(attempts) if pair[0].cause == "device_failed" and pair[0].last_step
+        ]
+        assert pairs
+        redone.append(max(before.last_step - (after.resumed_from_step or 0) for before, after in pairs))
+    assert redone[0] > 60
+    assert redone[1] < 20
+    assert redone[2] > 60
