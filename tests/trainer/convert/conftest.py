@@ -17,7 +17,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, make_run: Callable[..., Ru
     from trainer.__main__ import main
 
     run = make_run(
-        tmp_path_factory.mktemp("export") / "run", optimizer={"ema_decay": 0.9}, model={"mup_base_width": 32}
+        tmp_path_factory.mktemp("export") / "run", optimizer={"ema_decay": 0.9}, model={"mup_base_width": 16}
     )
     assert main(["--run-dir", os.fspath(run.root), "--attempt", "1"]) == 0
     return run
