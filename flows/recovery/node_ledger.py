@@ -258,9 +258,9 @@ class Nodes:
         """All hosts, including spare ones."""
         return self.launcher.hosts(self.needed)
 
-    def used(self, left_out: Sequence[str]) -> list[str]:
-        """Return the hosts of a job that leaves out some, for launchers that don't report a job's hosts."""
-        return [host for host in self.hosts if host not in left_out][: self.needed]
+    def used(self, left_out: Sequence[str], avoided: Sequence[str] = ()) -> list[str]:
+        """Return the hosts of a job that leaves out some and avoids others, for launchers that don't report them."""
+        return sorted((host for host in self.hosts if host not in left_out), key=avoided.__contains__)[: self.needed]
 
     def place(self) -> Placement:
         """Return the hosts that a job leaves out."""
@@ -309,5 +309,5 @@ class Nodes:
         hung: Sequence[str] = (),
     ) -> Ending:
         """Return how a job ended, with the hosts to blame for it (:func:`blamed_hosts`)."""
-        used, first = self.used(job.excluded_hosts), failed_host(log_tail)
+        used, first = self.used(job.excluded_hosts, job.avoided_hosts), failed_host(log_tail)
         return replace(ending, hosts=blamed_hosts(ending.cause, status, used, first, naming=naming, hung=hung))

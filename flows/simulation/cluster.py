@@ -371,7 +371,8 @@ class SimulatedCluster:
         gone = self._cut_off.intersection(self.broken_among(self.hosts))
         usable = [host for host in self.hosts if host not in job.excluded_hosts]
         usable.sort(key=lambda host: (host in gone, host in job.avoided_hosts))
-        return usable[: self.config.cluster.nodes]
+        most = len(set(usable) - gone) if job.all_nodes else 0
+        return usable[: max(self.config.cluster.nodes, most)]
 
     def takes_over(self, job: Job) -> bool:
         """Return whether a job takes over the imports of the job before, by the rules of decision 110."""

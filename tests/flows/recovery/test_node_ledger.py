@@ -209,3 +209,10 @@ def test_nodes_are_measured_before_an_attempt_if_a_suspect_has_no_substitute_or_
     assert why("ab", blamed="a") == ""
     assert why("abc", kept="abc", blamed="a") == "", "the kept spare node replaces it"
     assert why("abc", kept="ab", blamed="a") == "a failed before"
+
+
+def test_a_host_is_blamed_where_avoided_ones_were_used_last(tmp_path: Path) -> None:
+    launcher: Any = SimpleNamespace(hosts=lambda needed: tuple("abcd"))
+    nodes = Nodes(tmp_path / "nodes.jsonl", launcher, 2, lambda: NOW)
+    assert nodes.used(["a"], ["b"]) == ["c", "d"]
+    assert nodes.used(["a", "c"], ["b"]) == ["d", "b"], "an avoided one, if there are no others"

@@ -109,6 +109,17 @@ def test_a_lost_node_of_a_history_is_one_that_trains_then_and_comes_back_when_it
     assert [event["detect_s"] for event in ends[:4]] == pytest.approx([8.0] * 4, abs=25.0), "and a part of a step"
 
 
+def test_after_a_node_was_replaced_a_killed_process_is_still_blamed_on_its_node(tmp_path: Path) -> None:
+    kinds: list[FailureKind] = ["node", "process", "process"]
+    history = [PastFailure(after_s=600.0 * n, kind=kind, node=7) for n, kind in enumerate(kinds, start=1)]
+    events = read_events(drive(campaign(tmp_path), cluster(history=history, spare_nodes=4, repair_s=1e6)))
+    failed = [event["host"] for event in events if event["kind"] == "failure_simulated"]
+    blamed = [event["blamed_hosts"] for event in events if event["kind"] == "attempt_ended"]
+    assert blamed == [*([host] for host in failed), []]
+    assert len(set(failed)) == 3, "spare nodes took their place"
+    assert sum(event["kind"] == "stage_started" and event["stage"] == "preflight" for event in events) == 1
+
+
 def test_a_node_with_wrong_numbers_is_found_by_the_next_check_and_replaced(tmp_path: Path) -> None:
     config = campaign(tmp_path)
     recovery = dataclasses.replace(config.recovery, corruption_check_steps=500)
