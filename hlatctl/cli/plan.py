@@ -212,15 +212,14 @@ def _stage_row(stage: Any) -> list[str]:
 def _search(config: Config, overrides: list[str], as_json: bool) -> None:
     from flows.runtime.spending import typed_hardware
     from hlatctl.plan.calibration import calibrated
-    from hlatctl.plan.memory import largest_stage
     from hlatctl.plan.search import search, search_records, search_rows
 
     if config.train.stages:
-        train = largest_stage(config).train
+        train = max((stage.config.train for stage in config.stages), key=lambda one: one.seq_len)
         raise ConfigError(
             f"train.stages: has {len(config.train.stages)} stages of one layout, and --search compares layouts for one "
             "length of sequences",
-            hint="search for the stage that needs the most memory: train.stages=[] "
+            hint="search for the stage with the longest sequences: train.stages=[] "
             f"train.seq_len={train.seq_len} train.global_batch_size={train.global_batch_size}",
         )
     config, test = calibrated(config, typed_hardware(overrides))

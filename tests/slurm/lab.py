@@ -55,6 +55,7 @@ ReturnToService=2
 SlurmdTimeout=5
 SlurmctldTimeout=30
 KillWait=5
+UnkillableStepTimeout=180
 Waittime=0
 PropagateResourceLimits=NONE
 PreemptType=preempt/partition_prio

@@ -74,7 +74,7 @@ def test_a_search_ranks_layouts_by_cost(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["plan", "--search"]) == 10
     assert "cluster.hardware.fp32_flops_per_s=null: a ranking needs it" in capsys.readouterr().err
     assert main(["plan", "experiment=olmo3_7b", "--search"]) == 10
-    assert "hint: search for the stage that needs the most memory: train.stages=[] train.seq_len=65536" in (
+    assert "hint: search for the stage with the longest sequences: train.stages=[] train.seq_len=65536" in (
         capsys.readouterr().err.replace("\n", " ")
     )
 
