@@ -1,7 +1,8 @@
 """Mean size of activations by width and step, without and with muP (Tensor Programs V, appendix D.1).
 
 With muP they stay of the same size at every width; without, those of some parts grow with it. It trains a decoder of
-two layers for a few steps on one batch, so it takes seconds.
+two layers for a few steps on one batch, so it takes seconds. ``HLATCTL_BENCH_FIGURE`` names an SVG file for a plot of
+AdamW's coordinates.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +23,9 @@ from conf.schema import Config, ModelConfig, OptimizerConfig
 from trainer.model.decoder import Llama
 from trainer.model.initial import build
 from trainer.optim.adamw import ParameterShard
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 WIDTHS = (64, 128, 256, 512, 1024)
 _STEPS, _BATCH, _SEQ_LEN, _VOCAB_SIZE, _HEAD_DIM, _BASE = 5, 8, 32, 256, 16, 64
@@ -109,14 +115,35 @@ def _forward(model: Llama, tokens: Tensor) -> tuple[dict[str, float], Tensor]:
     return sizes, logits
 
 
+def draw(standard: Sequence[Coordinates], mup: Sequence[Coordinates], path: Path) -> None:
+    """Write a plot of the sizes after the last step by width: dashed without muP, solid with it."""
+    from hlatctl.report.figures.figure import AXIS, INK, OTHERS, picture
+
+    def plot(axes: Axes) -> None:
+        colours = dict(zip((each.part for each in mup), (INK, *OTHERS, AXIS), strict=True))
+        for coordinates, dash in ((standard, "--"), (mup, "-")):
+            for each in coordinates:
+                sizes = [of_width[-1] for of_width in each.sizes]
+                label = each.part if coordinates is mup else None
+                axes.plot(each.widths, sizes, dash, marker="o", color=colours.get(each.part), label=label)
+        axes.set(xscale="log", yscale="log", xlabel="hidden_size", ylabel="mean size after 5 steps")
+        axes.set_xticks(mup[0].widths, [str(width) for width in mup[0].widths], minor=False)
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+    path.write_bytes(picture(plot, path.suffix.removeprefix("."), width_in=5.5, height_in=2.8))
+
+
 def run() -> None:
     """Print a table for each optimizer, without and with muP."""
     torch.set_num_threads(1)
     for optimizer in os.environ.get("HLATCTL_BENCH_OPTIMIZERS", "adamw,muon").split(","):
-        for base_width in (None, _BASE):
+        found = {base_width: measure(base_width=base_width, optimizer=optimizer) for base_width in (None, _BASE)}
+        for base_width, coordinates in found.items():
             print(f"\n{optimizer}, {'standard' if base_width is None else f'model.mup_base_width={base_width}'}")
             widths = "".join(f"{width:>9}" for width in WIDTHS)
             print(f"{'mean size after 5 steps':24}{widths}   power of the width: before, after")
-            for each in measure(base_width=base_width, optimizer=optimizer):
+            for each in coordinates:
                 values = "".join(f"{sizes[-1]:9.3g}" for sizes in each.sizes)
                 print(f"{each.part:24}{values}   {each.growth(0):+.2f}  {each.growth(-1):+.2f}", flush=True)
+        if optimizer == "adamw" and (path := os.environ.get("HLATCTL_BENCH_FIGURE")):
+            draw(found[None], found[_BASE], Path(path))
