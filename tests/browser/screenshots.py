@@ -126,6 +126,7 @@ def shoot(browser: Browser, server: lab.Server, folder: Path) -> None:
 def _settle(page: Page) -> None:
     """Wait until the rows, or the charts in view, are drawn."""
     page.wait_for_selector("tr[data-run], .plot[data-drawn], main ol.timeline")
+    page.wait_for_timeout(1000)  # curves are drawn before what a view reads besides
     _wait_for_charts(page)
 
 
