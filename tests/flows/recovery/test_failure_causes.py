@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from flows.launch.base import Status, Verdict
@@ -15,6 +17,7 @@ from flows.recovery.failure_causes import (
     last_exception,
     names_no_cause,
 )
+from hlatctl.run import memory
 from hlatctl.run.errors import (
     DISK_FULL,
     NONFINITE,
@@ -300,3 +303,8 @@ def test_what_the_scheduler_says_counts_before_the_log_and_the_error(
 def test_failures_of_two_nodes_are_not_alike() -> None:
     ends = [Ending(cause="killed", evidence="a trainer process died", hosts=(host,)) for host in ("n-1", "n-2")]
     assert ends[0].signature != ends[1].signature
+
+
+def test_copies_in_memory_are_used_after_causes_that_exist_and_none_of_wrong_numbers() -> None:
+    assert set(get_args(Cause)) >= memory._SAYS_NOTHING
+    assert not memory._SAYS_NOTHING & {"corruption", "nonfinite", "nonfinite_weights", "rollback", "data_error"}
