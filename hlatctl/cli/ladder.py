@@ -80,7 +80,7 @@ def ladder(
         if overrides or plan or dry_run or ladder_id:
             raise ConfigError(
                 f"--target={target}: the ladder has fixed its target, so it takes no other arguments",
-                hint=f"hlatctl ladder --target {target}",
+                hint=f"hlatctl ladder --target {target}; --runs-dir names another folder of runs",
             )
         _train_target(target, runs_dir, yes=yes, detach=detach, driver_as=driver_as)
         return

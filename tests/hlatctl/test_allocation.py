@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from hlatctl.allocation import Order, Round, asked_from_outside, ended_file, rounds
-from hlatctl.run import files
+from hlatctl.run import files, memory
+from hlatctl.run.paths import RunPaths
 
 #: What Slurm's commands answer in a job of three nodes, one of which is down.
 ANSWERS = {"squeue": "n[1-3]", "scontrol": "n1\nn2\nn3", "sinfo": "n1|allocated\nn2|down*\nn3|allocated"}
@@ -109,6 +110,27 @@ def test_released_nodes_take_no_order(tmp_path: Path, slurm: dict[str, str]) -> 
     program(tmp_path, 600, slurm)
     assert round_.waits
     assert (tmp_path / "closed").exists()
+
+
+@pytest.mark.processes
+def test_at_its_end_it_removes_the_copies_of_steps_from_the_memory_of_all_usable_nodes(
+    tmp_path: Path, slurm: dict[str, str]
+) -> None:
+    """As after a driver that died. A node that is down would keep srun waiting."""
+    command = tmp_path / "bin" / "srun"
+    command.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/srun\nfor copies; do :; done; rm -rf "$copies"\n')
+    command.chmod(0o755)
+    run = RunPaths(tmp_path / "run")
+    copies = memory.of_run(run)
+    copies.joinpath("n1").mkdir(parents=True)
+    folder = run.root / "launch" / "allocation-0001"
+    folder.mkdir(parents=True)
+    try:
+        program(folder, 0.1, slurm)
+        assert not copies.exists()
+    finally:
+        memory.remove_all(run)
+    assert "--nodelist=n1,n3" in tmp_path.joinpath("srun").read_text().split()
 
 
 @pytest.mark.processes

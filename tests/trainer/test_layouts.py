@@ -51,7 +51,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], float]] = {
     "bf16_sr": ({"precision": {"name": "bf16_sr"}}, 2e-4),
     "masked": (_MASKED, 2e-5),
     "muon": (
-        {"optimizer": {**_OPTIMIZER, "name": "muon"}, "parallel": {"activation_checkpointing": "selective"}},
+        {
+            "model": {"mup_base_width": 16},
+            "optimizer": {**_OPTIMIZER, "name": "muon"},
+            "parallel": {"activation_checkpointing": "selective"},
+        },
         5e-5,
     ),
     "z_loss": ({"train": {"z_loss": 1e-2}, "parallel": {"activation_checkpointing": "full"}}, 2e-5),
@@ -66,7 +70,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_original_seq_len": 16,
         "tie_embeddings": True,
     },
-    "qwen3": {"qk_norm": "head", "head_dim": 12},
+    "qwen3": {"qk_norm": "head", "head_dim": 12, "mup_base_width": 16},
     "olmo2": {"qk_norm": "all", "norm_position": "post"},
 }
 _FAMILY_LAYOUTS = ("one", "dp2_tp2", "tp2_sp", "pp2", "fsdp2", "fsdp2_tp2_sp")

@@ -34,7 +34,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.trainer import Trainer
 
 from conf.schema import Config
-from conf.training_rules import Outcome
+from conf.training_rules import Outcome, learning_rate
 from hlatctl.run import startup
 from hlatctl.run.journal import JournalWriter
 from hlatctl.run.paths import RunPaths
@@ -91,7 +91,7 @@ class Metrics(MetricsProcessor):
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
         """Take a step's numbers, which are the same on all processes of a pipeline stage."""
-        self.config._training.logged(step, global_avg_loss, grad_norm, extra_metrics or {})
+        self.config._training.logged(step, global_avg_loss, grad_norm)
         self.ntokens_since_last_log = 0
         self.data_loading_times.clear()
         self.time_last_log = time.perf_counter()
@@ -204,7 +204,7 @@ class _Engine(Trainer):
         except RuntimeError as error:
             if not str(error).startswith(_NOT_FINITE):
                 raise
-            self._training.logged(self.step, math.nan, math.nan, {})
+            self._training.logged(self.step, math.nan, math.nan)
         self._training.update_scales()
 
     def forward_backward_step(self, **inputs: Any) -> Tensor:
@@ -425,7 +425,7 @@ class Training(training.Training):
             ]
             self._loads = torch.stack([_local(load).float() for load in loads]) if loads else None
 
-    def logged(self, step: int, loss: float, grad_norm: float, extra: dict[str, Any]) -> None:
+    def logged(self, step: int, loss: float, grad_norm: float) -> None:
         """Journal a step's numbers. All processes call this for the same steps."""
         loss, grad_norm, load = self._from_last_stage(loss, grad_norm, self._expert_load())
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
@@ -444,7 +444,7 @@ class Training(training.Training):
             loss=loss,
             grad_norm=grad_norm,
             **({} if load is None else {"expert_load": load}),
-            lr=next((value for name, value in extra.items() if name.startswith("lr/")), 0.0),
+            lr=learning_rate(step, self.config),  # as all parameters would have it without muP
             data_wait_s=wait_s,
             step_s=step_s,
         )

@@ -48,8 +48,8 @@ _DEEPSEEK = {
 }
 #: Keys of ``model`` and ``parallel``, for two processes.
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "fsdp": ({}, _FSDP),
-    "tensor parallel": ({}, {"tensor_parallel_size": 2, "sequence_parallel": True}),
+    "fsdp": ({"mup_base_width": 16}, _FSDP),
+    "tensor parallel": ({"mup_base_width": 16}, {"tensor_parallel_size": 2, "sequence_parallel": True}),
     "pipeline": ({"num_layers": 3}, {"pipeline_parallel_size": 2}),
     "experts of Qwen 3": (_MIXTURE, {**_FSDP, "expert_parallel_size": 2}),
     "experts of DeepSeek-V3": (_DEEPSEEK, {**_FSDP, "expert_parallel_size": 2}),
@@ -227,11 +227,10 @@ def test_sparse_logs_give_the_same_numbers_of_fewer_steps(
     assert some == [every[row[0]] for row in some]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("model", [{"mup_base_width": 8}, {"qk_norm": "head"}], ids=["llama with muP", "qwen3"])
 def test_from_equal_weights_both_engines_have_equal_losses(
-    family: str, tmp_path: Path, make_titan: MakeTitan, ranks: Ranks, events_of: EventsOf
+    model: dict[str, Any], tmp_path: Path, make_titan: MakeTitan, ranks: Ranks, events_of: EventsOf
 ) -> None:
-    model: dict[str, Any] = {} if family == "llama" else {"qk_norm": "head"}
     shape: dict[str, Any] = {
         "vocab_size": 512,
         "hidden_size": 32,
