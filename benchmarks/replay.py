@@ -52,8 +52,9 @@ _OVERRIDES = (
     "experiment=drill tracking=none backend.compile=false recovery.hang_floor_s=20 cluster=local cluster.nodes=1 "
     "cluster.processes_per_node=2"
 )
-#: Nodes of the Slurm, most of them spare: a node whose power was cut doesn't come back into a job of Slurm's.
-_LAB_NODES = 12
+#: Nodes of the Slurm, one for each expected fault: one that was cut doesn't come back into a job of Slurm's, and one
+#: whose process was killed is avoided while there are others.
+_LAB_NODES = 32
 _ON_SLURM = f"cluster=slurm cluster.nodes=2 cluster.processes_per_node=1 cluster.spare_nodes={_LAB_NODES - 2} {LIMIT}"
 #: Seconds between two faults: at least, and on average in addition to that.
 _LEAST_S, _MEAN_S = 20.0, 40.0

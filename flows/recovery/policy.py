@@ -15,6 +15,7 @@ from conf.schema import RecoveryConfig
 from flows.recovery.failure_causes import NODE_CAUSES, Cause, Ending, without_hosts
 from hlatctl.run.errors import LaunchError
 from hlatctl.run.events import IN_MEMORY
+from hlatctl.run.memory import SAYS_NOTHING
 from hlatctl.run.pace import median_step_s, newest_steps
 from hlatctl.run.state import AttemptState, RunState
 
@@ -48,6 +49,7 @@ class Case:
         ceiling: checkpoints above this step are skipped after a walk back to earlier ones.
         batch: batch of the failing step; None: unknown.
         left_out: hosts that the node ledger leaves out from now on.
+        in_memory: copies of later steps that nodes keep in memory may be used.
     """
 
     cause: Cause
@@ -69,6 +71,7 @@ class Case:
     ceiling: int | None
     batch: int | None
     left_out: tuple[str, ...]
+    in_memory: bool
     limit: int
     node_limit: int
     enabled: bool
@@ -76,7 +79,8 @@ class Case:
     @property
     def start(self) -> str:
         """Where the next attempt starts."""
-        return f"from step {self.newest}" if self.newest else "from the beginning"
+        where = f"from step {self.newest}" if self.newest else "from the beginning"
+        return f"{where} or a later step in memory" if self.in_memory else where
 
     @property
     def place(self) -> str:
@@ -144,6 +148,7 @@ def case_of(
     left_out: tuple[str, ...],
     several: bool,
     here: bool = False,
+    in_memory: bool = False,
 ) -> Case:
     """Return the case of a run whose newest attempt has just ended."""
     attempt, past = state.attempts[-1], history(state)[:-1]
@@ -172,6 +177,7 @@ def case_of(
         ceiling=ceiling,
         batch=batch,
         left_out=left_out,
+        in_memory=in_memory and ending.cause in SAYS_NOTHING,
         limit=config.max_restarts_without_progress,
         node_limit=config.max_nodes_without_progress,
         enabled=config.enabled,
@@ -382,14 +388,18 @@ def decide(
     left_out: tuple[str, ...] = (),
     several: bool = False,
     here: bool = False,
+    in_memory: bool = False,
 ) -> Decision:
     """Decide what follows the newest attempt.
 
     Args:
         several: the run has more than one node. A single node is never blamed: hardware and software faults look alike.
         here: jobs run on the driver's machine.
+        in_memory: the nodes keep copies of steps in memory.
     """
-    case = case_of(state, ending, config, batch=batch, left_out=left_out, several=several, here=here)
+    case = case_of(
+        state, ending, config, batch=batch, left_out=left_out, several=several, here=here, in_memory=in_memory
+    )
     row = next(row for row in POLICY if row.when(case))
     why, hint = row.why.format(c=case), row.hint.format(c=case)
     if row.action in ("done", "stop"):

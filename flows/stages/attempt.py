@@ -270,6 +270,7 @@ class Attempt:
             left_out=tuple(host for host in ctx.nodes.place().left_out if host not in job.excluded_hosts),
             several=ctx.config.cluster.nodes > 1,
             here=ctx.config.cluster.jobs_run == "here",
+            in_memory=ctx.config.checkpoint.memory_every_steps is not None,
         )
         ctx.event(
             "attempt_ended",

@@ -24,7 +24,7 @@ ROOT = Path("/dev/shm")
 _FORGOTTEN_S = 86_400.0
 #: Causes of an attempt's end that say nothing against the numbers that it had computed. After any other, a checkpoint
 #: has been written, or the policy chooses one.
-_SAYS_NOTHING = frozenset(
+SAYS_NOTHING = frozenset(
     {
         "preempted",
         "reclaimed",
@@ -97,7 +97,7 @@ def usable(state: RunState, attempt: int) -> dict[int, int]:
     for before in reversed(state.attempts):
         if before.number >= attempt:
             continue
-        if before.cause not in _SAYS_NOTHING or before.decision not in _RESTARTS:
+        if before.cause not in SAYS_NOTHING or before.decision not in _RESTARTS:
             break
         found[before.number] = limit
         if before.resumed_from_step is not None:

@@ -306,5 +306,5 @@ def test_failures_of_two_nodes_are_not_alike() -> None:
 
 
 def test_copies_in_memory_are_used_after_causes_that_exist_and_none_of_wrong_numbers() -> None:
-    assert set(get_args(Cause)) >= memory._SAYS_NOTHING
-    assert not memory._SAYS_NOTHING & {"corruption", "nonfinite", "nonfinite_weights", "rollback", "data_error"}
+    assert set(get_args(Cause)) >= memory.SAYS_NOTHING
+    assert not memory.SAYS_NOTHING & {"corruption", "nonfinite", "nonfinite_weights", "rollback", "data_error"}

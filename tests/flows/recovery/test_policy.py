@@ -304,6 +304,13 @@ def test_resuming_resets_the_restart_budget() -> None:
     assert (decision.action, restarts_without_progress(state)) == ("restart", 1)
 
 
+def test_a_restart_says_when_a_later_step_than_the_checkpoint_may_be_in_memory() -> None:
+    state = RunState(checkpoints=[5], attempts=[attempt(1, last_step=9, checkpoint=5)])
+    wrong = Ending(cause="rollback", evidence="loss=nan")
+    assert decide(state, KILLED, POLICY, in_memory=True).why == "restarting from step 5 or a later step in memory"
+    assert decide(state, wrong, POLICY, in_memory=True).why == "restarting from step 5", "its copies may be wrong too"
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, 5))
 def test_a_run_restarts_while_it_makes_checkpoints_or_has_restarts_left(gains: list[bool], limit: int) -> None:
     policy = replace(POLICY, max_restarts_without_progress=limit)
