@@ -7,8 +7,11 @@ Two laws of the loss L:
   proportion, or if there are too few rungs.
 
 Both are fitted to log L with a Huber loss. A score follows from a loss by a sigmoid (the second step of OLMo's ladder,
-arXiv 2412.04403). Errors are those of a parametric bootstrap: the deviations of the rungs from the law, as many as are
-left after its constants are fitted, say how far a run deviates. They don't cover a law that stops to hold.
+arXiv 2412.04403). Errors have two parts. A parametric bootstrap: the deviations of the rungs from the law, as many as
+are left after its constants are fitted, say how far a run deviates. And a jackknife: how much the forecast depends on
+each size, and on each number of tokens. They don't cover a law that holds for all rungs and not for the target.
+
+Runs of the same size and tokens, of several seeds, count once, by their mean: they share their distance from the law.
 """
 
 from __future__ import annotations
@@ -140,6 +143,7 @@ def fit(rungs: Sequence[Size], losses: Sequence[float], *, law: str | None = Non
         raise ValueError("three constants need rungs of at least three different amounts of compute")
     if not all(math.isfinite(loss) and loss > 0 for loss in losses):
         raise ValueError("a loss is not a positive number")
+    rungs, losses = _merged(rungs, losses)
     why = "" if law == "size" else _undetermined(rungs)
     name = law or ("compute" if why else "size")
     found = _fitted(_variables(rungs, name), _np().log(_np().array(losses, dtype=float)), huber)
@@ -154,6 +158,7 @@ def forecast(rungs: Sequence[Size], losses: Sequence[float], target: Size, *, la
     """
     np = _np()
     fitted = fit(rungs, losses, law=law)
+    rungs, losses = _merged(rungs, losses)
     path = _path(rungs, target)
     at = _variables([target, *path], fitted.name) - fitted.centres
     best = _curve(np.array(fitted.constants), at)
@@ -167,6 +172,10 @@ def forecast(rungs: Sequence[Size], losses: Sequence[float], target: Size, *, la
     laws, deviations = _redrawn(fitted, _variables(rungs, fitted.name))
     curves = np.array([_curve(np.array(other.constants), at) for other in laws])
     rng = np.random.default_rng(_SEED + 1)
+    # The dependence on single rungs grows from the largest one on, where the law has nothing more to hold it.
+    beyond = [math.log(place.flops / max(rung.flops for rung in rungs)) for place in (target, *path)]
+    growth = np.maximum(beyond, 0.0) / max(beyond[0], 1e-9)
+    curves *= np.exp(np.outer(rng.standard_normal(len(laws)), _sensitivity(fitted, rungs, losses, target) * growth))
     draws = curves[:, 0] * np.exp(deviations * rng.standard_normal(len(deviations)))  # a single run deviates too
     drawn = {name: [other.named[name] for other in laws] for name in names}
     return Forecast(
@@ -179,6 +188,34 @@ def forecast(rungs: Sequence[Size], losses: Sequence[float], target: Size, *, la
         held_out=_held_out(rungs, losses, fitted.name),
         draws=draws,
     )
+
+
+def _merged(rungs: Sequence[Size], losses: Sequence[float]) -> tuple[list[Size], list[float]]:
+    """Return each size and number of tokens once, with the mean of its losses."""
+    found = dict[Size, list[float]]()
+    for rung, loss in zip(rungs, losses, strict=True):
+        found.setdefault(rung, []).append(loss)
+    return list(found), [math.fsum(values) / len(values) for values in found.values()]
+
+
+def _sensitivity(law: Law, rungs: Sequence[Size], losses: Sequence[float], target: Size) -> float:
+    """Return the standard error of the target's log L, by how much it depends on each size and each number of tokens.
+
+    This is the jackknife over groups (Efron, 1982, section 3), once for each variable.
+    """
+    np = _np()
+    variables, logs = _variables(rungs, law.name), np.log(np.array(losses, dtype=float))
+    start, variance = [np.array(law.constants)], 0.0
+    for values in variables.T:
+        without = []
+        for value in sorted(set(values)):
+            kept = values != value
+            if kept.sum() > len(law.constants):
+                found = Law(law.name, "", *_fitted(variables[kept], logs[kept], HUBER, start))
+                without.append(math.log(found.loss(target)))
+        if len(without) > 1:
+            variance += (len(without) - 1) * float(np.var(without))
+    return math.sqrt(variance)
 
 
 def _held_out(rungs: Sequence[Size], losses: Sequence[float], law: str) -> float | None:

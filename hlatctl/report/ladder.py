@@ -46,13 +46,14 @@ def facts(made: ForecastState, results: Sequence[float]) -> list[tuple[str, str]
     coverage, reach = f"{100 * made.coverage:.0f} %", made.target["flops"] / max(rung["flops"] for rung in made.rungs)
     bounds = f", {coverage} within the bounds" if made.loss["low"] is not None else ""
     no_error = "" if bounds else ", no error: as many constants as rungs"
+    rungs = len({(rung["parameters"], rung["tokens"]) for rung in made.rungs})  # each may have several seeds
     constants = ", ".join(f"{name} = {_constant(value)}" for name, value in made.constants.items())
     rows = [
         ("forecast", f"{made.objective} {bounded(made.loss)}{bounds}{no_error}, made {utc(made.made_unix_s)}"),
         *(("result", compared(made, result)) for result in results),
         ("law", f"{_LAWS.get(made.law, made.law)}: {constants}"),
         ("note", f"one law of compute: {made.why}" if made.why else ""),
-        ("reach", f"{reach:.3g} times the compute of the largest of {len(made.rungs)} rungs"),
+        ("reach", f"{reach:.3g} times the compute of the largest of {rungs} rungs"),
     ]
     if made.held_out:
         value, loss = made.held_out["value"], made.held_out["loss"]

@@ -135,6 +135,27 @@ def test_sizes_times_ratios_determine_the_law_of_both() -> None:
     assert few.why == "the law of size and tokens has 5 constants and needs 8 rungs; there are 7"
 
 
+def test_several_seeds_of_a_rung_count_once_and_do_not_narrow_the_bounds() -> None:
+    draw = random.Random(3)
+    rungs = [size(n, ratio * n) for n in (1e8, 2e8, 4e8) for ratio in (5, 20, 80)]
+    losses = [law(rung) * math.exp(draw.gauss(0, 0.003)) for rung in rungs]
+    once, thrice = (forecast(rungs * times, losses * times, size(7e9, 2e11)) for times in (1, 3))
+    one, three = ([each.loss.value, each.loss.low, each.loss.high, each.held_out] for each in (once, thrice))
+    assert three == pytest.approx(one, rel=1e-3)
+
+
+def test_the_bounds_contain_what_leaving_out_a_size_changes() -> None:
+    """The smallest models gain less from tokens than the law says, which bends the law of all."""
+    rungs = [size(n, tokens) for n in (1e8, 2e8, 4e8, 8e8) for tokens in (5e8, 2e9, 8e9)]
+    losses = [law(rung) * (1 + 0.01 * (rung.parameters == 1e8) * math.log(rung.tokens / 5e8)) for rung in rungs]
+    target = size(6e9, 1e10)
+    found = forecast(rungs, losses, target)
+    assert abs(found.loss.value / law(target) - 1) > 0.02, "bent"
+    assert found.loss.low is not None
+    assert found.loss.high is not None
+    assert found.loss.low < law(target) < found.loss.high
+
+
 def test_three_rungs_give_a_value_without_an_error() -> None:
     rungs = [size(n, 20 * n) for n in (1e8, 2e8, 4e8)]
     found = forecast(rungs, [law(rung) for rung in rungs], size(1e9, 2e10))
