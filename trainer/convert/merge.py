@@ -102,10 +102,12 @@ def merge(sources: Sequence[tuple[RunPaths, int | None, float]], target: Path, d
                 manifest_sha256=manifest.sha256,
                 share=weight / total,
             )
-            if source.manifest_sha256 in {each.manifest_sha256 for each in merged}:
-                raise ConfigError(
-                    f"{_name(source)}: is named twice", hint="name each checkpoint once; --weights gives it a share"
-                )
+            for each in merged:
+                if each.manifest_sha256 == source.manifest_sha256:
+                    what = "is named twice" if each.run == source.run else f"is the same checkpoint as {_name(each)}"
+                    raise ConfigError(
+                        f"{_name(source)}: {what}", hint="name each checkpoint once; --weights gives it a share"
+                    )
             configs.append(of_run(run).during(manifest.step))
             parts.append(Weights.open(folder, configs[-1]))
             merged.append(source)
