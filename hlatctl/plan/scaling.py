@@ -143,7 +143,6 @@ def fit(rungs: Sequence[Size], losses: Sequence[float], *, law: str | None = Non
         raise ValueError("three constants need rungs of at least three different amounts of compute")
     if not all(math.isfinite(loss) and loss > 0 for loss in losses):
         raise ValueError("a loss is not a positive number")
-    rungs, losses = _merged(rungs, losses)
     why = "" if law == "size" else _undetermined(rungs)
     name = law or ("compute" if why else "size")
     found = _fitted(_variables(rungs, name), _np().log(_np().array(losses, dtype=float)), huber)
@@ -157,8 +156,8 @@ def forecast(rungs: Sequence[Size], losses: Sequence[float], target: Size, *, la
         ValueError: as :func:`fit`.
     """
     np = _np()
-    fitted = fit(rungs, losses, law=law)
     rungs, losses = _merged(rungs, losses)
+    fitted = fit(rungs, losses, law=law)
     path = _path(rungs, target)
     at = _variables([target, *path], fitted.name) - fitted.centres
     best = _curve(np.array(fitted.constants), at)
@@ -173,7 +172,8 @@ def forecast(rungs: Sequence[Size], losses: Sequence[float], target: Size, *, la
     curves = np.array([_curve(np.array(other.constants), at) for other in laws])
     rng = np.random.default_rng(_SEED + 1)
     # The dependence on single rungs grows from the largest one on, where the law has nothing more to hold it.
-    beyond = [math.log(place.flops / max(rung.flops for rung in rungs)) for place in (target, *path)]
+    most = max(rung.flops for rung in rungs)
+    beyond = [math.log(place.flops / most) for place in (target, *path)]
     growth = np.maximum(beyond, 0.0) / max(beyond[0], 1e-9)
     curves *= np.exp(np.outer(rng.standard_normal(len(laws)), _sensitivity(fitted, rungs, losses, target) * growth))
     draws = curves[:, 0] * np.exp(deviations * rng.standard_normal(len(deviations)))  # a single run deviates too
